@@ -25,6 +25,7 @@ from ziggurat.cli.output import (
     refuse_overwriting,
     say,
 )
+from ziggurat.cli.score_tables import comparison_table
 from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
 from ziggurat.system.errors import ConfigError, printable
 
@@ -268,6 +269,8 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
     )
     if json:
         print_json(comparison.as_record())
+    elif scoring.table is not None:
+        print(comparison_table(comparison, scoring.table))
     else:
         print(comparison_text(comparison))
 

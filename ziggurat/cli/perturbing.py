@@ -24,7 +24,7 @@ from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from ziggurat.evaluate.perturbations import DisturbedSet, SystemOutputs
-    from ziggurat.evaluate.robustness import Effect, EffectDifference, PairwiseTest, Robustness
+    from ziggurat.evaluate.robustness import Effect, PairwiseTest, Robustness
 
 _SIGNIFICANT = 0.05
 _LINE = 4096  # characters shown of a path or signature
@@ -206,7 +206,7 @@ def _text(results: Robustness) -> str:
     return "\n\n".join(parts)
 
 
-def _tested(found: Effect | PairwiseTest | EffectDifference) -> tuple[str, str]:
+def _tested(found: Effect | PairwiseTest) -> tuple[str, str]:
     """Return a difference with its mark, and its p-value."""
     p = found.p_adjusted
     mark = "*" if p is not None and p < _SIGNIFICANT else " "

@@ -1,7 +1,4 @@
-"""Scoring for `evaluate`, alone and with `--compare`: metrics by name, checks before and after translating.
-
-`evaluate` on several test sets, or of several checkpoints: each one's scores, and their mean or spread.
-"""
+"""Scoring for `evaluate`, of one test set or several, of one checkpoint or several, and with `--compare`."""
 
 from __future__ import annotations
 
@@ -30,6 +27,7 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
+from ziggurat.cli.score_tables import scores_table
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -62,6 +60,7 @@ class ScoreOptions:
         confidence: add confidence intervals.
         tag: put before every source sentence that is translated; None: none.
         perplexity: also that of the reference under the model.
+        table: format of the table of scores (ziggurat.cli.score_tables); None: plain text.
     """
 
     metrics: Sequence[str]
@@ -74,6 +73,7 @@ class ScoreOptions:
     confidence: bool = False
     tag: str | None = None
     perplexity: bool = False
+    table: str | None = None
 
     def refuse_references(self, count: int) -> None:
         """Raise ConfigError where so many references are too many: a perplexity is of one."""
@@ -172,10 +172,7 @@ def check_test_set(
 
 
 def translated(
-    translator: StreamTranslator,
-    sources: list[str],
-    output: str | None,
-    tag: str | None = None,
+    translator: StreamTranslator, sources: list[str], output: str | None, tag: str | None = None
 ) -> list[str]:
     """Return the translations of `sources`, each after `tag`; they are also written to the file `output`, if given."""
     with line_progress("translating", len(sources)) as advance:
@@ -246,7 +243,6 @@ def _model_scores(translator: StreamTranslator, texts: Texts, output: str | None
 
 
 def _perplexity(translator: StreamTranslator, texts: Texts, tag: str | None) -> Score:
-    """Return the perplexity of the reference under the model. Raises ConfigError where the engine has none."""
     from ziggurat.evaluate.metrics import Likelihood
     from ziggurat.translate.translator import Translator
 
@@ -305,6 +301,8 @@ def score_system(
         return
     if json:
         print_json([score.as_record() for score in scores])
+    elif scoring.table is not None:
+        print(scores_table({hypothesis or " + ".join(models): scores}, scoring.table))
     else:
         print("\n".join(map(str, scores)))
 
@@ -353,10 +351,9 @@ def _scores_of_job(
 
 @dataclass(frozen=True)
 class _Spread:
-    """One metric over several checkpoints or test sets."""
+    """One metric, called `name`, over several checkpoints or test sets."""
 
     name: str
-    """Name of the metric."""
     signature: str
     """Signature of all scores; where they differ each once, and then the scores do not compare."""
     mean: float
@@ -427,6 +424,9 @@ def score_test_sets(
         document = [{"name": name, "scores": [s.as_record() for s in scores]} for name, scores in found.items()]
         print_json({"test_sets": document, "summary": [asdict(spread) for spread in spreads]})
         return
+    if scoring.table is not None:
+        print(scores_table(found, scoring.table))
+        return
     for name, scores in found.items():
         print("\n".join(f"{name}: {score}" for score in scores))
     of_any = next(iter(found.values()))
@@ -461,10 +461,7 @@ def score_checkpoints(
     found: dict[int, list[Score]] = {}
     for update in updates:
         this = replace(opening, which=str(update))
-        with (
-            warnings_shown(),
-            open_engine([run], this, lines=len(texts.sources)) as translator,
-        ):
+        with warnings_shown(), open_engine([run], this, lines=len(texts.sources)) as translator:
             if not found:
                 test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
                 check_test_set(test_set, scoring.metrics, scoring.comet)
@@ -473,6 +470,9 @@ def score_checkpoints(
     if json:
         document = [{"update": update, "scores": [s.as_record() for s in scores]} for update, scores in found.items()]
         print_json({"checkpoints": document, "summary": [asdict(spread) for spread in spreads]})
+        return
+    if scoring.table is not None:
+        print(scores_table({f"update {update}": scores for update, scores in found.items()}, scoring.table))
         return
     for update, scores in found.items():
         shown = "  ".join(f"{score.name} {score.value:.{max(2, score.decimals)}f}" for score in scores)

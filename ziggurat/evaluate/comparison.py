@@ -1,8 +1,6 @@
 """The comparison of systems on one test set: scores, tests of significance, and tables of their differences.
 
-Differences between systems, in three tables.
-
-They show sentences that one of two systems translates better, n-grams that one gets right more often, and how many
+These show sentences that one of two systems translates better, n-grams that one gets right more often, and how many
 outputs have faults that scores hide (empty, copied, untranslated, repeated) or are perfect.
 """
 
@@ -41,20 +39,12 @@ from ziggurat.system.errors import ConfigError, printable
 # Sentences
 
 
-@dataclass(frozen=True)
-class Text:
-    """The lines of a test set shown in examples."""
-
-    sources: Sequence[str] | None
-    reference: Sequence[str]
-    """The first reference translation."""
-
-
 def sentence_table(
     names: tuple[str, str],
     outputs: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]],
     scores: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]],
-    text: Text,
+    sources: Sequence[str] | None,
+    reference: Sequence[str],
     *,
     measure: str,
     examples: int,
@@ -65,7 +55,8 @@ def sentence_table(
         names: names of the two systems.
         outputs: lines of each system, [seeds][lines].
         scores: scores of these lines, higher for better; their means over seeds are compared.
-        text: the source and the reference.
+        sources: the source text, shown in examples; None: not known.
+        reference: the first reference translation.
         measure: name of the score.
         examples: largest number of sentences to show for either system. Repeated sentences with equal outputs are shown
             once.
@@ -81,13 +72,13 @@ def sentence_table(
                 break
             texts = tuple(tuple(seed[line] for seed in seeds) for seeds in outputs)
             found.setdefault(
-                (*texts, text.reference[line]),
+                (*texts, reference[line]),
                 Example(
                     line=line + 1,
                     left_score=left[line],
                     right_score=right[line],
-                    source=None if text.sources is None else text.sources[line],
-                    reference=text.reference[line],
+                    source=None if sources is None else sources[line],
+                    reference=reference[line],
                     left=texts[0],
                     right=texts[1],
                 ),
@@ -365,14 +356,13 @@ def compare(
         scores=tuple(scores),
         counts=count_outputs(split.reference, split.systems, sources and [words(line) for line in sources]),
         buckets=_buckets(split, measured, None if train_target is None else words.counts(train_target)),
-        sentence_tables=_sentence_tables(systems, measured["chrf"], Text(sources, references[0]), examples),
+        sentence_tables=_sentence_tables(systems, measured["chrf"], sources, references[0], examples),
         ngrams=_ngram_tables(names, split, examples),
         notes=_notes(sources is not None, train_target is not None),
     )
 
 
 def _check(systems: Sequence[System], references: Sequence[Sequence[str]], sources: Sequence[str] | None) -> None:
-    """Raise the errors of `compare` about its texts and systems."""
     if not systems:
         raise ConfigError("no system to compare")
     names = [system.name for system in systems]
@@ -446,16 +436,16 @@ def _buckets(
 
 
 def _sentence_tables(
-    systems: Sequence[System], chrf: _Measured, text: Text, examples: int
+    systems: Sequence[System], chrf: _Measured, sources: Sequence[str] | None, reference: Sequence[str], examples: int
 ) -> tuple[SentenceTable, ...]:
-    """Return one table for each pair of systems, by sentence chrF."""
     scores = chrf.by_sentence()
     return tuple(
         sentence_table(
             (systems[left].name, systems[right].name),
             (systems[left].outputs, systems[right].outputs),
             (scores[left], scores[right]),
-            text,
+            sources,
+            reference,
             measure=f"sentence chrF|{chrf.metric.signature()}",
             examples=examples,
         )
@@ -464,7 +454,6 @@ def _sentence_tables(
 
 
 def _ngram_tables(names: Sequence[str], split: _SplitText, shown: int) -> tuple[NgramTable, ...]:
-    """Return one table for each pair of systems."""
     matched = [matched_ngrams(split.reference, seeds) for seeds in split.systems]
     return tuple(
         ngram_table((names[left], names[right]), matched[left], matched[right], shown=shown)
@@ -473,7 +462,6 @@ def _ngram_tables(names: Sequence[str], split: _SplitText, shown: int) -> tuple[
 
 
 def _notes(with_sources: bool, with_train_target: bool) -> tuple[str, ...]:
-    """Return notes on the tables that are left out."""
     notes = []
     if not with_train_target:
         notes.append("no word accuracy by frequency: give the training text's target side (`--train-target FILE`)")

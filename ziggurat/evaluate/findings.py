@@ -3,10 +3,9 @@
 Each figure of a system is kept for each of its seeds (trainings that differ only in the random seed), with the mean
 and the standard deviation over seeds.
 
-Tables by parts of the test set, like those of compare-mt: words by frequency, sentences by length and by score.
-
-compare-mt: Neubig et al. 2019. The first two tables are Figure 3 of Liu et al. 2020 (P3). Words are those of the first
-reference and of the outputs; lengths are counted in words.
+Tables by parts of the test set are those of compare-mt (Neubig et al. 2019): words by frequency, sentences by length
+and by score; the first two are Figure 3 of Liu et al. 2020 (P3). Words are those of the first reference and of the
+outputs; lengths are counted in words.
 """
 
 from __future__ import annotations

@@ -389,7 +389,6 @@ def _settled(opened: OpenedModel) -> TrainingConfig:
 
 
 def _measured(opened: OpenedModel, batches: Sequence[Batch], update: int) -> Record:
-    """Return the record of a model after `update`."""
     training = _settled(opened)
     loss = probe_loss(training.loss, training.precision)
     return record_of(opened.model, update, measured(opened.model, batches, loss))

@@ -46,13 +46,7 @@ _NARROW_STEP = 184
 
 
 class BatchShape(NamedTuple):
-    """Size of a padded batch.
-
-    Attributes:
-        sentences: number of pairs.
-        source: padded source length, end-of-sentence included.
-        target: padded target length, likewise.
-    """
+    """Number of pairs of a padded batch, and its padded lengths, end-of-sentence included."""
 
     sentences: int
     source: int

@@ -94,7 +94,6 @@ def standing(run: ReportRun, floor: float | None) -> Standing:
 
 
 def _figures(run: ReportRun) -> dict[str, float | None]:
-    """Return the numbers of the table."""
     last = run.train[-1] if run.train else {}
     scored = [v for v in run.validations if _finite(v.get("nll"))]
     best = min(scored, key=lambda v: v["nll"], default={})
@@ -116,7 +115,6 @@ def _figures(run: ReportRun) -> dict[str, float | None]:
 def _judged(
     run: ReportRun, figures: Mapping[str, float | None], floor: float | None
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """Return the verdict on a run, and the sentences that give the reasons."""
     # (1) Runs without a usable loss
     if not run.train:
         return "no record", ("It left no record of training; its log.txt has its messages.",)
@@ -183,7 +181,6 @@ def unlike(runs: Sequence[ReportRun]) -> dict[str, str]:
 
 
 def _events(run: ReportRun) -> list[str]:
-    """Return sentences on updates that failed and on how training ended."""
     counted = {
         "skipped": "updates were skipped for a loss or gradient that was not finite or a loss spike",
         "out_of_memory": "updates were left out for lack of memory",
@@ -215,7 +212,6 @@ def _waiting_share(run: ReportRun) -> float:
 
 
 def _unhealthy(run: ReportRun) -> tuple[list[str], list[str]]:
-    """Return sentences on the measures outside their healthy bands at the last record, and remedies."""
     if not run.depth:
         return [], []
     training = run.experiment.training
@@ -254,11 +250,9 @@ def _finite(value: Any) -> TypeGuard[float]:
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of the configuration.
+    """One key of the configuration, with its values as YAML would show them.
 
-    Attributes:
-        key: such as `model.encoder.layers`.
-        values: one for each run, as YAML would show it; from `set_away` the default, then that of the run.
+    There is one for each run; from `set_away` the default, then that of the run.
     """
 
     key: str
@@ -380,14 +374,12 @@ def gather(
 
 
 def _first_due(config: ValidationConfig) -> str:
-    """Return when a run validates for the first time, in words."""
     due = [f"{config.every_updates:,} updates (`training.validation.every_updates`)"] if config.every_updates else []
     due += [f"{config.every_epochs} epochs (`training.validation.every_epochs`)"] if config.every_epochs else []
     return " or ".join(due)
 
 
 def _lacks(run: ReportRun) -> list[Missing]:
-    """Return the records that a run does not have, and how to get them."""
     lacks = []
     if not run.train:
         way = f"It left no record; `{run.folder / 'log.txt'}` says how far it got."
@@ -416,13 +408,7 @@ def _floor(run: ReportRun) -> tuple[float | None, list[Missing]]:
         store = Store.open(Path(run.experiment.data.store).expanduser())
         return unigram_entropy(store, on_dev=bool(run.validations and store.dev)), []
     except DataError as error:
-        lack = Missing(run.colour, "loss that word frequencies alone give", _sentence(error))
-        return None, [lack]
-
-
-def _sentence(error: Exception) -> str:
-    """Return the message of an error as a sentence."""
-    return f"{error}."
+        return None, [Missing(run.colour, "loss that word frequencies alone give", f"{error}.")]
 
 
 def _translate_all(
@@ -432,7 +418,7 @@ def _translate_all(
     try:
         chosen = sentences()
     except DataError as error:
-        way = f"{_sentence(error)} Or name a test set by `--source` and `--reference`."
+        way = f"{error}. Or name a test set by `--source` and `--reference`."
         return None, [Missing(run.colour, "translations", way) for run in runs]
     found: list[Translated | None] = []
     failed, which = [], _common_weights(runs)
@@ -441,7 +427,7 @@ def _translate_all(
             found.append(translated(run, chosen, say, which))
         except (CheckpointError, DataError, ConfigError) as error:
             found.append(None)
-            failed.append(Missing(run.colour, "translations", _sentence(error)))
+            failed.append(Missing(run.colour, "translations", f"{error}."))
     systems = [
         System(run.name, [of_run.outputs], [of_run.origin])
         for run, of_run in zip(runs, found, strict=True)
@@ -454,7 +440,7 @@ def _translate_all(
             systems, [chosen.references], chosen.sources, target_language=chosen.target_language, say=say
         )
     except ConfigError as error:  # BLEU's tokenizer for Japanese or Korean is an extra, which may not be installed
-        return None, [*failed, *(Missing(run.colour, "scores and translations", _sentence(error)) for run in runs)]
+        return None, [*failed, *(Missing(run.colour, "scores and translations", f"{error}.") for run in runs)]
     names, outputs = [run.name for run in runs], [None if of_run is None else of_run.outputs for of_run in found]
     groups = sample_groups(names, outputs, chosen.sources, chosen.references)
     return SampleTranslations(chosen, tuple(found), comparison, tuple(groups), which), failed
@@ -475,7 +461,6 @@ def _common_weights(runs: Sequence[ReportRun]) -> str | None:
 
 
 def _environment() -> tuple[tuple[str, str], ...]:
-    """Return the versions of the main packages, and the machine."""
     found = [("ziggurat", __version__), ("Python", platform.python_version())]
     found += [(name, metadata.version(name)) for name in ("torch", "sacrebleu", "matplotlib")]
     return (*found, ("machine", f"{platform.system()} {platform.machine()}"))

@@ -178,7 +178,6 @@ def _line_of(series: Series, *, log: bool = False) -> Line2D:
 
 
 def _draw_spread(axes: Axes, series: Series) -> None:
-    """Draw the error bars of a line where it has any."""
     known = zip(series.x, series.y, series.spread, strict=True) if series.spread else ()
     bars = [(x, y, bar) for x, y, bar in known if y is not None and bar is not None]
     if bars:
@@ -188,7 +187,6 @@ def _draw_spread(axes: Axes, series: Series) -> None:
 
 
 def _legend_entries(panels: Sequence[Panel]) -> list[Series]:
-    """Return one series for each entry of the legend of these panels."""
     entries = {(s.label, s.run, s.variant): s for panel in reversed(panels) for s in reversed(panel.series)}
     return list(reversed(entries.values()))
 
@@ -319,7 +317,6 @@ def _panel(figure: Figure, number: int, panel: Panel) -> str:
 
 
 def _entry(figure: Figure, number: int, series: Series) -> str:
-    """Return one entry of the legend: a piece of the line and its label."""
     name, label = f"{figure.key}-key-{number}", shown(series.label)
     with settings(name):
         height = FONT + 5
@@ -337,7 +334,6 @@ def _entry(figure: Figure, number: int, series: Series) -> str:
 
 
 def _svg_of(canvas: Canvas) -> bytes:
-    """Return matplotlib's SVG of a canvas."""
     file = io.BytesIO()
     FigureCanvasSVG(canvas).print_svg(file, metadata={"Date": None})
     return file.getvalue()
@@ -438,7 +434,6 @@ def save(figure: Figure, folder: Path, formats: Sequence[str] = tuple(FORMATS)) 
 
 
 def _drawn(figure: Figure) -> Canvas:
-    """Return a canvas with all panels in rows and the legend below them."""
     across = min(_ACROSS, len(figure.panels))
     down = math.ceil(len(figure.panels) / across)
     entries = _legend_entries(figure.panels)

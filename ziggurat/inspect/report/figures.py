@@ -88,7 +88,6 @@ def source_curves(runs: Sequence[ReportRun]) -> tuple[Panel, ...]:
 
 
 def _source(weights: Sequence[Sequence[float | None]]) -> int:
-    """Return the source whose weights are drawn as a curve."""
     last = len(weights) - 1
     wanted = _SOURCE if last > _SOURCE else last // 2
     read = [sum(w is not None for w in finite(row[k] for row in weights[k:])) for k in range(last + 1)]
@@ -159,7 +158,6 @@ _WORTH = "What each layer is worth"
 
 
 def _figures_of_worth(runs: Sequence[ReportRun]) -> list[Figure | None]:
-    """Return these figures in the order of the report; None where no run was measured so."""
     return [pruning_curve(runs), *(pair_map(runs, key) for key in _MAPS), logit_lens(runs)]
 
 

@@ -147,7 +147,6 @@ def _tested(scores: Sequence[Scores]) -> str | None:
 
 
 def _best_pair(scores: Scores) -> SystemDifference:
-    """Return the pair of the two best systems."""
     sign = 1 if scores.higher_is_better else -1
     order = sorted(range(len(scores.systems)), key=lambda i: -sign * scores.systems[i].mean)
     names = list(dict.fromkeys(name for pair in scores.pairs for name in (pair.left, pair.right)))
@@ -223,7 +222,6 @@ def _downloads(content: Content) -> dict[str, tuple[str, str] | None]:
 
 
 def _translations(content: Content) -> str | None:
-    """Return all translations as CSV; None where there are none."""
     found = content.translations
     if found is None:
         return None
@@ -436,7 +434,6 @@ def robustness_page(results: Robustness) -> str:
 
 
 def _width(results: Robustness, effect: Effect) -> str:
-    """Return the length of an effect's bar, in rem."""
     greatest = max(abs(other.difference) for other in results.effects if other.metric == effect.metric)
     return f"{_WIDEST * abs(effect.difference) / greatest if greatest else 0.0:.2f}"
 

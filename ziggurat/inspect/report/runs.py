@@ -145,7 +145,6 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of `metrics.jsonl`; none where a run failed before it wrote the file."""
     return read_json_lines(path, _record, "a record of a run")
 
 

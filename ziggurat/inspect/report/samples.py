@@ -40,14 +40,9 @@ _FOLDER = "translations"
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences to be translated by all runs.
+    """Sentences to be translated by all runs, called for example `all 500 sentences of the dev set`.
 
-    Attributes:
-        name: a description, such as `all 500 sentences of the dev set`.
-        sources: source sentences.
-        references: reference translations.
-        tags: for each source the tag of a training corpus, or None.
-        target_language: language code of the references.
+    Each source has the tag of a training corpus, or None.
     """
 
     name: str
@@ -65,13 +60,9 @@ class Sentences:
 
 @dataclass(frozen=True)
 class Translated:
-    """Translations of sentences by one run.
+    """Translations of sentences by one run: a line for each, and the number of those cut at the length limit.
 
-    Attributes:
-        origin: a description of the weights.
-        search: a description of the search.
-        outputs: one line for each sentence.
-        unfinished: number of lines that were cut at the length limit.
+    `origin` describes the weights, `search` the search.
     """
 
     origin: str
@@ -147,7 +138,6 @@ def _translate(run: ReportRun, sentences: Sentences, which: str | None) -> Trans
 
 
 def _search(decoding: DecodingConfig) -> str:
-    """Return a search in a few words."""
     if decoding.search == "sample":
         return f"the most typical of {decoding.mbr} samples" if decoding.mbr else "samples"
     return f"beam of {decoding.beam_size}" if decoding.beam_size > 1 else "greedy search"

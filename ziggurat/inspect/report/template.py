@@ -1,8 +1,6 @@
 """The common ground of report pages: templates with their filters, colours as CSS variables, tables to save.
 
 No page has a script, nothing is fetched, and all text is escaped.
-
-The mark by which our pages are recognised, so that nothing else is replaced by one.
 """
 
 from __future__ import annotations
@@ -83,7 +81,6 @@ def _number(value: Any, digits: int = 2) -> str:
 
 
 def _prose(text: str) -> Markup:
-    """Return a sentence as HTML, with text between backticks as code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:  # an unpaired backtick is plain text
         return escape(text)
