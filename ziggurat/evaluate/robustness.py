@@ -73,7 +73,7 @@ class PairwiseTest:
     """Corrected for perturbations and pairs."""
 
 
-_Tested = TypeVar("_Tested", Effect, PairwiseTest)
+_Result = TypeVar("_Result", Effect, PairwiseTest)
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def _effect_differences(of: _Measured) -> Iterator[PairwiseTest]:
         yield PairwiseTest(of.systems[left], of.systems[right], of.trial.name, of.shown, difference, p, p)
 
 
-def _corrected(found: Sequence[_Tested]) -> list[_Tested]:
+def _corrected(found: Sequence[_Result]) -> list[_Result]:
     """Return results with their p-values corrected for the number of those that were tested."""
     adjusted = iter(holm([one.p for one in found if one.p is not None]))
     return [one if one.p is None else replace(one, p_adjusted=next(adjusted)) for one in found]
