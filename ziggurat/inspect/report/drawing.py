@@ -1,13 +1,11 @@
 """Drawing with matplotlib: the same code draws the panels of a page and the figures of a paper.
 
-pyplot is not used, and no global setting remains changed. Text is never read as mathematics, so a run named `$x$`
-appears under this name. Sizes are in points: a panel is designed for a width of 340, which fits a phone unscaled.
+pyplot is not used, and no global setting remains changed. Text is never read as mathematics. Sizes are in points: a
+panel is 340 wide, which fits a phone unscaled. A page has inline SVG with colours from the page, a paper one file a
+figure.
 
-Each run has one colour, on light and on dark pages. A test holds both sets of colours to a contrast of 3 : 1 with the
-background, and to a minimal distance between any two runs as readers with normal vision, protanopia and deuteranopia
-see them. Markers and dashes carry the same distinctions without colour.
-
-A page has inline SVG, with colours from the page and scaled to the screen; a paper has one PNG, SVG or PDF a figure.
+Each run has one colour, on light and on dark pages: a test holds both sets to a contrast of 3 : 1, and to a distance
+between runs for readers with protanopia and deuteranopia. Markers and dashes tell the same without colour.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Figures of a report about training: each function makes one from the records of all runs, None if no run has the
-data.
+"""Figures of a report about training: each function makes one from the records of all runs, None if none has the data.
 
 Learning curves, scores, speed and gradient norm; learned connections and similarities between layers; the worth of each
-layer. Figures of methods against depth are in against_depth, the panels that all are made of in panels.
+layer.
 """
 
 from __future__ import annotations
@@ -157,10 +156,6 @@ def similarity_map(runs: Sequence[ReportRun]) -> Figure | None:
 _WORTH = "What each layer is worth"
 
 
-def _figures_of_worth(runs: Sequence[ReportRun]) -> list[Figure | None]:
-    return [pruning_curve(runs), *(pair_map(runs, key) for key in _MAPS), logit_lens(runs)]
-
-
 def pruning_curve(runs: Sequence[ReportRun]) -> Figure | None:
     """Return the loss, and BLEU where it was measured, without the layers worth least, with the effective depths."""
     caption = (
@@ -203,13 +198,9 @@ def _depths(runs: Sequence[ReportRun]) -> Table | None:
 
 
 class _Map(NamedTuple):
-    """Heat maps of a measure of pairs of layers.
+    """A figure of a measure of pairs of layers: of the values `unit`, of the columns the name, and the first layer.
 
-    Attributes:
-        title, caption: of the figure.
-        unit: of the values.
-        columns: name of the columns.
-        first: number of the first layer; 0 counts the stack's input.
+    Layer 0 is the stack's input.
     """
 
     title: str
@@ -319,7 +310,9 @@ def figures_of(runs: Sequence[ReportRun]) -> list[Figure]:
         transparent_weights(runs),
         similarity_profiles(runs),
         similarity_map(runs),
-        *_figures_of_worth(runs),
+        pruning_curve(runs),
+        *(pair_map(runs, key) for key in _MAPS),
+        logit_lens(runs),
     ]
     return [figure for figure in figures if figure is not None]
 

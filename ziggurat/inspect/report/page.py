@@ -1,8 +1,6 @@
-"""Pages of reports, each one HTML file: no script, nothing fetched, all text escaped.
+"""Pages of reports, each one HTML file: of training runs, of a pipeline, and of what disturbances cost.
 
-The page of training runs, with its answer in plain sentences (the runs compared, the best of them, and by how much);
-the page of a pipeline (what its steps took, what became of corpora, and how good, fast and robust its models are); and
-that of `evaluate --perturb` (what disturbances cost).
+They have no script, fetch nothing and escape all text; each begins with its answer in plain sentences.
 """
 
 from __future__ import annotations
