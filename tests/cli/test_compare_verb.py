@@ -9,8 +9,8 @@ import pytest
 
 from tests.cli.conftest import Ziggurat
 from tests.evaluate.test_comet import program
+from tests.evaluate.test_findings import from_json
 from ziggurat.cli.compare import parse_systems
-from ziggurat.evaluate.comparison import comparison_from_json
 from ziggurat.system.errors import ConfigError
 
 ONE, TWO = (
@@ -54,7 +54,7 @@ def test_files_compared(ziggurat: Ziggurat, files: dict[str, Path]) -> None:
     assert "Left out" not in out
     assert "row better than column" not in out
     status, out, _ = ziggurat(*call, "--json")
-    found = comparison_from_json(out, "output")
+    found = from_json(out)
     assert [system.seeds for system in found.systems] == [1, 2, 1]
     assert found.systems[1].origins == (str(files["two"]), str(files["one"]))
     assert len(found.notes) == 2

@@ -6,12 +6,15 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Ziggurat
+from tests.conftest import tiny_experiment
 from tests.inspect.runs import train_record, write_run
 from ziggurat.config import load_experiment
+from ziggurat.data.prepare import prepare
 
 
 @pytest.mark.slow
@@ -90,3 +93,118 @@ def test_a_run_that_failed_at_once_has_a_report(ziggurat: Ziggurat, trained: Pat
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "no checkpoint yet" in page
     assert ziggurat("report", trained, trained).status == 2
+
+
+def test_another_report_is_not_replaced(
+    ziggurat: Ziggurat, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment = tiny_experiment(tiny_folder)
+    a, b, c = (write_run(tmp_path / name, [train_record(1)], experiment=experiment) for name in "abc")
+    page = tmp_path / "report.html"
+
+    def report(*arguments: object) -> int:
+        return ziggurat("report", *arguments, "--translations", 0).status
+
+    assert report(a, b) == 0
+    first = page.read_bytes()
+    assert report(a, b, "--json") == 0
+    assert report(a, c, "--json") == 0
+    assert page.read_bytes() == first
+    result = ziggurat("report", a, c, "--translations", 0)
+    assert result.status == 2
+    assert "`--force`" in result.err
+    assert page.read_bytes() == first
+    assert report(b, a) == 0, "the same runs are the same report"
+    assert report(a, c, "--force") == 0
+    assert page.read_bytes() != first
+    # A run that was moved has its page with it.
+    assert report(a) == report(a) == 0
+    assert report(a.rename(tmp_path / "elsewhere")) == 0
+    assert report(b, "--out", tmp_path / "elsewhere" / "report.html") == 2
+
+
+def test_json_says_where_the_page_is(ziggurat: Ziggurat, tmp_path: Path, tiny_folder: Path) -> None:
+    run = write_run(tmp_path / "a", [train_record(1)], experiment=tiny_experiment(tiny_folder))
+    options = ["--translations", 0, "--json"]
+    assert json.loads(ziggurat("report", run, *options).out)["report"] is None
+    assert not (run / "report.html").exists()
+    out = tmp_path / "r.html"
+    assert json.loads(ziggurat("report", run, *options, "--out", out).out)["report"] == str(out)
+    assert out.is_file()
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, tiny_folder: Path) -> Path:
+    """What a pipeline leaves in its folder, without its texts and models."""
+    folder = tmp_path / "pipeline"
+    cleaned = {"read": 10, "kept": 7, "dropped": {"empty": 3}, "examples": {}}
+    scores = {"teacher": [{"name": "BLEU", "value": 1.9, "interval": 0.9}]}
+    documents: dict[str, Any] = {
+        "clean/report.json": {"corpora": {"bitext": cleaned}, "notices": []},
+        "distil/corpus/manifest.json": {"read": 7, "kept": 6, "dropped": {"ratio": 1}},
+        "evaluate/scores.json": {"systems": [["teacher", "run"]], "tests": {"held": scores}},
+        "report/report.json": {},
+    }
+    for name in ("clean", "teacher-data", "teacher", "distil", "evaluate", "report"):
+        (folder / name).mkdir(parents=True)
+        for file in ("begun.json", "manifest.json"):
+            (folder / name / file).write_text(json.dumps({"step": name, "outputs": {}, "files": {"x": [1]}}))
+    for path, document in documents.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(json.dumps(document))
+    for page in ("report/report.html", "evaluate/robustness.html"):
+        (folder / page).write_text("page")
+    experiment = tiny_experiment(tiny_folder)
+    write_run(folder / "teacher" / "run", [train_record(1)], experiment=experiment)
+    data = experiment.data.model_copy(update={"store": str(folder / "teacher-data" / "store")})
+    prepare(data)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("step", "corpora", "tests", "reports", "pages"),
+    [
+        (None, ["bitext", "distil"], ["held"], ["teacher/run", "teacher-data/store"],
+         ["evaluate/robustness.html", "report/report.html"]),
+        ("clean", ["bitext"], [], [], ["report/report.html"]),
+        ("distil", ["distil"], [], [], ["report/report.html"]),
+        ("evaluate", [], ["held"], [], ["evaluate/robustness.html", "report/report.html"]),
+        ("report", [], [], [], ["report/report.html"]),
+    ],
+)  # fmt: skip
+def test_a_pipelines_folder_and_its_steps(
+    ziggurat: Ziggurat, pipeline: Path, step: str | None, corpora: list[str], tests: list[str], reports: list[str],
+    pages: list[str],
+) -> None:  # fmt: skip
+    folder = pipeline / step if step else pipeline
+    before = sorted(pipeline.rglob("*"))
+    result = ziggurat("report", folder, "--json")
+    assert result.status == 0, result.err
+    found = json.loads(result.out)
+    assert (found["step"], list(found["corpora"]), list(found["scores"])) == (step, corpora, tests)
+    assert found["reports"] == [str(pipeline / path) for path in reports]
+    assert found["pages"] == [str(pipeline / path) for path in pages]
+    assert all(
+        corpus["read"] == corpus["kept"] + sum(corpus["dropped"].values()) for corpus in found["corpora"].values()
+    )
+    shown = ziggurat("report", folder)
+    assert shown.status == 0
+    assert all(page in shown.out for page in pages)
+    assert sorted(pipeline.rglob("*")) == before, "nothing is written"
+    assert ziggurat("report", folder, "--out", pipeline / "x.html").status == 2
+
+
+def test_steps_that_made_a_run_or_a_store_have_its_report(ziggurat: Ziggurat, pipeline: Path, tmp_path: Path) -> None:
+    (pipeline / "report" / "report.html").unlink()
+    assert ziggurat("report", pipeline / "teacher", "--translations", 0).status == 0
+    assert (pipeline / "teacher" / "run" / "report.html").is_file()
+    out = tmp_path / "data.html"
+    assert ziggurat("report", pipeline / "teacher-data", "--out", out).status == 0
+    assert out.is_file()
+    unfinished = ziggurat("report", pipeline)
+    assert unfinished.status == 0
+    assert "`ziggurat pipeline FILE`" in unfinished.err
+    both = ziggurat("report", pipeline, pipeline / "teacher")
+    assert both.status == 2
+    assert "the folder of a pipeline" in both.err

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.evaluate.test_findings import from_json
 from tests.evaluate.test_scores import corpus
-from ziggurat.evaluate.comparison import Comparison, System, compare, comparison_from_json
+from ziggurat.evaluate.comparison import Comparison, System, compare
 from ziggurat.evaluate.scores import evaluate
 from ziggurat.system.errors import ConfigError, DataError
 
@@ -66,7 +67,7 @@ def test_all_tables_are_there(compared: Comparison) -> None:
 
 
 def test_it_survives_json(compared: Comparison) -> None:
-    assert comparison_from_json(json.dumps(compared.as_record(), allow_nan=False), "c.json") == compared
+    assert from_json(json.dumps(compared.as_record(), allow_nan=False)) == compared
 
 
 def test_what_is_left_out_is_said() -> None:

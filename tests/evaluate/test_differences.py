@@ -9,7 +9,7 @@ import pytest
 import sacrebleu
 
 from tests.evaluate.test_scores import corpus
-from ziggurat.evaluate.comparison import System, Text, compare, matched_ngrams, ngram_table, ngrams, sentence_table
+from ziggurat.evaluate.comparison import System, compare, matched_ngrams, ngram_table, ngrams, sentence_table
 
 
 def test_ngrams() -> None:
@@ -63,9 +63,9 @@ def test_sentences_won_and_lost_are_by_sentence_chrf() -> None:
 
 
 def test_the_same_example_is_shown_once() -> None:
-    text = Text(None, ["r", "r", "s"])
+    reference = ["r", "r", "s"]
     outputs = ([["a", "a", "a"]], [["b", "b", "b"]])
-    table = sentence_table(("l", "r"), outputs, ([[9, 9, 5]], [[1, 1, 4]]), text, measure="m", examples=3)
+    table = sentence_table(("l", "r"), outputs, ([[9, 9, 5]], [[1, 1, 4]]), None, reference, measure="m", examples=3)
     assert [(e.line, e.source) for e in table.left_best] == [(1, None), (3, None)]
     assert table.right_best == ()
     assert (table.wins, table.losses, table.ties) == (3, 0, 0)

@@ -317,17 +317,19 @@ def test_a_run_that_lacks_data_is_not_in_the_figure() -> None:
 
 
 def test_numbers_are_what_is_drawn() -> None:
+    recorded = (Series('a, "b"', (1, 2.5), (0.1, None), 0, name="a", update=7),)
     panels = (
-        Panel("curve", "x", "y", (Series('a, "b"', (1, 2.5), (0.1, None), 0),)),
-        Panel("map", "x", "y", heat=Heat(((1.0, None),), ("c0", "c1"), ("r0",), "weight", 0, 1)),
+        Panel("curve", "x", "y", (*recorded, Series("c", (1,), (2.0,), 1))),
+        Panel("map", "x", "y", heat=Heat(((1.0, None),), ("c0", "c1"), ("r0",), "weight", 0, 1, "d", 9)),
     )
     text = numbers(Figure("key", "", "", "", "", panels))
     assert list(csv.reader(io.StringIO(text))) == [
-        ["panel", "series", "x", "y", "value"],
-        ["curve", 'a, "b"', "1", "0.1", ""],
-        ["curve", 'a, "b"', "2.5", "", ""],
-        ["map", "", "c0", "r0", "1.0"],
-        ["map", "", "c1", "r0", ""],
+        ["panel", "series", "run", "update", "x", "y", "value"],
+        ["curve", 'a, "b"', "a", "7", "1", "0.1", ""],
+        ["curve", 'a, "b"', "a", "7", "2.5", "", ""],
+        ["curve", "c", "c", "", "1", "2.0", ""],
+        ["map", "", "d", "9", "c0", "r0", "1.0"],
+        ["map", "", "d", "9", "c1", "r0", ""],
     ]
 
 
@@ -335,7 +337,10 @@ def test_numbers_have_every_value_of_every_figure() -> None:
     for figure in figures_of([trained("a"), trained("b", 1)]):
         points = sum(len(series.x) for panel in figure.panels for series in panel.series)
         cells = sum(len(p.heat.rows) * len(p.heat.columns) for p in figure.panels if p.heat is not None)
-        assert len(numbers(figure).splitlines()) == 1 + points + cells
+        rows = list(csv.DictReader(io.StringIO(numbers(figure))))
+        assert len(rows) == points + cells
+        assert {row["run"] for row in rows} == {"a", "b"}
+        assert {row["update"] for row in rows} <= {"", "0", "200"}
 
 
 def test_figures_refuse_values_that_do_not_fit() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 from tests.conftest import tiny_experiment
 from tests.inspect.runs import train_record, validation_record, write_run
 from ziggurat.config.load import change_section
-from ziggurat.inspect.report.content import differing, gather, set_away, standing
+from ziggurat.data.corpus import Store, unigram_entropy
+from ziggurat.data.prepare import prepare
+from ziggurat.inspect.report.content import _common_weights, as_record, differing, gather, set_away, standing
 from ziggurat.inspect.report.page import answer, compared
 from ziggurat.inspect.report.runs import read_run, read_runs
+from ziggurat.model.run_folder import MODEL_FILE
 from ziggurat.train.diagnosis.records import Record, write_records
 
 
@@ -41,6 +45,12 @@ def dev(*nlls: float, bleu: float = 0.0) -> list[dict[str, Any]]:
         ([train_record(300, nll=5.67)], {}, "did not train"),
         ([train_record(300, nll=4.0)], {}, "trains"),
         ([train_record(60, nll=6.5)], {}, "too early"),
+        ([train_record(50, nll=8.6), train_record(100, nll=5.65)], {}, "too early"),
+        ([train_record(101, nll=5.65)], {}, "did not train"),
+        ([train_record(1000, nll=7.0), train_record(2000, nll=5.7)], {}, "too early"),  # 0.1 to go, 1.3 since half-way
+        ([train_record(1000, nll=5.75), train_record(2000, nll=5.7)], {}, "did not train"),
+        (dev(7.0, 6.3, 5.8), {}, "too early"),
+        (dev(7.0, 5.8, 5.77, 5.75), {}, "did not train"),
         (dev(5.0, math.nan), {}, "diverged"),
         ([*dev(5.0), {"kind": "validation", "update": 400}], {}, "diverged"),  # not finite, so left out
         ([train_record(300, nll=math.inf)], {}, "diverged"),
@@ -101,7 +111,8 @@ def test_the_best_run_is_named_with_its_lead(tmp_path: Path) -> None:
     deep = write_run(tmp_path / "deep", dev(4.5, bleu=12.5), experiment=deeper)
     content = gather(read_runs([shallow, deep]), None)
     assert compared(content) == "2 runs, on the same data. They differ in `model.encoder.layers` (2 / 9)."
-    assert answer(content) == ["deep stands best with a dev BLEU of 12.5, 2.5 more than shallow."]
+    assert answer(content)[0] == "deep stands best with a dev BLEU of 12.5, 2.5 more than shallow."
+    assert as_record(content)["unlike"] == ["depth"]
 
 
 def test_where_nothing_translates_the_loss_decides(tmp_path: Path) -> None:
@@ -142,3 +153,103 @@ def test_settings_that_differ_and_those_set(tmp_path: Path) -> None:
     away = {s.key: s.values for s in set_away(experiment)}
     assert away["model.d_model"] == ("512", "16")
     assert "training.seed" not in away
+
+
+@pytest.mark.parametrize(
+    ("updates", "model", "found"),
+    [
+        ((300, 300), {}, []),
+        ((300, 310), {}, []),
+        ((100, 500), {}, ["updates"]),
+        ((300, 300), {"d_model": 32}, ["width"]),
+        ((500, 300), {"d_model": 32, "decoder": {"layers": 5}}, ["updates", "width", "depth"]),
+    ],
+)
+def test_runs_of_unlike_length_and_size_are_ranked_with_a_word_on_it(
+    tmp_path: Path, updates: tuple[int, int], model: dict[str, Any], found: list[str]
+) -> None:
+    mine = tiny_experiment(tmp_path)
+    other = change_section(mine, {"model": model}, "experiment") if model else mine
+    runs = []
+    for name, experiment, last in zip("ab", (mine, other), updates, strict=True):
+        metrics = [train_record(last), validation_record(last, nll=4.0, bleu=10.0 + last / 100)]
+        runs.append(write_run(tmp_path / name, metrics, experiment=experiment))
+    content = gather(read_runs(runs), None)
+    assert as_record(content)["unlike"] == found
+    assert len(answer(content)) == 1 + bool(found)
+
+
+def test_what_did_not_train_is_not_ranked(tmp_path: Path) -> None:
+    experiment = tiny_experiment(tmp_path)
+    prepare(experiment.data)
+    metrics = {"a": dev(8.1), "b": dev(8.0), "c": dev(1.0)}
+    runs = {name: write_run(tmp_path / name, its, experiment=experiment) for name, its in metrics.items()}
+    content = gather(read_runs([runs["a"], runs["b"]]), None)
+    assert [standing.verdict for standing in content.standings] == ["did not train"] * 2
+    assert len(answer(content)) == 1
+    content = gather(read_runs([runs["a"], runs["c"]]), None)
+    assert [standing.verdict for standing in content.standings] == ["did not train", "trains"]
+    assert not any("stands best" in sentence for sentence in answer(content))
+
+
+def test_a_distilled_students_dev_loss_has_the_dev_text_as_its_yardstick(tmp_path: Path) -> None:
+    """What a weak teacher writes is so repetitive that word frequencies predict it better than any model a text."""
+    experiment = tiny_experiment(tmp_path)
+    words = ["".join(pair) for pair in product("abcdefgh", repeat=2)]
+    texts = {  # files of the experiment
+        "train": ["the the the of the of"] * 60 + [" ".join(words)],
+        "dev": [" ".join(words[i : i + 8]) for i in range(0, 64, 8)],
+    }
+    for split, lines in texts.items():
+        for side in ("qlo", "qhi"):
+            (tmp_path / f"{split}.{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    experiment = change_section(experiment, {"data": {"subword": {"vocabulary_size": 290}}}, "experiment")
+    prepare(experiment.data)
+    store = Store.open(experiment.data.store)
+    of_training, of_dev = unigram_entropy(store), unigram_entropy(store, on_dev=True)
+    assert of_dev - 1.0 > of_training
+    folders = [
+        write_run(tmp_path / name, dev(nll, bleu=bleu), experiment=experiment)
+        for name, nll, bleu in (("teacher", of_dev - 0.9, 1.8), ("student", of_dev - 1.0, 2.3))
+    ]
+    content = gather(read_runs(folders), None)
+    assert [standing.verdict for standing in content.standings] == ["trains", "trains"]
+    stalled = write_run(tmp_path / "stalled", dev(of_dev - 0.1), experiment=experiment)
+    assert gather(read_runs([stalled]), None).standings[0].verdict == "did not train"
+    # A run without validations is judged by what it was trained on.
+    blind = write_run(tmp_path / "blind", [train_record(300, nll=of_dev - 1.0)], experiment=experiment)
+    assert gather(read_runs([blind]), None).standings[0].verdict == "did not train"
+
+
+def test_advice_leaves_out_what_the_run_has(tmp_path: Path) -> None:
+    post = {"residual": "post", "init": {"kind": "depth_scaled"}}
+    experiment = change_section(tiny_experiment(tmp_path), {"model": post}, "experiment")
+    folder = write_run(tmp_path / "a", dev(4.0), experiment=experiment)
+    starved = {"gradient_norm": {"encoder": [1e-4, 1.0], "decoder": [1.0, 1.0]}}
+    write_records(folder, [Record(300, 0.0, {"encoder": 2, "decoder": 2}, starved)])
+    content = gather(read_runs([folder]), None)
+    (remedy,) = content.standings[0].remedies
+    assert "dlcl" in remedy
+    assert "depth_scaled" not in remedy
+    assert as_record(content)["runs"][0]["method"] == ["post", "depth_scaled"]
+    assert "post + depth_scaled" in compared(content)
+
+
+@pytest.mark.parametrize(
+    ("kept", "which"),
+    [
+        ([{"best", "last"}, {"best", "last"}], None),
+        ([{"averaged", "best", "last"}, {"averaged", "last"}], None),
+        ([{"averaged", "best", "last"}, {"best", "last"}], "best"),
+        ([{"averaged", "best", "last"}, {"last"}], "last"),
+        ([{"averaged", "last"}, {"best", "last"}], "last"),
+        ([{"averaged", "best", "last"}, set()], None),  # the other one has nothing to translate with
+    ],
+)
+def test_runs_are_compared_by_weights_of_one_kind(tmp_path: Path, kept: list[set[str]], which: str | None) -> None:
+    folders = [write_run(tmp_path / str(n)) for n in range(len(kept))]
+    for folder, names in zip(folders, kept, strict=True):
+        for name in names:
+            (folder / name).mkdir()
+            (folder / name / MODEL_FILE).touch()
+    assert _common_weights(read_runs(folders)) == which

@@ -186,6 +186,11 @@ def test_unigram_entropy(store: Store) -> None:
     total = sum(counts.values())
     entropy = -sum(count / total * math.log(count / total) for count in counts.values())
     assert math.isclose(unigram_entropy(store), entropy, rel_tol=1e-9)
+    assert store.dev is not None
+    dev = [int(token) for ids in store.dev.pairs(range(len(store.dev)))[1] for token in (*ids, -1)]
+    of_all = total + store.target.size + 1  # each token once more, so that none is impossible
+    loss = -sum(math.log((counts[token] + 1) / of_all) for token in dev) / len(dev)
+    assert math.isclose(unigram_entropy(store, on_dev=True), loss, rel_tol=1e-9)
 
 
 def test_without_a_store_the_embedded_pair_is_taken(experiment: Experiment, tmp_path: Path) -> None:

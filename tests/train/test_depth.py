@@ -14,6 +14,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import tiny_experiment
+from tests.inspect import hand_made
 from ziggurat.config import TrainingConfig
 from ziggurat.train import progress
 from ziggurat.train.checkpoint import RunProgress
@@ -27,7 +28,7 @@ from ziggurat.train.trackers import Pixels
 from ziggurat.train.update import UpdateResult
 
 CONFIG = TrainingConfig.model_validate({"schedule": {"warmup_updates": 10}, "log_every_updates": 2})
-WHOLE: Any = SimpleNamespace(training=CONFIG, data=SimpleNamespace(stages=()))
+EXPERIMENT = hand_made.EXPERIMENT.model_copy(update={"training": CONFIG})
 
 
 class Told:
@@ -59,7 +60,7 @@ def parts(run: Path, *, update: int = 0) -> tuple[DepthReporter, Told, io.String
     told, said = Told(), io.StringIO()
     log = RunLog(run, Console(file=said, width=500))
     metrics = MetricsWriter(run, log, update=update, trackers=[told])  # type: ignore[list-item]
-    return DepthReporter(run, metrics, log, CONFIG, update=update), told, said, metrics, log
+    return DepthReporter(run, metrics, log, EXPERIMENT, update=update), told, said, metrics, log
 
 
 def test_trackers_get_curves_at_once_and_heat_maps_ever_more_rarely(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     log = RunLog(None, Console(quiet=True))
-    depth = DepthReporter(None, MetricsWriter(None, log, update=0), log, CONFIG, update=0)
+    depth = DepthReporter(None, MetricsWriter(None, log, update=0), log, EXPERIMENT, update=0)
     depth.see(record(1, 1e-5))
     assert depth.standing == ["gradient_ratio.encoder"]
     assert not list(tmp_path.iterdir())
@@ -142,7 +143,7 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
     with ProgressLine(console) as bar:
-        report = Reporter(bar, metrics, log, WHOLE, partial(RecordWindow, waits, waits), depth, RunProgress())
+        report = Reporter(bar, metrics, log, EXPERIMENT, partial(RecordWindow, waits, waits), depth, RunProgress())
         report.updated(RunProgress(update=1, seconds=1.0), _update(), 1e-3)
         depth.see(record(1, 1e-5))
         report.updated(RunProgress(update=2, seconds=2.0), _update(), 1e-3)
@@ -161,7 +162,7 @@ def test_without_measures_the_line_has_no_r(tmp_path: Path) -> None:
     depth, _, said, metrics, log = parts(tmp_path)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
     window = partial(RecordWindow, waits, waits)
-    report = Reporter(ProgressLine(Console(quiet=True)), metrics, log, WHOLE, window, depth, RunProgress())
+    report = Reporter(ProgressLine(Console(quiet=True)), metrics, log, EXPERIMENT, window, depth, RunProgress())
     report.updated(RunProgress(update=2, seconds=1.0), _update(), 1e-3)
     assert "gradient 0.75  " in said.getvalue()
     assert " r " not in said.getvalue()
@@ -176,7 +177,7 @@ def test_a_busy_machine_is_told_at_the_start_and_when_the_rate_falls(
     depth, _, said, metrics, log = parts(tmp_path)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
     window, load = partial(RecordWindow, waits, waits), progress.SystemLoad()
-    report = Reporter(ProgressLine(Console(quiet=True)), metrics, log, WHOLE, window, depth, RunProgress(), load)
+    report = Reporter(ProgressLine(Console(quiet=True)), metrics, log, EXPERIMENT, window, depth, RunProgress(), load)
     report.updated(RunProgress(update=1, seconds=1.0), _update(), 1e-3)
     for speed in (100.0, 90.0, 70.0, 60.0, 100.0, 70.0):
         report._say_if_slowed(RunProgress(update=2), speed)

@@ -7,7 +7,11 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.inspect import hand_made
+from ziggurat.config import ModelConfig, TrainingConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.config.reference import entries
 from ziggurat.train.diagnosis.health import (
@@ -21,6 +25,7 @@ from ziggurat.train.diagnosis.health import (
     VARIANCE,
     VARIANCE_GROWTH,
     HealthReading,
+    in_use,
     readings,
 )
 from ziggurat.train.diagnosis.records import Record
@@ -180,3 +185,48 @@ def test_a_healthy_deep_model_says_nothing(stack: str) -> None:
     }
     assert all(math.isfinite(r.value or 0.0) for r in judged(record(LATE, **values)).values())
     assert not unhealthy(record(LATE, **values))
+
+
+@given(
+    residual=st.sampled_from(["pre", "post", "admin", "deepnorm"]),
+    depth_scaled=st.booleans(),
+    history=st.sampled_from(["latest", "dlcl"]),
+    transparent=st.booleans(),
+    qk_norm=st.booleans(),
+    training=st.fixed_dictionaries(
+        {}, optional={"clip_norm": st.just(1.0), "precision": st.sampled_from(["fp32", "bf16"])}
+    ),
+)
+def test_advice_names_nothing_that_the_run_has(
+    residual: str, depth_scaled: bool, history: str, transparent: bool, qk_norm: bool, training: dict[str, Any]
+) -> None:
+    model: dict[str, Any] = {"residual": residual, "encoder": {"history": history}}
+    model |= {"init": {"kind": "depth_scaled"}} if depth_scaled else {}
+    model |= {"memory": "transparent"} if transparent else {}
+    model |= {"attention": {"qk_norm": "layer"}} if qk_norm else {}
+    experiment = hand_made.EXPERIMENT.model_copy(
+        update={"model": ModelConfig.model_validate(model), "training": TrainingConfig.model_validate(training)}
+    )
+    weak = [record(LATE + n, r={"encoder": 1e-9}, source_dependence=0.0) for n in range(2)]
+    last = record(
+        LATE + 2,
+        nll=None,
+        gradient_norm=norms([1e-9, 1.0], [1.0]),
+        r={"encoder": 1e-9},
+        attention_entropy={"encoder.self_attn": [0.0]},
+        source_dependence=0.0,
+    )
+    found = readings(last, weak, warmup_updates=100, used=in_use(experiment))
+    said = " ".join(reading.message for reading in found if not reading.healthy)
+    assert len(found) - sum(reading.healthy for reading in found) == 5
+    has = {
+        f"`model.residual: {residual}`": True,
+        "`model.init.kind: depth_scaled`": depth_scaled,
+        "`model.encoder.history: dlcl`": history == "dlcl",
+        "`model.memory: transparent`": transparent,
+        "`model.attention.qk_norm`": qk_norm,
+        "`training.clip_norm`": "clip_norm" in training,
+        "`training.precision: fp32`": training.get("precision", "fp32") == "fp32",
+    }
+    for setting, used in has.items():
+        assert (setting in said) is (not used and setting != "`model.residual: post`")

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from tests.train.runs import records
 from ziggurat.config.model import ModelConfig
-from ziggurat.train.progress import _method
 from ziggurat.train.run_log import MetricsWriter, RunLog
 
 
@@ -96,5 +95,5 @@ def test_records_behind_the_place_of_a_resumed_run_are_removed(tmp_path: Path) -
         ({"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}, "rnmt"),
     ],
 )  # fmt: skip
-def test_the_first_line_of_a_log_names_the_methods(model: dict[str, Any], said: str) -> None:
-    assert _method(ModelConfig.model_validate(model)) == said
+def test_headlines_name_the_methods(model: dict[str, Any], said: str) -> None:
+    assert " + ".join(ModelConfig.model_validate(model).methods()) == said

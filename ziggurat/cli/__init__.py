@@ -63,6 +63,14 @@ def _quiet() -> Iterator[None]:
             os.environ["ZIGGURAT_QUIET"] = before
 
 
+_EXTRAS = {
+    "torch": ("PyTorch", "train"),
+    "matplotlib": ("matplotlib", "report"),
+    "jinja2": ("jinja2", "report"),
+}
+"""_EXTRAS is a package that some verbs need -> its name, and the extra that installs it."""
+
+
 def _run(arguments: list[str], debug: bool) -> int:
     """Run a verb and return the exit status; every expected exception becomes a message."""
     if hint := single_hyphen_hint(arguments):
@@ -87,10 +95,11 @@ def _run(arguments: list[str], debug: bool) -> int:
             return _reader_gone()
         raise
     except ModuleNotFoundError as error:
-        missing = {"torch": "PyTorch", "matplotlib": "matplotlib"}.get((error.name or "").partition(".")[0])
-        if missing is None:
+        name = (error.name or "").partition(".")[0]
+        if name not in _EXTRAS:
             raise
-        return _fail(f"this needs {missing}, which is not installed: pip install 'ziggurat-mt[train]'", 2, debug)
+        missing, extra = _EXTRAS[name]
+        return _fail(f"this needs {missing}, which is not installed: pip install 'ziggurat-mt[{extra}]'", 2, debug)
     except OSError as error:
         # Without a name it may be standard output's, where a full disk shows only when the buffer is flushed.
         if error.filename is None and (reason := _unwritten_results()):

@@ -21,6 +21,7 @@ from ziggurat.cli.output import (
     refuse_overwriting,
     say,
 )
+from ziggurat.cli.score_tables import comparison_table
 from ziggurat.cli.scoring import SystemOptions, check_test_set, kept_file, translated, warn_of_sides
 from ziggurat.system.errors import ConfigError, printable
 
@@ -72,7 +73,7 @@ def _scores(comparison: Comparison) -> str:
 
 def _tests(scores: Scores, originals: Sequence[str]) -> str:
     """Return the differences and p-values of all pairs, and for three systems or more who beats whom."""
-    from ziggurat.evaluate.findings import FEWEST_CASES
+    from ziggurat.evaluate.findings import FEWEST_CASES, USELESS_BLEU
 
     several = len(scores.pairs) > 1  # a single p-value needs no correction for their number
     head = ["p bootstrap", *(["adjusted"] * several), "p randomisation", *(["adjusted"] * several)]
@@ -89,12 +90,17 @@ def _tests(scores: Scores, originals: Sequence[str]) -> str:
             f"{counted(scores.sentences, 'sentence')}: too few to tell. With fewer than {FEWEST_CASES}, these p-values "
             "come out far too small."
         )
+    if len(scores.useless) > 1:
+        named = ", ".join(map(printable, scores.useless))
+        shown.append(f"{named}: of a BLEU below {USELESS_BLEU:g}, so none translates and none is better than another.")
     if len(originals) > 2 and not scores.too_few:
         matrix = [
             [printable(row), *("" if row == column else scores.verdict(row, column) for column in originals)]
             for row in originals
         ]
-        shown.append("+ row better than column, - worse, = no significant difference (bootstrap, adjusted p < 0.05)")
+        neither = "; 0 neither translates" if len(scores.useless) > 1 else ""
+        meaning = "+ row better than column, - worse, = no significant difference (bootstrap, adjusted p < 0.05)"
+        shown.append(f"{meaning}{neither}")
         shown.append(aligned([["", *map(printable, originals)], *matrix]))
     return "\n".join(shown)
 
@@ -228,6 +234,8 @@ def compare_systems(options: SystemOptions, *, train_target: Sequence[str], outp
     )
     if json:
         print_json(comparison.as_record())
+    elif scoring.table is not None:
+        print(comparison_table(comparison, scoring.table))
     else:
         print(comparison_text(comparison))
 

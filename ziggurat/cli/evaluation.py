@@ -46,6 +46,7 @@ from ziggurat.cli.output import (
     write_parts,
 )
 from ziggurat.cli.perturbing import perturb_systems, perturbation_names
+from ziggurat.cli.score_tables import table_format
 from ziggurat.cli.scoring import (
     COMET_PYTHON,
     PERPLEXITY,
@@ -151,6 +152,10 @@ def evaluate(
     shard: ShardPart = None,
     merge: MergeOnly = False,
     ray: RayAddress = None,
+    format: Annotated[
+        str,
+        typer.Option("--format", help="Of the scores: text, or one table as csv, markdown or latex, to be copied."),
+    ] = "text",
     json: Json = False,
 ) -> None:
     """Score a model on a test set or several, or translations in a file, with sacreBLEU; or compare systems.
@@ -162,6 +167,9 @@ def evaluate(
     from ziggurat.config.languages import check_language_code
     from ziggurat.evaluate.scores import check_language
 
+    table = table_format(format)
+    if table is not None and (json or perturb is not None):
+        raise ConfigError("`--format` is of tables of scores: leave out `--json` and `--perturb`")
     if language is not None:
         check_language_code(language, "--language")
     if model is not None and is_setting(model):  # no model is named: this is the first setting
@@ -198,7 +206,7 @@ def evaluate(
         raise ConfigError("`--comet-python` and `--comet-model` go with `--metrics comet`")
     comet = comet_environment(comet_python, comet_model, device) if "comet" in names else None
     scoring = ScoreOptions(
-        names, comet, language, bleu_tokenizer, lowercase, tokenised, compound_split, confidence, tag, perplexity
+        names, comet, language, bleu_tokenizer, lowercase, tokenised, compound_split, confidence, tag, perplexity, table
     )
     scoring.refuse_references(len(reference))
     if output is not None and not scoring.of_outputs:

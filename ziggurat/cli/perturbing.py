@@ -24,7 +24,7 @@ from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from ziggurat.evaluate.perturbations import SystemOutputs
-    from ziggurat.evaluate.robustness import Effect, EffectDifference, PairwiseTest, Robustness
+    from ziggurat.evaluate.robustness import Effect, PairwiseTest, Robustness
 
 _SIGNIFICANT = 0.05
 _SHOWN = 4096  # characters shown of a path or signature
@@ -73,7 +73,7 @@ def perturb_systems(
             raise ConfigError("`--page -` and `--json` both write to standard output; name a file")
         check_page(page, "--page", options.source, *options.references)
         if find_spec("jinja2") is None:  # before hours of translating
-            raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[train]'")
+            raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[report]'")
     # (2) Every system translates all lines, disturbed and not, in one go. The first model names the languages.
     disturbed: DisturbedSet | None = None
     found: list[SystemOutputs] = []
@@ -157,7 +157,7 @@ def _text(results: Robustness) -> str:
     return "\n\n".join(parts)
 
 
-def _tested(found: Effect | PairwiseTest | EffectDifference) -> tuple[str, str]:
+def _tested(found: Effect | PairwiseTest) -> tuple[str, str]:
     p = found.p_adjusted
     mark = "*" if p is not None and p < _SIGNIFICANT else " "
     return f"{found.difference:+.2f}{mark}", "too few" if p is None else f"{p:.3f}"

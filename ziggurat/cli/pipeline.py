@@ -261,6 +261,8 @@ def _print_report(context: PipelineContext, json: bool) -> None:
             print(f"{test}  {name:<20}  " + "  ".join(map(_score, scores)))
     for row in record["speed"]:
         print(f"speed  {row['system']:<20}  {row['lines']:,.1f} lines/s, {row['pieces']:,.0f} pieces/s")
+    for verdict in record.get("verdicts", []):
+        print(verdict["said"])
     without = f" (without {' and '.join(record['existing'])}, there before)" if record.get("existing") else ""
     took = f"all steps{without} took {duration(record['seconds'])}"
     print(f"{took}; the report, to open in a browser: {context.at('report', PAGE)}")

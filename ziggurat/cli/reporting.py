@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -25,7 +26,7 @@ from ziggurat.cli.output import (
 from ziggurat.cli.tuning import check_coordinates
 from ziggurat.model.run_folder import refuse_missing
 from ziggurat.system.errors import ConfigError
-from ziggurat.system.files import MANIFEST
+from ziggurat.system.files import MANIFEST, is_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from ziggurat.inspect.report.runs import ReportRun
     from ziggurat.inspect.report.samples import Sentences
     from ziggurat.train.diagnosis.records import Record
+
+_BEGUN = "begun.json"
+"""_BEGUN is the file that every step of a pipeline has in its folder."""
 
 
 def diagnose(
@@ -125,12 +129,16 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of runs, in the order of their colours; above 8, only against depth. Or one store."
+            help="Folders of runs, in the order of their colours; above 8, only against depth. Or one store, or a "
+            "pipeline's folder or step."
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(*OUT, help="HTML file, or - for standard output; default: RUN/report.html, else report.html."),
+        typer.Option(
+            *OUT,
+            help="HTML file, or - for standard output; default: RUN/report.html, else report.html, with --json none.",
+        ),
     ] = None,
     translations: Annotated[
         int | None, typer.Option("--translations", min=0, help="Sentences of the dev set to translate [200]; 0: none.")
@@ -150,19 +158,27 @@ def report(
     format: Annotated[
         str, typer.Option("--format", help="Formats of these files: png, svg, pdf; separated by commas.")
     ] = "png,svg,pdf",
+    force: Annotated[bool, typer.Option("--force", help="Replace the page of another report.")] = False,
     json: Json = False,
 ) -> None:
     """Write a report on runs, side by side, or on prepared data, as one HTML file that needs no network.
 
     Of runs it shows whether each trained, learning curves, throughput, measures over depth, scores with their
     signatures, translations, and the settings in which they differ. Of a store it shows what was dropped and why, with
-    examples, lengths, scripts and languages, and test sentences in training pairs.
+    examples, lengths, scripts and languages, and test sentences in training pairs. A pipeline writes its own report: of
+    its folder, and of steps without a run or a store, this verb prints what there is and where.
 
     Examples: `ziggurat report runs/a runs/b --out report.html`, `ziggurat report stores/de-en`
     """
     for run in runs:
         refuse_missing(run, "run or store")
-    of_data = any((run / MANIFEST).is_file() for run in runs)
+    runs = [_described(run) for run in runs]
+    if len(runs) == 1 and (found := _pipeline_of(runs[0])) is not None:
+        if out is not None or translations is not None or source is not None or figures is not None:
+            raise ConfigError(f"{runs[0]}: a pipeline writes its own report; leave out the other options but `--json`")
+        _tell_pipeline(*found, json=json)
+        return
+    of_data = any(map(_is_store, runs))
     if of_data and (len(runs) > 1 or translations is not None):
         which = "one store alone" if len(runs) > 1 else "a store, which translates nothing: leave out `--translations`"
         raise ConfigError(f"a report is on runs, or on {which}")
@@ -183,22 +199,108 @@ def report(
     if piped and json:
         raise ConfigError("`--out -` and `--json` both write to standard output; name a file")
     target = out or (runs[0] / "report.html" if len(runs) == 1 and not of_data else Path("report.html"))
-    check_page(str(target), "--out", source, reference)
+    written = not json or out is not None
+    subject = "\n".join(sorted(os.path.relpath(run.resolve(), target.resolve().parent) for run in runs))
+    if written:
+        check_page(str(target), "--out", source, reference)
+        if not force:
+            _refuse_other_report(target, subject)
     if of_data:
-        made = _report_on_store(runs[0], source, reference)
+        made = _report_on_store(runs[0], source, reference, subject)
     else:
-        made = _report_on_runs(runs, translations, source, reference)
-    with output_stream(str(target)) as file:
-        file.write(made.page.encode())
-    written = figure_files(made.figures, figures, formats) if figures is not None else []
+        made = _report_on_runs(runs, translations, source, reference, subject)
+    if written:
+        with output_stream(str(target)) as file:
+            file.write(made.page.encode())
+    files = figure_files(made.figures, figures, formats) if figures is not None else []
     if json:
-        print_json({"report": str(target), "files": [str(path) for path in written], **made.record})
+        page = str(target) if written else None
+        print_json({"report": page, "files": [str(path) for path in files], **made.record})
         return
     lines = made.lines + ([f"{counted(len(made.figures), 'figure')} in {figures}"] if figures else [])
     if piped:  # standard output holds the page
         say("\n".join(lines))
     else:
         print("\n".join([*lines, f"report: {target.resolve()}"]))
+
+
+def _is_store(folder: Path) -> bool:
+    """Return whether a folder is a store, perhaps a damaged one."""
+    return is_store(folder) or ((folder / MANIFEST).is_file() and any(folder.glob("*.arrow")))
+
+
+def _described(folder: Path) -> Path:
+    """Return the run or store that a step of a pipeline has made in its folder, else the folder itself."""
+    made = [folder / name for name in ("run", "store") if (folder / _BEGUN).is_file() and (folder / name).is_dir()]
+    return made[0] if made else folder
+
+
+def _pipeline_of(folder: Path) -> tuple[Path, str | None] | None:
+    """Return the folder of a pipeline and the name of the step that `folder` is; None for other folders."""
+    if (folder / _BEGUN).is_file():
+        return folder.parent, folder.resolve().name
+    return (folder, None) if any(folder.glob(f"*/{_BEGUN}")) else None
+
+
+def _refuse_other_report(page: Path, subject: str) -> None:
+    """Raise ConfigError where `page` is of other runs or another store than `subject`, relative to its folder."""
+    if not page.is_file() or not page.stat().st_size:
+        return
+    from ziggurat.inspect.report.template import subject_mark
+
+    if subject_mark(subject) not in page.read_text("utf-8", "replace"):
+        raise ConfigError(f"{page}: has another report; name another file with `--out`, or replace it with `--force`")
+
+
+def _tell_pipeline(folder: Path, step: str | None, *, json: bool) -> None:
+    """Print what the steps of a pipeline, or one of them, have left for readers, and where its report is."""
+    from ziggurat.corpora.pipeline.step import read_document
+
+    def document(path: Path) -> dict[str, Any]:
+        return read_document(path) or {}
+
+    chosen = step or "*"
+    corpora = dict(document(folder / "clean" / "report.json").get("corpora", {})) if step in (None, "clean") else {}
+    for manifest in sorted(folder.glob(f"{chosen}/corpus/manifest.json")):
+        corpora[manifest.parent.parent.name] = document(manifest)
+    scores = document(folder / "evaluate" / "scores.json").get("tests", {}) if step in (None, "evaluate") else {}
+    made = [str(path) for name in ("run", "store") for path in sorted(folder.glob(f"{chosen}/{name}"))]
+    pages = [str(path) for path in sorted(folder.glob(f"{chosen}/*.html"))]
+    report = folder / "report" / "report.html"
+    pages += [str(report)] if report.is_file() and str(report) not in pages else []
+    counts = {
+        name: {key: corpus[key] for key in ("read", "kept", "dropped")}
+        for name, corpus in corpora.items()
+        if {"read", "kept", "dropped"} <= corpus.keys()
+    }
+    if json:
+        print_json(
+            {
+                "pipeline": str(folder),
+                "step": step,
+                "corpora": counts,
+                "scores": scores,
+                "reports": made,
+                "pages": pages,
+            }
+        )
+        return
+    for name, corpus in counts.items():
+        reasons = "".join(f", {reason} {count:,}" for reason, count in corpus["dropped"].items())
+        print(f"{name}: {corpus['kept']:,} of {corpus['read']:,} kept{reasons}")
+    for test, by_system in scores.items():
+        for system, found in by_system.items():
+            shown = "  ".join(f"{score['name']} {score['value']:.1f}" for score in found)
+            print(f"{test}, {system}: {shown}")
+    if step in (None, "report"):
+        for verdict in document(folder / "report" / "report.json").get("verdicts", []):
+            print(verdict["said"])
+    for path in made:
+        print(f"more on {path}: ziggurat report {path}")
+    for page in pages:
+        print(f"report: {Path(page).resolve()}")
+    if not report.is_file():
+        say(f"{folder}: the report on all steps is not there yet; `ziggurat pipeline FILE` writes it at the end")
 
 
 class _Made(NamedTuple):
@@ -210,7 +312,9 @@ class _Made(NamedTuple):
     lines: list[str]
 
 
-def _report_on_runs(runs: Sequence[Path], translations: int | None, source: str | None, reference: str | None) -> _Made:
+def _report_on_runs(
+    runs: Sequence[Path], translations: int | None, source: str | None, reference: str | None, subject: str
+) -> _Made:
     from ziggurat.inspect.report.content import as_record, gather
     from ziggurat.inspect.report.page import page
     from ziggurat.inspect.report.runs import MAX_DRAWN, read_runs
@@ -224,10 +328,10 @@ def _report_on_runs(runs: Sequence[Path], translations: int | None, source: str 
     count = (200 if len(runs) <= MAX_DRAWN else 0) if translations is None else translations
     content = gather(read, _sentences(read, count, source, reference), say)
     lines = [f"{run.name}: {standing.verdict}" for run, standing in zip(content.runs, content.standings, strict=True)]
-    return _Made(page(content), content.figures, as_record(content), lines)
+    return _Made(page(content, subject=subject), content.figures, as_record(content), lines)
 
 
-def _report_on_store(path: Path, source: str | None, reference: str | None) -> _Made:
+def _report_on_store(path: Path, source: str | None, reference: str | None, subject: str) -> _Made:
     from ziggurat.data.corpus import Store
     from ziggurat.inspect.report.data_page import data_page, data_record, gather_data
 
@@ -240,7 +344,7 @@ def _report_on_store(path: Path, source: str | None, reference: str | None) -> _
     for notice in (*content.contamination, *content.notices):
         say(f"warning: {notice}")
     lines = [f"{path}: {kept:,} of {counted(read, 'training pair')} kept"]
-    return _Made(data_page(content), content.figures, data_record(content), lines)
+    return _Made(data_page(content, subject=subject), content.figures, data_record(content), lines)
 
 
 def _sentences(

@@ -1,4 +1,4 @@
-"""Scoring for `evaluate`: of one system, on several test sets, or of several checkpoints with their mean and spread."""
+"""Scoring for `evaluate`, of one test set or several, of one checkpoint or several, and with `--compare`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
+from ziggurat.cli.score_tables import scores_table
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class ScoreOptions:
         tokenizer: BLEU's tokenizer by sacreBLEU's name; None: by the language.
         tokenised: language of tokenised BLEU; None: not asked for.
         tag: put before every source sentence that is translated.
+        table: format of the table of scores (ziggurat.cli.score_tables); None: plain text.
     """
 
     metrics: Sequence[str]
@@ -66,6 +68,7 @@ class ScoreOptions:
     confidence: bool = False
     tag: str | None = None
     perplexity: bool = False
+    table: str | None = None
 
     def refuse_references(self, count: int) -> None:
         """Raise ConfigError where so many references are too many: a perplexity is of one."""
@@ -241,7 +244,6 @@ def _model_scores(translator: StreamTranslator, texts: Texts, output: str | None
 
 
 def _perplexity(translator: StreamTranslator, texts: Texts, tag: str | None) -> Score:
-    """Return the perplexity of the reference under the model. Raises ConfigError where the engine has none."""
     from ziggurat.evaluate.metrics import Likelihood
     from ziggurat.translate.translator import Translator
 
@@ -300,6 +302,8 @@ def score_system(
         return
     if json:
         print_json([score.as_record() for score in scores])
+    elif scoring.table is not None:
+        print(scores_table({hypothesis or " + ".join(models): scores}, scoring.table))
     else:
         print("\n".join(map(str, scores)))
 
@@ -422,6 +426,9 @@ def score_test_sets(
     if json:
         print_json({"test_sets": _documents("name", found), "summary": [asdict(spread) for spread in spreads]})
         return
+    if scoring.table is not None:
+        print(scores_table(found, scoring.table))
+        return
     for name, scores in found.items():
         print("\n".join(f"{name}: {score}" for score in scores))
     of_any = next(iter(found.values()))
@@ -464,6 +471,9 @@ def score_checkpoints(
     spreads = _spreads(list(found.values()))
     if json:
         print_json({"checkpoints": _documents("update", found), "summary": [asdict(spread) for spread in spreads]})
+        return
+    if scoring.table is not None:
+        print(scores_table({f"update {update}": scores for update, scores in found.items()}, scoring.table))
         return
     for update, scores in found.items():
         shown = "  ".join(f"{score.name} {score.value:.{max(2, score.decimals)}f}" for score in scores)

@@ -409,6 +409,19 @@ class ModelConfig(Section):
         kinds = [part.residual for part in stack.ranges for _ in range(part.layers)]
         return (*kinds, *[above] * (stack.layers - len(kinds)))
 
+    def methods(self) -> list[str]:
+        """Return the depth methods by the names of their kinds, such as `pre` and `dlcl`; the usual ones left out."""
+        if self.family != "transformer":
+            return [self.family]
+        chosen: list[str] = [kind for decoder in (False, True) for kind in self.residuals(decoder=decoder)]
+        usual = ModelConfig()
+        for section, default in ((self.encoder, usual.encoder), (self.decoder, usual.decoder)):
+            for key in ("history", "attention"):
+                chosen += [getattr(section, key)] if getattr(section, key) != getattr(default, key) else []
+        chosen += [self.memory] if self.memory != usual.memory else []
+        chosen += [init.kind for init in self.inits.values() if init.kind != usual.init.kind]
+        return list(dict.fromkeys(chosen))
+
     def history_norm(self, *, decoder: bool) -> HistoryNorm:
         """Return where a stack's combinations of layers normalise, if its history has any."""
         chosen = self.combination.norm

@@ -92,20 +92,30 @@ class Store:
         return [tags[number] for number in self.dev.corpora[rows]]
 
 
-def unigram_entropy(store: Store) -> float:
-    """Return the entropy of the target tokens' frequencies in nats, end-of-sentence included.
+def unigram_entropy(store: Store, *, on_dev: bool = False) -> float:
+    """Return the loss in nats of a model that knows the frequencies of target tokens, end-of-sentence included.
 
-    It is computed over the training pairs, or a random sample of 20,000 of them.
+    The frequencies are those of the training pairs; the loss is on these, where it is their entropy, or `on_dev`. At
+    most 20,000 pairs, chosen at random, are looked at.
     """
-    table = store.train
+    known = _target_counts(store.train, store.target.size)
+    if not on_dev:
+        shares = known[known > 0] / known.sum()
+        return float(-(shares * np.log(shares)).sum())
+    assert store.dev is not None
+    text = _target_counts(store.dev, store.target.size)
+    shares = (known + 1) / (known.sum() + len(known))  # a token that training never saw has a chance, too
+    return float(-(text / text.sum() * np.log(shares)).sum())
+
+
+def _target_counts(table: PairTable, size: int) -> NDArray[np.int64]:
+    """Return the number of occurrences of each target token, [vocabulary + 1]; the last is end-of-sentence."""
     pairs = np.arange(min(len(table), _SAMPLE))
     if len(table) > _SAMPLE:
         pairs = np.sort(np.random.Generator(np.random.PCG64(0)).choice(len(table), _SAMPLE, replace=False))
     _, targets = table.pairs(pairs)
-    counts = np.bincount(np.concatenate([np.asarray(ids) for ids in targets]), minlength=store.target.size)
-    present = np.append(counts[counts > 0], len(pairs))  # the last is end-of-sentence: one per pair
-    shares = present / present.sum()
-    return float(-(shares * np.log(shares)).sum())
+    counts = np.bincount(np.concatenate([np.asarray(ids) for ids in targets]), minlength=size)
+    return np.append(counts, len(pairs))
 
 
 def _reopened(path: str) -> Store:

@@ -1,8 +1,6 @@
 """The comparison of systems on one test set: scores, tests of significance, and tables of their differences.
 
-Differences between systems, in three tables.
-
-They show sentences that one of two systems translates better, n-grams that one gets right more often, and how many
+These show sentences that one of two systems translates better, n-grams that one gets right more often, and how many
 outputs have faults that scores hide (empty, copied, untranslated, repeated) or are perfect.
 """
 
@@ -11,14 +9,13 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from ziggurat.evaluate.findings import (
+    USELESS_BLEU,
     BucketTable,
     Example,
     NgramDifference,
@@ -35,27 +32,19 @@ from ziggurat.evaluate.findings import (
     word_accuracy,
 )
 from ziggurat.evaluate.metrics import CometEnvironment, TestSet, check_metrics
-from ziggurat.evaluate.scores import METRICS, BleuWords, SacrebleuMetric, SegmentMetric, Statistics, check_lines
+from ziggurat.evaluate.scores import METRICS, BleuWords, SacrebleuMetric, SegmentMetric, Statistics, add_up, check_lines
 from ziggurat.evaluate.significance import RESAMPLINGS, TRIALS, compare_scores
-from ziggurat.system.errors import ConfigError, DataError, other_format, printable
+from ziggurat.system.errors import ConfigError, printable
 
 # Sentences
-
-
-@dataclass(frozen=True)
-class Text:
-    """The lines of a test set shown in examples."""
-
-    sources: Sequence[str] | None
-    reference: Sequence[str]
-    """The first reference translation."""
 
 
 def sentence_table(
     names: tuple[str, str],
     outputs: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]],
     scores: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]],
-    text: Text,
+    sources: Sequence[str] | None,
+    reference: Sequence[str],
     *,
     measure: str,
     examples: int,
@@ -66,7 +55,8 @@ def sentence_table(
         names: names of the two systems.
         outputs: lines of each system, [seeds][lines].
         scores: scores of these lines, higher for better; their means over seeds are compared.
-        text: the source and the reference.
+        sources: the source text, shown in examples; None: not known.
+        reference: the first reference translation.
         measure: name of the score.
         examples: largest number of sentences to show for either system. Repeated sentences with equal outputs are shown
             once.
@@ -82,13 +72,13 @@ def sentence_table(
                 break
             texts = tuple(tuple(seed[line] for seed in seeds) for seeds in outputs)
             found.setdefault(
-                (*texts, text.reference[line]),
+                (*texts, reference[line]),
                 Example(
                     line=line + 1,
                     left_score=left[line],
                     right_score=right[line],
-                    source=None if text.sources is None else text.sources[line],
-                    reference=text.reference[line],
+                    source=None if sources is None else sources[line],
+                    reference=reference[line],
                     left=texts[0],
                     right=texts[1],
                 ),
@@ -254,7 +244,7 @@ def count_outputs(
 
 
 FORMAT = 1
-"""Version of the JSON form; other versions are not read."""
+"""FORMAT is the version of the JSON form."""
 
 
 @dataclass(frozen=True)
@@ -292,29 +282,6 @@ class Comparison:
     def as_record(self) -> dict[str, Any]:
         """Return the comparison for JSON."""
         return {"format": FORMAT, **asdict(self)}
-
-
-def comparison_from_json(text: str | bytes, name: str) -> Comparison:
-    """Return the comparison from its JSON record; `name`, such as that of a file, is for messages.
-
-    Raises DataError when the text is not a comparison of this version.
-    """
-    try:
-        record = _RECORD.validate_json(text)
-        found = record.pop("format", None)
-        if found != FORMAT:
-            raise DataError(other_format(name, found, FORMAT, "compare again"))
-        return _COMPARISON.validate_python(record)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise DataError(
-            f"{name}: not a comparison as printed by `ziggurat evaluate --compare --json`: {where}: {first['msg']}"
-        ) from None
-
-
-_RECORD: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
-_COMPARISON = TypeAdapter(Comparison)
 
 
 def compare(
@@ -366,12 +333,15 @@ def compare(
         say(f"scoring by {metric}")
         measured[metric] = _measure(test_set.metric(metric, comet), systems)
     # (2) Scores and tests of significance
+    bleu = [fmean(measured["bleu"].of_seeds(seeds)) for seeds in measured["bleu"].statistics]
+    useless = tuple(name for name, score in zip(names, bleu, strict=True) if score < USELESS_BLEU)
     scores = []
     for metric in dict.fromkeys(metrics):
         if len(systems) > 1:
             say(f"testing by {metric}")
         found = measured[metric]
-        scores.append(compare_scores(found.metric, names, found.statistics, resamplings=resamplings, trials=trials))
+        tested = compare_scores(found.metric, names, found.statistics, resamplings=resamplings, trials=trials)
+        scores.append(replace(tested, useless=useless))
     # (3) Tables of words and sentences
     say("comparing words and sentences")
     split = _SplitText(
@@ -386,14 +356,13 @@ def compare(
         scores=tuple(scores),
         counts=count_outputs(split.reference, split.systems, sources and [words(line) for line in sources]),
         buckets=_buckets(split, measured, None if train_target is None else words.counts(train_target)),
-        sentence_tables=_sentence_tables(systems, measured["chrf"], Text(sources, references[0]), examples),
+        sentence_tables=_sentence_tables(systems, measured["chrf"], sources, references[0], examples),
         ngrams=_ngram_tables(names, split, examples),
         notes=_notes(sources is not None, train_target is not None),
     )
 
 
 def _check(systems: Sequence[System], references: Sequence[Sequence[str]], sources: Sequence[str] | None) -> None:
-    """Raise the errors of `compare` about its texts and systems."""
     if not systems:
         raise ConfigError("no system to compare")
     names = [system.name for system in systems]
@@ -415,6 +384,10 @@ class _Measured:
     metric: SegmentMetric
     statistics: list[list[Statistics]]
     """[systems][seeds]"""
+
+    def of_seeds(self, seeds: Sequence[Statistics]) -> list[float]:
+        """Return the score of each seed's output of a system."""
+        return [float(self.metric.from_sums(add_up(output)).score) for output in seeds]
 
     def by_sentence(self) -> list[list[list[float]]]:
         """Return the scores of the sentences, [systems][seeds][sentences]."""
@@ -463,16 +436,16 @@ def _buckets(
 
 
 def _sentence_tables(
-    systems: Sequence[System], chrf: _Measured, text: Text, examples: int
+    systems: Sequence[System], chrf: _Measured, sources: Sequence[str] | None, reference: Sequence[str], examples: int
 ) -> tuple[SentenceTable, ...]:
-    """Return one table for each pair of systems, by sentence chrF."""
     scores = chrf.by_sentence()
     return tuple(
         sentence_table(
             (systems[left].name, systems[right].name),
             (systems[left].outputs, systems[right].outputs),
             (scores[left], scores[right]),
-            text,
+            sources,
+            reference,
             measure=f"sentence chrF|{chrf.metric.signature()}",
             examples=examples,
         )
@@ -481,7 +454,6 @@ def _sentence_tables(
 
 
 def _ngram_tables(names: Sequence[str], split: _SplitText, shown: int) -> tuple[NgramTable, ...]:
-    """Return one table for each pair of systems."""
     matched = [matched_ngrams(split.reference, seeds) for seeds in split.systems]
     return tuple(
         ngram_table((names[left], names[right]), matched[left], matched[right], shown=shown)
@@ -490,7 +462,6 @@ def _ngram_tables(names: Sequence[str], split: _SplitText, shown: int) -> tuple[
 
 
 def _notes(with_sources: bool, with_train_target: bool) -> tuple[str, ...]:
-    """Return notes on the tables that are left out."""
     notes = []
     if not with_train_target:
         notes.append("no word accuracy by frequency: give the training text's target side (`--train-target FILE`)")

@@ -3,10 +3,9 @@
 Each figure of a system is kept for each of its seeds (trainings that differ only in the random seed), with the mean
 and the standard deviation over seeds.
 
-Tables by parts of the test set, like those of compare-mt: words by frequency, sentences by length and by score.
-
-compare-mt: Neubig et al. 2019. The first two tables are Figure 3 of Liu et al. 2020 (P3). Words are those of the first
-reference and of the outputs; lengths are counted in words.
+Tables by parts of the test set are those of compare-mt (Neubig et al. 2019): words by frequency, sentences by length
+and by score; the first two are Figure 3 of Liu et al. 2020 (P3). Words are those of the first reference and of the
+outputs; lengths are counted in words.
 """
 
 from __future__ import annotations
@@ -22,6 +21,9 @@ from ziggurat.evaluate.scores import SegmentMetric, Statistics, add_up
 FEWEST_CASES = 30
 """Cases that a test of significance needs at least. Resamples of few cases are near copies of one another (of a single
 one, all are equal), so p-values come out far too small: docs/evaluate.md has figures."""
+
+USELESS_BLEU = 5.0
+"""BLEU that only systems reach that translate. Of two below it none is better: the texts of both are useless."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class Scores:
     """Decimals of the scores to show."""
     sentences: int = 0
     """Lines of the test set."""
+    useless: tuple[str, ...] = ()
+    """Systems with a BLEU below USELESS_BLEU."""
 
     @property
     def too_few(self) -> bool:
@@ -103,19 +107,24 @@ class Scores:
     def verdict(self, row: str, column: str) -> str:
         """Return `+` where `row` is significantly better than `column`, `-` where worse, else `=`.
 
-        With too few sentences to tell: `?`.
-        By the adjusted p-value of the paired bootstrap, 0.05 at most; Table 3 of Liu et al. 2020 (P3) uses the plain
-        one. Raises KeyError where there is no such pair.
+        `?`: too few sentences to tell; `0`: neither translates. By the adjusted p-value of the paired bootstrap, 0.05
+        at most; Table 3 of Liu et al. 2020 (P3) uses the plain one. Raises KeyError where there is no such pair.
         """
         for pair in self.pairs:
             if {pair.left, pair.right} == {row, column}:
                 if self.too_few:
                     return "?"
+                if self.both_useless(pair):
+                    return "0"
                 if pair.bootstrap_adjusted >= 0.05 or pair.difference == 0:
                     return "="
                 left_is_better = (pair.difference > 0) == self.higher_is_better
                 return "+" if left_is_better == (pair.left == row) else "-"
         raise KeyError((row, column))
+
+    def both_useless(self, pair: SystemDifference) -> bool:
+        """Return True where neither of two systems translates, so that a difference between them means nothing."""
+        return {pair.left, pair.right} <= set(self.useless)
 
 
 @dataclass(frozen=True)

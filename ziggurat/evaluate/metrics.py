@@ -10,6 +10,7 @@ that conflict with ours: its Python runs comet_program.py, reads the sentences a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import subprocess
@@ -17,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self, cast
 
 import xxhash
@@ -302,20 +304,6 @@ class Meteor(MeanMetric):
         return MeanSignature(dict(self._entries), self._version)
 
 
-class _NoStems:
-    """Stemmer that leaves words as they are."""
-
-    def stem(self, word: str) -> str:
-        return word
-
-
-class _NoSynonyms:
-    """WordNet without entries."""
-
-    def synsets(self, word: str) -> list[Any]:
-        return []
-
-
 def _stemmer(code: str) -> tuple[Any, str | None]:
     """Return nltk's stemmer for a language, and its name; a stemmer that does nothing, and None, where it has none."""
     from nltk.stem import PorterStemmer, SnowballStemmer
@@ -324,7 +312,7 @@ def _stemmer(code: str) -> tuple[Any, str | None]:
         return PorterStemmer(), "porter"
     if code in _SNOWBALL:
         return SnowballStemmer(_SNOWBALL[code]), f"snowball-{_SNOWBALL[code]}"
-    return _NoStems(), None
+    return SimpleNamespace(stem=lambda word: word), None
 
 
 def _wordnet(code: str) -> tuple[Any, bool]:
@@ -332,12 +320,10 @@ def _wordnet(code: str) -> tuple[Any, bool]:
     if code == "en":
         from nltk.corpus import wordnet
 
-        try:
+        with contextlib.suppress(LookupError):
             wordnet.ensure_loaded()
-        except LookupError:
-            return _NoSynonyms(), False
-        return wordnet, True
-    return _NoSynonyms(), False
+            return wordnet, True
+    return SimpleNamespace(synsets=lambda word: []), False
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ same address at its end, one after the other for lines that are joined. So what 
 two scores against one reference, by one system, and says nothing about how well it translates the lines as they are.
 
 Training has the same changes as modifiers (ziggurat.data.modifiers); the functions are theirs.
-
-A test set as it is and disturbed, as one list of texts to translate, and what translations of it tell.
 """
 
 from __future__ import annotations

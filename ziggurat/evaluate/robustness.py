@@ -24,11 +24,9 @@ _EXAMPLE_METRIC = "chrf"
 
 @dataclass(frozen=True)
 class PerturbedScore:
-    """One perturbation of a test set, translated by all systems.
+    """One perturbation of a test set, translated by all systems, and what it does in words.
 
     Attributes:
-        name: of the perturbation.
-        meaning: what it does, in words.
         inputs: what was translated, a text per case.
         references: one list of texts per reference translation.
         found: the translations of each system.
@@ -61,8 +59,8 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class _Between:
-    """A difference of two systems under one perturbation and one metric."""
+class PairwiseTest:
+    """A difference of two systems under one perturbation and one metric: `left` minus `right`."""
 
     left: str
     right: str
@@ -75,22 +73,7 @@ class _Between:
     """Corrected for perturbations and pairs."""
 
 
-class PairwiseTest(_Between):
-    """The difference of two systems on a disturbed test set: score of `left` minus that of `right`.
-
-    `p` is of sacreBLEU's paired bootstrap.
-    """
-
-
-class EffectDifference(_Between):
-    """The difference of what a perturbation costs two systems: `Effect.difference` of `left` minus that of `right`.
-
-    Where a higher score is better, it is positive if `left` loses less. `p` is of a paired bootstrap of this
-    difference, two-sided.
-    """
-
-
-_Tested = TypeVar("_Tested", Effect, PairwiseTest, EffectDifference)
+_Result = TypeVar("_Result", Effect, PairwiseTest)
 
 
 @dataclass(frozen=True)
@@ -135,7 +118,10 @@ class Robustness:
     perturbations: tuple[Disturbed, ...]
     effects: tuple[Effect, ...]
     contests: tuple[PairwiseTest, ...]
-    effect_differences: tuple[EffectDifference, ...]
+    """Differences of scores on the disturbed test set; `p` is of sacreBLEU's paired bootstrap."""
+    effect_differences: tuple[PairwiseTest, ...]
+    """Differences of `Effect.difference`: positive, where a higher score is better, if `left` loses less. `p` is of a
+    paired bootstrap of this difference, two-sided."""
     left_out: tuple[str, ...]
     """Perturbations that change no line."""
 
@@ -174,13 +160,13 @@ def judge(
     """
     effects: list[Effect] = []
     contests: list[PairwiseTest] = []
-    costs: list[EffectDifference] = []
+    costs: list[PairwiseTest] = []
     kinds = [scoring.metric(name) for name in metrics]
     names = [str(kind.from_sums(add_up(kind.statistics([scoring.references[0]])[0])).name) for kind in kinds]
     for name, shown in zip(metrics, names, strict=True):
         of_metric: list[Effect] = []
         between: list[PairwiseTest] = []
-        of_costs: list[EffectDifference] = []
+        of_costs: list[PairwiseTest] = []
         for trial in trials:
             metric = _metric(scoring, trial, name)
             tables = [metric.statistics(outputs) for outputs in zip(trial.found, trial.ideal, strict=True)]
@@ -253,7 +239,7 @@ def _contests(of: _Measured) -> Iterator[PairwiseTest]:
         yield PairwiseTest(of.systems[left], of.systems[right], of.trial.name, of.shown, difference, p, p)
 
 
-def _effect_differences(of: _Measured) -> Iterator[EffectDifference]:
+def _effect_differences(of: _Measured) -> Iterator[PairwiseTest]:
     """Yield by how much less a trial costs one system of each pair than the other; not corrected yet.
 
     A resample draws the same cases for both systems, disturbed and not.
@@ -266,17 +252,16 @@ def _effect_differences(of: _Measured) -> Iterator[EffectDifference]:
     for left, right in combinations(range(len(changes)), 2):
         difference = changes[left] - changes[right]
         p = None if resampled is None else two_sided_p(difference, resampled[left] - resampled[right])
-        yield EffectDifference(of.systems[left], of.systems[right], of.trial.name, of.shown, difference, p, p)
+        yield PairwiseTest(of.systems[left], of.systems[right], of.trial.name, of.shown, difference, p, p)
 
 
-def _corrected(found: Sequence[_Tested]) -> list[_Tested]:
+def _corrected(found: Sequence[_Result]) -> list[_Result]:
     """Return results with their p-values corrected for the number of those that were tested."""
     adjusted = iter(holm([one.p for one in found if one.p is not None]))
     return [one if one.p is None else replace(one, p_adjusted=next(adjusted)) for one in found]
 
 
 def _harmed(scoring: TestSet, trial: PerturbedScore, systems: int) -> Disturbed:
-    """Return the cases of a trial that lose most, by sentence chrF."""
     metric = _metric(scoring, trial, _EXAMPLE_METRIC)
     harms = []
     for system in range(systems):

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -311,12 +312,13 @@ def scored(metric: SegmentMetric, output: Sequence[str], *, confidence: bool) ->
     """Return the score of one output, with sacreBLEU's bootstrap interval if `confidence`."""
     from sacrebleu import significance
 
-    resample: Any = significance._bootstrap_resample  # typed for sacreBLEU's metrics; uses only what _Resampled has
+    resample: Any = significance._bootstrap_resample  # typed for sacreBLEU's metrics; asks for no more than this
+    resampled_metric = SimpleNamespace(_compute_score_from_stats=metric.from_sums)
     (statistics,) = metric.statistics([output])
     score, signature = metric.from_sums(add_up(statistics)), metric.signature()
     mean = interval = None
     if confidence:
-        seed, resampled = resample(statistics, _Resampled(metric), _BOOTSTRAP_SAMPLES)
+        seed, resampled = resample(statistics, resampled_metric, _BOOTSTRAP_SAMPLES)
         mean, interval = (
             float(value) for value in significance.estimate_ci(np.array([found.score for found in resampled]))
         )
@@ -324,13 +326,6 @@ def scored(metric: SegmentMetric, output: Sequence[str], *, confidence: bool) ->
         signature.update("seed", seed)
     value, decimals = float(score.score), metric.decimals
     return Score(score.name, value, str(signature), len(output), "", mean, interval, decimals=decimals)
-
-
-class _Resampled:
-    """A metric in the form that sacreBLEU's resampling needs."""
-
-    def __init__(self, metric: SegmentMetric) -> None:
-        self._compute_score_from_stats = metric.from_sums
 
 
 # Words

@@ -1,18 +1,10 @@
 """The depth check: a trial of a configuration, the verdict on it, and the remedies tried where it does not train.
 
-Remedies are published methods. Each is applied to the configuration and tried in the same way on the same data, so
-that they can be ranked by what was measured.
+How much can be learned in a few dozen updates depends on the data: a nat on captions, a tenth on news. So the bar is a
+share of what the reference, a plain pre-norm model of three layers at a rate that suits it, learns on the same pairs in
+as many updates. It depends on the data (with stages and modifiers) and the width alone, and is kept in the store.
 
-The reference of a depth check: what a shallow healthy model learns on the same data in as many updates.
-
-How much can be learned in a few dozen updates depends on the data: a nat on captions, a tenth on news. So the trial
-of a deep model is compared with that of a plain pre-norm one of three layers, at a rate that suits it. It depends on
-the data (with stages and modifiers) and the width alone, and is kept in the store.
-
-The verdict on a trial: trains, risky or will not train; with findings on loss, encoder, decoder and source.
-
-What a trial should have learned depends on its data, so the bar is a share of what a shallow healthy model, the
-reference, learns on the same pairs in as many updates.
+Remedies are published methods, tried in the same way on the same data, so that they can be ranked.
 """
 
 from __future__ import annotations
@@ -85,13 +77,9 @@ class Reference:
 
 @dataclass(frozen=True)
 class Finding:
-    """The judgement of one part.
+    """The judgement of one part: `loss`, `encoder`, `decoder` or `source`.
 
-    Attributes:
-        part: `loss`, `encoder`, `decoder` or `source`.
-        healthy: True where it is as in runs that train.
-        said: a description with its numbers.
-        even: evenness of a stack; None for other parts.
+    It is healthy where it is as in runs that train; `said` has its numbers, `even` is the evenness of a stack.
     """
 
     part: str
@@ -229,7 +217,6 @@ def reference_of(
 
 
 def _shallow(experiment: Experiment, store: Store, settings: TrialOptions) -> Experiment:
-    """Return the configuration of the shallow model."""
     width = reduced(experiment.model, settings.width).d_model if experiment.model.family == "transformer" else _WIDTH
     head = 32 if width % 32 == 0 else 16 if width % 16 == 0 else width
     sharing = "all" if store.source is store.target else "decoder"
@@ -405,13 +392,7 @@ REMEDIES: tuple[DepthRemedy, ...] = (
 
 @dataclass(frozen=True)
 class TriedRemedy:
-    """A remedy that was tried.
-
-    Attributes:
-        remedy: the change.
-        verdict: the verdict on the changed configuration.
-        experiment: the changed configuration.
-    """
+    """A remedy that was tried, with the changed configuration and the verdict on it."""
 
     remedy: DepthRemedy
     verdict: Verdict
@@ -435,7 +416,6 @@ def applied(remedy: DepthRemedy, experiment: Experiment) -> Experiment | None:
 
 
 def _changes(experiment: Experiment) -> dict[str, tuple[DepthRemedy, Experiment]]:
-    """Return the remedies that can be applied to `experiment`, by name, each with the changed configuration."""
     found = {remedy.name: (remedy, applied(remedy, experiment)) for remedy in REMEDIES}
     return {name: (remedy, changed) for name, (remedy, changed) in found.items() if changed is not None}
 

@@ -257,14 +257,13 @@ def training_flops(forward: TokenFlops, update: SimulatedUpdate, target_tokens: 
 
 @dataclass
 class _Count:
-    """Operations of attention, and all others."""
+    """Operations."""
 
     others: int
     attention: int
 
 
 def _counted(model: Seq2Seq, compute: Callable[[], Any]) -> tuple[_Count, Any]:
-    """Return the operations of `compute`, and its result."""
     ledger = Ledger()
     with _attention_apart(model, ledger), ledger:
         result = compute()
@@ -426,7 +425,6 @@ def _device(name: str) -> tuple[torch.device, list[str]]:
 def _hungriest(
     experiment: Experiment, sizes: tuple[int, int], shapes: tuple[BatchShape, ...], device: torch.device
 ) -> BatchShape:
-    """Return the batch that needs the most memory, by simulating a shallow copy."""
     if len(shapes) == 1:
         return shapes[0]
     copy = shallow(experiment)
@@ -477,7 +475,6 @@ def _stages(experiment: Experiment, shallower: Sequence[tuple[int, int, float]],
 
 
 def _left_out(experiment: Experiment) -> list[str]:
-    """Return sentences on settings that the estimate leaves out."""
     training = experiment.training
     found = []
     if len(experiment.data.stages) > 1:

@@ -322,7 +322,7 @@ def diagnose(
         path: run or model directory.
         store: prepared data; None: `data.store` of the configuration.
         device: see ziggurat.model.directory.usable_device.
-        layers: also measure what each layer is worth (ziggurat.inspect.diagnose), which takes many passes.
+        layers: also measure what each layer is worth (`layer_measures`), which takes many passes.
         translate: with `layers`, also translate so many sentences of the dev set without the layers worth least, for
             the record's `pruning_bleu` [n] by stack.
         say: called with a line of text before every model.
@@ -389,7 +389,6 @@ def _settled(opened: OpenedModel) -> TrainingConfig:
 
 
 def _measured(opened: OpenedModel, batches: Sequence[Batch], update: int) -> Record:
-    """Return the record of a model after `update`."""
     training = _settled(opened)
     loss = probe_loss(training.loss, training.precision)
     return record_of(opened.model, update, measured(opened.model, batches, loss))

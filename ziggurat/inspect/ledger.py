@@ -188,13 +188,7 @@ def _copied_inside(function: Any, args: Any) -> int:
 
 @dataclass
 class _Known:
-    """A storage that is alive.
-
-    Attributes:
-        size: size in bytes.
-        purpose: its purpose.
-        end: weak reference whose callback removes it from the ledger.
-    """
+    """A storage that is alive, in bytes; the weak reference's callback removes it from the ledger."""
 
     size: int
     purpose: str

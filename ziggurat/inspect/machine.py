@@ -1,12 +1,10 @@
 """The speed of this machine, which turns an estimate into seconds, and the simulation of an update.
 
-Rates of products, memory and calls are measured in a fraction of a second. Real layers are slower than these rates
-predict; a shallow copy of the model is timed to find by which factor. On a machine that other processes keep busy, the
-wall clock measures them rather than the work: everything is then measured again by the processor time of our own
-thread.
+Rates of products, memory and calls are measured in a fraction of a second; a shallow copy of the model is timed to find
+by which factor real layers are slower. On a busy machine everything is measured again by our own thread's time.
 
-The simulation runs the real model, loss and optimiser on tensors without values. No formula knows an architecture: a
-ledger counts the operators that run, so new kinds of layers are covered as well.
+The simulation runs the real model, loss and optimiser on tensors without values; a ledger counts the operators that
+run, so new kinds of layers are covered as well.
 """
 
 from __future__ import annotations
@@ -46,13 +44,7 @@ _NARROW_STEP = 184
 
 
 class BatchShape(NamedTuple):
-    """Size of a padded batch.
-
-    Attributes:
-        sentences: number of pairs.
-        source: padded source length, end-of-sentence included.
-        target: padded target length, likewise.
-    """
+    """Number of pairs of a padded batch, and its padded lengths, end-of-sentence included."""
 
     sentences: int
     source: int

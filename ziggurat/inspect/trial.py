@@ -5,11 +5,8 @@ where that saves time, batches are small, and the warm-up is squeezed into the t
 the verdicts with real runs. At initialisation plain post-norm hardly differs from its remedies; after a few dozen
 updates it does.
 
-Finished trainings of a sweep, kept in a file, so that a sweep that was cut off goes on from them.
-
-A training is known by a digest of all that its loss depends on: the configuration at its size and rate, the data, the
-options of the trial, the device, and the versions of this toolkit and of PyTorch. The file is JSON and is rewritten,
-whole, after each training.
+The trainings that a sweep has finished are kept in a file, each under a digest of all that its loss depends on, so that
+a sweep that was cut off goes on from them.
 """
 
 from __future__ import annotations
@@ -226,7 +223,6 @@ def run_trial(
 
 
 def _measured(learner: Learner, batch: Batch, which: Collection[str]) -> dict[str, Any]:
-    """Return measures of the present model, without dropout."""
     training = learner.experiment.training
     learner.model.eval()
     return measure(learner.model, batch, probe_loss(training.loss, training.precision), which)

@@ -1,11 +1,7 @@
-"""Tuning on a small model: a sweep of learning rates.
+"""Tuning on a small model: a sweep of learning rates, and the coordinate check.
 
-It rests on `model.transfer` (ziggurat.model.init): with it the first updates change models of every width and
-depth alike, so the best rate of a small model, the base, is that of a large one (CompleteP, Dey et al. 2025).
-
-The coordinate check: whether the first updates change models of several sizes alike, so that a rate carries over.
-
-They do with `model.transfer` (ziggurat.model.init).
+With `model.transfer` (ziggurat.model.init) the first updates change models of every width and depth alike, so the best
+rate of a small model, the base, is that of a large one (CompleteP, Dey et al. 2025). The coordinate check measures it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ziggurat.config import Experiment, TrainingConfig
+from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch
 from ziggurat.model.directory import random_state_kept
@@ -21,7 +21,7 @@ from ziggurat.system.files import write_atomically
 from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.device import Shortage, within_memory
 from ziggurat.train.diagnosis.gradients import STACKS, layers_of
-from ziggurat.train.diagnosis.health import WARNINGS_FILE, RunWarning, Watch
+from ziggurat.train.diagnosis.health import WARNINGS_FILE, RunWarning, Watch, in_use
 from ziggurat.train.diagnosis.measures import Snapshot
 from ziggurat.train.diagnosis.probe import Loss, mean_gradient_norm, measure
 from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, cut_records, heat_maps, read_records, scalars
@@ -43,10 +43,11 @@ class DepthReporter:
     """
 
     def __init__(
-        self, run: Path | None, metrics: MetricsWriter, log: RunLog, config: TrainingConfig, *, update: int
+        self, run: Path | None, metrics: MetricsWriter, log: RunLog, experiment: Experiment, *, update: int
     ) -> None:
         self._run, self._metrics, self._log = run, metrics, log
-        self._watch = Watch(config.schedule.warmup_updates, config.freeze)
+        training = experiment.training
+        self._watch = Watch(training.schedule.warmup_updates, training.freeze, in_use(experiment))
         self._records: list[Record] = []
         self._drawn = 0
         self._gaps = False

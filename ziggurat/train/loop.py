@@ -142,7 +142,7 @@ class _Loop:
         self.config, self.stages, self.learner = setup.experiment.training, setup.experiment.data.stages, setup.learner
         self.validator, self.processes = setup.validator, setup.processes
         self.began = time.perf_counter() - progress.seconds  # seconds go on from those before a resumed run
-        depth_reporter = DepthReporter(setup.writes_to, metrics, log, self.config, update=progress.update)
+        depth_reporter = DepthReporter(setup.writes_to, metrics, log, setup.experiment, update=progress.update)
         window = partial(RecordWindow, setup.loader, saver)
         # Of several processes each would take the others for strangers.
         alone = self.processes.count == 1 and self.learner.device.type == "cpu"

@@ -15,7 +15,6 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from ziggurat.config import Experiment
-from ziggurat.config.model import ModelConfig
 from ziggurat.data.loader import Loader
 from ziggurat.model.build import count_parameters
 from ziggurat.system.processes import SystemLoad, busy_notice
@@ -151,25 +150,11 @@ def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path
         fixed = sum(p.numel() for p in learner.model.parameters() if not p.requires_grad)
         adapted.append(f"frozen: {', '.join(config.freeze)}, {fixed:,} parameters; {trained}")
     return [
-        f"{_method(model)} {learner.depth[0]}-{learner.depth[1]}, width {model.d_model}, "
+        f"{' + '.join(model.methods())} {learner.depth[0]}-{learner.depth[1]}, width {model.d_model}, "
         f"{count_parameters(learner.model):,} parameters, {pairs:,} training pairs",
         *adapted,
         f"{where}, {config.precision}; run folder {run}",
     ]
-
-
-def _method(model: ModelConfig) -> str:
-    """Return the depth methods of a model by the names of their kinds, such as `pre + dlcl`; the usual ones unsaid."""
-    if model.family != "transformer":
-        return model.family
-    chosen: list[str] = [kind for decoder in (False, True) for kind in model.residuals(decoder=decoder)]
-    usual = ModelConfig()
-    for section, default in ((model.encoder, usual.encoder), (model.decoder, usual.decoder)):
-        for key in ("history", "attention"):
-            chosen += [getattr(section, key)] if getattr(section, key) != getattr(default, key) else []
-    chosen += [model.memory] if model.memory != usual.memory else []
-    chosen += [init.kind for init in model.inits.values() if init.kind != usual.init.kind]
-    return " + ".join(dict.fromkeys(chosen))
 
 
 _TOLD_SHARE = 0.1

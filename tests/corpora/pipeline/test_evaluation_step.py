@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.corpora.pipeline.conftest import MakeContext, whole
+from ziggurat.corpora.pipeline import evaluation
 from ziggurat.corpora.pipeline.engine import Selection
 from ziggurat.corpora.pipeline.evaluation import _notices
 from ziggurat.corpora.pipeline.steps import pipeline_of
@@ -116,6 +117,7 @@ def test_a_measurement_of_speed_that_is_gone_is_made_again_without_translating_t
 
     monkeypatch.setattr("ziggurat.translate.translator.load_translator", lambda folder, **settings: Timed())
     monkeypatch.setattr("ziggurat.corpora.pipeline.evaluation._bytes_of", lambda system: 1)
+    monkeypatch.setattr(evaluation, "SystemLoad", lambda: SimpleNamespace(look=lambda threads: (0.0, False)))
     unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
     chosen = pipeline_of(context(whole(evaluation={"speed_lines": 3, "int8": False}, **unwanted)))
     chosen.run(Selection(last="sets"))
@@ -129,3 +131,30 @@ def test_a_measurement_of_speed_that_is_gone_is_made_again_without_translating_t
     assert texts == [3, 3]
     assert (place / "w" / step.pages[1]).is_file()
     assert (place / "w" / "scores.json").read_bytes() == scores
+
+
+@pytest.mark.parametrize(
+    ("looks", "others", "rounds"),
+    [
+        ([(0.1, False)] * 9, 0.0, 2),
+        ([(0.5, True), (0.1, False), (0.6, True), (0.0, False)], 0.0, 4),
+        ([(0.5, True)] * 9, 0.5, 6),
+        ([(0.5, True), (0.1, False), *[(0.4, True)] * 9], 0.0, 6),
+    ],
+)
+def test_speed_is_measured_again_while_others_are_in_the_way(
+    place: Path,
+    context: MakeContext,
+    monkeypatch: pytest.MonkeyPatch,
+    looks: list[tuple[float, bool]],
+    others: float,
+    rounds: int,
+) -> None:
+    left = iter(looks)
+    monkeypatch.setattr(evaluation, "SystemLoad", lambda: SimpleNamespace(look=lambda threads: next(left)))
+    step = next(step for step in pipeline_of(context(whole())).steps if step.name == "evaluate")
+    echo = _Echo()
+    echo.target_tokenizer = SimpleNamespace(encode=lambda lines: [line.split() for line in lines])  # type: ignore[attr-defined]
+    found = step._speed(echo, ["a b", "c"])  # type: ignore[attr-defined]
+    assert (found["others"], found["lines"], found["target_pieces"]) == (others, 2, 3)
+    assert len(list(left)) == len(looks) - rounds

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from ziggurat.corpora.pipeline.step import MANIFEST, write_document
 from ziggurat.corpora.pipeline.steps import steps_of
 from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.robustness import PerturbedScore, judge
-from ziggurat.inspect.report.page import StepRow, pipeline_page
+from ziggurat.inspect.report.page import PipelineSummary, SpeedRow, StepRow, pipeline_page
 
 
 def test_the_page_tells_notices_and_of_how_many_lines_an_export_kept_the_translation(
@@ -120,3 +122,58 @@ def test_work_whose_result_is_as_before_is_told_all_the_same(tmp_path: Path, mon
     assert shown("evaluate", "evaluate") == (("evaluate",), [2.0, 2])
     assert shown() == (("report",), [4 / 3, 1])
     assert context.at("report", MANIFEST).read_bytes() == manifest
+
+
+def summary_of(*scores: tuple[str, float, float | None], metric: str = "BLEU", speed: Sequence[SpeedRow] = ()) -> Any:
+    """What is known of systems: name, score and half of its interval."""
+    by_system = {
+        name: [{"name": metric, "value": value, "interval": interval, "signature": "s", "sentences": 60}]
+        for name, value, interval in scores
+    }
+    systems = [(name, "somewhere") for name, _, _ in scores]
+    return PipelineSummary(("de", "en"), [], [], [], systems, {"held": by_system}, speed)
+
+
+@pytest.mark.parametrize(
+    ("metric", "scores", "kind"),
+    [
+        ("BLEU", [("teacher", 1.9, 0.9), ("student", 2.2, 0.9)], "useless"),
+        ("BLEU", [("teacher", 20.0, 0.9), ("student", 4.9, 0.9)], "useless"),
+        ("BLEU", [("teacher", 4.9, 0.3), ("student", 5.5, 0.3)], "better"),
+        ("BLEU", [("teacher", 20.0, 0.9), ("student", 21.2, 0.9)], "none"),
+        ("BLEU", [("teacher", 20.0, 0.9), ("student", 18.8, 0.9)], "none"),
+        ("BLEU", [("teacher", 20.0, 0.9), ("student", 21.4, 0.9)], "better"),
+        ("BLEU", [("teacher", 20.0, 0.9), ("int8", 90.0, 0.9), ("student", 18.6, 0.9)], "worse"),
+        ("BLEU", [("teacher", 20.0, None), ("student", 20.1, None)], "better"),
+        ("BLEU", [("student", 20.0, 0.9)], "alone"),
+        ("BLEU", [("student", 2.0, 0.9)], "useless"),
+        ("TER", [("teacher", 60.0, 1.0), ("student", 50.0, 1.0)], "better"),
+        ("chrF2", [("teacher", 3.0, 0.1), ("student", 4.0, 0.1)], "better"),
+    ],
+)
+def test_scores_are_judged(metric: str, scores: list[tuple[str, float, float | None]], kind: str) -> None:
+    summary = summary_of(*scores, metric=metric)
+    (verdict,) = summary.as_record()["verdicts"]
+    assert (verdict["of"], verdict["kind"]) == ("held", kind)
+    assert f"{scores[-1][1]:.1f}" in verdict["said"]
+    assert verdict["said"] in pipeline_page(summary)
+
+
+@pytest.mark.parametrize(
+    ("rates", "others", "kind"),
+    [
+        ((100.0, 360.0), (0.0, 0.0), "faster"),
+        ((100.0, 75.0), (0.0, 0.0), "slower"),
+        ((100.0, 75.0), (0.0, 0.45), "disturbed"),
+        ((100.0, 360.0), (0.6, 0.0), "disturbed"),
+    ],
+)
+def test_speeds_that_others_disturbed_are_marked_and_not_compared(
+    rates: tuple[float, float], others: tuple[float, float], kind: str
+) -> None:
+    names = "teacher", "student"
+    speed = [SpeedRow(*row, 1.0, 1.0, 1, 1, busy) for *row, busy in zip(names, rates, others, strict=True)]
+    summary = summary_of(*((name, 20.0, 1.0) for name in names), speed=speed)
+    assert [verdict["kind"] for verdict in summary.as_record()["verdicts"]] == ["none", kind]
+    page = pipeline_page(summary)
+    assert page.count("machine busy") == sum(busy > 0 for busy in others)

@@ -99,7 +99,7 @@ def _measures(runs: Sequence[ReportRun]) -> list[_Measure]:
     counts = _parameters(runs)
     measures += [
         _Measure("parameters", "million", lambda run: counts[run.colour], lambda v: f"{v:.2f} M"),
-        _Measure("training time", "minutes", _minutes, lambda v: duration(60 * v)),
+        _Measure("training time", "minutes", lambda run: _seconds(run, 60), lambda v: duration(60 * v)),
         _Measure("time of an update", "seconds", _update_seconds, lambda v: f"{v:.3f} s"),
     ]
     hows: list[str | None] = list(dict.fromkeys(run.speed.how for run in runs if run.speed is not None))
@@ -126,20 +126,15 @@ def _speed_of(how: str | None) -> Callable[[ReportRun], float | None]:
     return lambda run: run.speed.tokens_per_second if run.speed is not None and run.speed.how == how else None
 
 
-def _seconds(run: ReportRun) -> float | None:
-    """Return the seconds of training without validations; None where the run has no record."""
+def _seconds(run: ReportRun, unit: float = 1.0) -> float | None:
+    """Return the time of training without validations in units of so many seconds; None without a record."""
     if not run.train:
         return None
     (last,) = finite([run.train[-1].get("seconds")])
     # A validation comes after the record of its update, whose seconds do not have it yet.
     before = [r for r in run.validations if r["update"] < run.train[-1]["update"]]
     validating = sum(v for v in finite(r.get("seconds") for r in before) if v is not None)
-    return None if last is None else max(0.0, last - validating)
-
-
-def _minutes(run: ReportRun) -> float | None:
-    seconds = _seconds(run)
-    return None if seconds is None else seconds / 60
+    return None if last is None else max(0.0, last - validating) / unit
 
 
 def _update_seconds(run: ReportRun) -> float | None:
@@ -171,7 +166,6 @@ def _known(measure: _Measure, runs: Sequence[ReportRun]) -> list[float]:
 
 
 def _panel(measure: _Measure, x_label: str, methods: Sequence[MethodRuns]) -> tuple[Panel, ...]:
-    """Return the panel of a measure; empty where no run has it."""
     lines = []
     for number, method in enumerate(methods):
         by_depth = {depth: _known(measure, runs) for depth, runs in method.runs.items()}
@@ -200,7 +194,6 @@ def _table(measures: Sequence[_Measure], methods: Sequence[MethodRuns]) -> Table
 
 
 def _cell(measure: _Measure, runs: Sequence[ReportRun]) -> str:
-    """Return mean and standard deviation of a measure over runs, and of how many runs it is where some lack it."""
     values = _known(measure, runs)
     if not values:
         return NOT_MEASURED

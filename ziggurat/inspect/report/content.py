@@ -1,12 +1,8 @@
-"""The content of a report, gathered before anything is drawn.
-
-The first table of a report: whether each run trained, its figures, and anything that looks unhealthy.
-
-Below it, the settings in which runs differ from each other or from the defaults.
-"""
+"""The content of a report, gathered before anything is drawn: verdicts on runs, their settings and translations."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import platform
@@ -21,16 +17,18 @@ from ziggurat.config import Experiment
 from ziggurat.config.lifecycle import ValidationConfig
 from ziggurat.data.corpus import Store, unigram_entropy
 from ziggurat.evaluate.comparison import Comparison, System, compare
+from ziggurat.evaluate.findings import USELESS_BLEU
 from ziggurat.inspect.check import READS
 from ziggurat.inspect.report.figure import Figure, numbers
 from ziggurat.inspect.report.figures import figures_of
 from ziggurat.inspect.report.runs import MAX_DRAWN, ReportRun
 from ziggurat.inspect.report.samples import SampleGroup, Sentences, Translated, sample_groups, translated
+from ziggurat.model.directory import locate_weights
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.small_files import json_safe
 from ziggurat.system.terminal import duration
 from ziggurat.system.yaml_text import settings_by_key
-from ziggurat.train.diagnosis.health import readings
+from ziggurat.train.diagnosis.health import in_use, readings
 
 Verdict = Literal[
     "trains", "got worse", "ignores its source so far", "did not train", "diverged", "too early", "unclear", "no record"
@@ -54,10 +52,10 @@ Stalled deep post-norm models get 0.2 below it (experiments/depth-trainability, 
 """
 _WORSE_NATS = 0.5
 """Distance above its best from which a dev loss has got worse."""
-_TRANSLATES_BLEU = 5.0
-"""Dev BLEU that only models reach that translate; used where the loss of word frequencies is not known."""
 _EARLY_UPDATES = 100
-"""Updates before which a run without signs of learning is not judged."""
+"""Updates up to which a run without signs of learning is not judged."""
+_LONGER = 1.1
+"""Factor from which runs are of unlike length."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +80,11 @@ class Standing:
     figures: Mapping[str, float | None]
 
 
-def standings(runs: Sequence[ReportRun], floors: Sequence[float | None]) -> list[Standing]:
-    """Return the standing of each run; `floors` as in `standing`."""
-    return [standing(run, floor) for run, floor in zip(runs, floors, strict=True)]
-
-
 def standing(run: ReportRun, floor: float | None) -> Standing:
     """Return the state of `run`.
 
-    `floor` is the loss that word frequencies alone give (ziggurat.data.corpus.unigram_entropy), None if unknown.
+    `floor` is the loss that word frequencies alone give on the text that its losses are of, None if unknown
+    (ziggurat.data.corpus.unigram_entropy).
     """
     figures = _figures(run)
     verdict, reasons = _judged(run, figures, floor)
@@ -100,7 +94,6 @@ def standing(run: ReportRun, floor: float | None) -> Standing:
 
 
 def _figures(run: ReportRun) -> dict[str, float | None]:
-    """Return the numbers of the table."""
     last = run.train[-1] if run.train else {}
     scored = [v for v in run.validations if _finite(v.get("nll"))]
     best = min(scored, key=lambda v: v["nll"], default={})
@@ -122,7 +115,6 @@ def _figures(run: ReportRun) -> dict[str, float | None]:
 def _judged(
     run: ReportRun, figures: Mapping[str, float | None], floor: float | None
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """Return the verdict on a run, and the sentences that give the reasons."""
     # (1) Runs without a usable loss
     if not run.train:
         return "no record", ("It left no record of training; its log.txt has its messages.",)
@@ -139,9 +131,11 @@ def _judged(
     if floor is not None:
         reasons = [f"{loss}; word frequencies alone give {floor:.2f}."]
         if floor - best < _LEARNT_NATS:
-            early = update < _EARLY_UPDATES
-            reasons += [f"{update} updates are too few to judge it."] if early else []
-            return "too early" if early else "did not train", tuple(reasons)
+            if update <= _EARLY_UPDATES:
+                return "too early", (*reasons, f"{update} updates are too few to judge it.")
+            if _arrives(run, best, floor - _LEARNT_NATS):
+                return "too early", (*reasons, "It still falls fast enough to get below that in as many updates again.")
+            return "did not train", tuple(reasons)
     else:
         reasons = [f"{loss}; without its store, the loss of word frequencies alone is not known."]
     # (3) Does it read the source?
@@ -151,7 +145,7 @@ def _judged(
         return "ignores its source so far", tuple(reasons)
     if _finite(dependence) and dependence >= READS:
         reasons.append(f"Wrong sources raise its loss by {dependence:.2f} nats, so it does read them.")
-    elif floor is None and (figures["bleu"] or 0.0) < _TRANSLATES_BLEU:
+    elif floor is None and (figures["bleu"] or 0.0) < USELESS_BLEU:
         return "unclear", tuple(reasons)
     # (4) Is it still learning?
     if of_dev and now - best > _WORSE_NATS:
@@ -162,8 +156,31 @@ def _judged(
     return "trains", tuple(reasons)
 
 
+def _arrives(run: ReportRun, best: float, bar: float) -> bool:
+    """Return True for a loss that comes below `bar` if it falls again by as much as in the second half of the run."""
+    records = run.validations if len(run.validations) > 1 else run.train
+    losses = [(record["update"], record["nll"]) for record in records if _finite(record.get("nll"))]
+    before = [nll for update, nll in losses if 2 * update <= losses[-1][0]]
+    return bool(before) and best - (before[-1] - losses[-1][1]) <= bar
+
+
+def unlike(runs: Sequence[ReportRun]) -> dict[str, str]:
+    """Return in what else runs differ that decides which is better, in words: `updates`, `width` and `depth`."""
+    updates = [int(run.train[-1]["update"]) for run in runs if run.train]
+    models = [run.experiment.model for run in runs]
+    widths = sorted({model.d_model for model in models})
+    depths = dict.fromkeys(f"{model.encoder.layers}-{model.decoder.layers}" for model in models)
+    found = {}
+    if updates and max(updates) > _LONGER * min(updates):
+        found["updates"] = f"they had {min(updates):,} to {max(updates):,} updates"
+    if len(widths) > 1:
+        found["width"] = f"they are {' or '.join(map(str, widths))} wide"
+    if len(depths) > 1:
+        found["depth"] = f"they have {' or '.join(depths)} layers"
+    return found
+
+
 def _events(run: ReportRun) -> list[str]:
-    """Return sentences on updates that failed and on how training ended."""
     counted = {
         "skipped": "updates were skipped for a loss or gradient that was not finite or a loss spike",
         "out_of_memory": "updates were left out for lack of memory",
@@ -195,14 +212,17 @@ def _waiting_share(run: ReportRun) -> float:
 
 
 def _unhealthy(run: ReportRun) -> tuple[list[str], list[str]]:
-    """Return sentences on the measures outside their healthy bands at the last record, and remedies."""
     if not run.depth:
         return [], []
     training = run.experiment.training
     found = [
         reading.message.partition("; ")
         for reading in readings(
-            run.depth[-1], run.depth[:-1], warmup_updates=training.schedule.warmup_updates, frozen=training.freeze
+            run.depth[-1],
+            run.depth[:-1],
+            warmup_updates=training.schedule.warmup_updates,
+            frozen=training.freeze,
+            used=in_use(run.experiment),
         )
         if not reading.healthy
     ]
@@ -230,11 +250,9 @@ def _finite(value: Any) -> TypeGuard[float]:
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of the configuration.
+    """One key of the configuration, with its values as YAML would show them.
 
-    Attributes:
-        key: such as `model.encoder.layers`.
-        values: one for each run, as YAML would show it; from `set_away` the default, then that of the run.
+    There is one for each run; from `set_away` the default, then that of the run.
     """
 
     key: str
@@ -284,12 +302,14 @@ class SampleTranslations:
         by_run: translations of each run of the report; None where a run has none.
         comparison: scores, tests and counts of the runs that have translations, in their order.
         groups: sentences worth reading.
+        which: the weights of every run, `best` or `last`; None: those that verbs take by default, of one kind.
     """
 
     sentences: Sentences
     by_run: tuple[Translated | None, ...]
     comparison: Comparison
     groups: tuple[SampleGroup, ...]
+    which: str | None
 
 
 @dataclass(frozen=True)
@@ -344,7 +364,7 @@ def gather(
     settings = differing([run.experiment for run in runs]) if len(runs) > 1 else set_away(runs[0].experiment)
     return Content(
         tuple(runs),
-        tuple(standings(runs, floors)),
+        tuple(standing(run, floor) for run, floor in zip(runs, floors, strict=True)),
         tuple(figures),
         tuple(settings),
         translations,
@@ -354,14 +374,12 @@ def gather(
 
 
 def _first_due(config: ValidationConfig) -> str:
-    """Return when a run validates for the first time, in words."""
     due = [f"{config.every_updates:,} updates (`training.validation.every_updates`)"] if config.every_updates else []
     due += [f"{config.every_epochs} epochs (`training.validation.every_epochs`)"] if config.every_epochs else []
     return " or ".join(due)
 
 
 def _lacks(run: ReportRun) -> list[Missing]:
-    """Return the records that a run does not have, and how to get them."""
     lacks = []
     if not run.train:
         way = f"It left no record; `{run.folder / 'log.txt'}` says how far it got."
@@ -382,17 +400,15 @@ def _lacks(run: ReportRun) -> list[Missing]:
 
 
 def _floor(run: ReportRun) -> tuple[float | None, list[Missing]]:
-    """Return the loss that word frequencies alone give, or None and why it is not known."""
+    """Return the loss that word frequencies alone give, or None and why it is not known.
+
+    A dev loss is judged by the dev text: training text that a teacher wrote is simpler, and so is its loss.
+    """
     try:
-        return unigram_entropy(Store.open(Path(run.experiment.data.store).expanduser())), []
+        store = Store.open(Path(run.experiment.data.store).expanduser())
+        return unigram_entropy(store, on_dev=bool(run.validations and store.dev)), []
     except DataError as error:
-        lack = Missing(run.colour, "loss that word frequencies alone give", _sentence(error))
-        return None, [lack]
-
-
-def _sentence(error: Exception) -> str:
-    """Return the message of an error as a sentence."""
-    return f"{error}."
+        return None, [Missing(run.colour, "loss that word frequencies alone give", f"{error}.")]
 
 
 def _translate_all(
@@ -402,16 +418,16 @@ def _translate_all(
     try:
         chosen = sentences()
     except DataError as error:
-        way = f"{_sentence(error)} Or name a test set by `--source` and `--reference`."
+        way = f"{error}. Or name a test set by `--source` and `--reference`."
         return None, [Missing(run.colour, "translations", way) for run in runs]
     found: list[Translated | None] = []
-    failed = []
+    failed, which = [], _common_weights(runs)
     for run in runs:
         try:
-            found.append(translated(run, chosen, say))
+            found.append(translated(run, chosen, say, which))
         except (CheckpointError, DataError, ConfigError) as error:
             found.append(None)
-            failed.append(Missing(run.colour, "translations", _sentence(error)))
+            failed.append(Missing(run.colour, "translations", f"{error}."))
     systems = [
         System(run.name, [of_run.outputs], [of_run.origin])
         for run, of_run in zip(runs, found, strict=True)
@@ -424,14 +440,27 @@ def _translate_all(
             systems, [chosen.references], chosen.sources, target_language=chosen.target_language, say=say
         )
     except ConfigError as error:  # BLEU's tokenizer for Japanese or Korean is an extra, which may not be installed
-        return None, [*failed, *(Missing(run.colour, "scores and translations", _sentence(error)) for run in runs)]
+        return None, [*failed, *(Missing(run.colour, "scores and translations", f"{error}.") for run in runs)]
     names, outputs = [run.name for run in runs], [None if of_run is None else of_run.outputs for of_run in found]
     groups = sample_groups(names, outputs, chosen.sources, chosen.references)
-    return SampleTranslations(chosen, tuple(found), comparison, tuple(groups)), failed
+    return SampleTranslations(chosen, tuple(found), comparison, tuple(groups), which), failed
+
+
+def _common_weights(runs: Sequence[ReportRun]) -> str | None:
+    """Return which weights of each run are compared; None where those taken by default are of one kind anyway.
+
+    An averaged model on one side alone would win or lose for being one.
+    """
+    kinds = set()
+    for run in runs:
+        with contextlib.suppress(CheckpointError):
+            kinds.add(locate_weights(run.folder)[0].parent.name)
+    if len(kinds) < 2:
+        return None
+    return "best" if all((run.folder / "best").is_dir() for run in runs) else "last"
 
 
 def _environment() -> tuple[tuple[str, str], ...]:
-    """Return the versions of the main packages, and the machine."""
     found = [("ziggurat", __version__), ("Python", platform.python_version())]
     found += [(name, metadata.version(name)) for name in ("torch", "sacrebleu", "matplotlib")]
     return (*found, ("machine", f"{platform.system()} {platform.machine()}"))
@@ -445,6 +474,7 @@ def as_record(content: Content) -> dict[str, Any]:
             {
                 "name": run.name,
                 "folder": str(run.folder),
+                "method": run.experiment.model.methods(),
                 "ending": run.ending.text,
                 "verdict": standing.verdict,
                 "reasons": standing.reasons,
@@ -454,6 +484,7 @@ def as_record(content: Content) -> dict[str, Any]:
             }
             for run, standing in zip(content.runs, content.standings, strict=True)
         ],
+        "unlike": list(unlike(content.runs)),
         "settings": [asdict(setting) for setting in content.settings],
         "missing": [
             {"run": content.runs[lack.run].name, "what": lack.what, "way": lack.way} for lack in content.missing
@@ -462,6 +493,7 @@ def as_record(content: Content) -> dict[str, Any]:
             {"key": figure.key, "section": figure.section, "title": figure.title, "csv": numbers(figure)}
             for figure in content.figures
         ],
+        "weights": translations and translations.which,
         "comparison": translations and translations.comparison.as_record(),
         "environment": dict(content.environment),
     }

@@ -98,7 +98,6 @@ def _overlaps_in(entry: Mapping[str, Any]) -> dict[str, Overlap]:
 
 
 def _held_out_rule(config: Mapping[str, Any], corpus: int) -> str:
-    """Return `data.filters.held_out` of a training corpus."""
     own = config["train"][corpus]["filters"] or {}
     return str(own.get("held_out") or config["filters"]["held_out"])
 
@@ -111,7 +110,6 @@ def _corpus_range(table: PairTable, corpus: int) -> tuple[int, int]:
 def _corpus_facts(
     store: Store, split: str, table: PairTable, number: int, examples: Mapping[str, Any], most: int
 ) -> CorpusFacts:
-    """Return the facts of one corpus."""
     entry, config = store.manifest["corpora"][split][number], store.manifest["config"]
     first, last = _corpus_range(table, number)
     places = np.unique(np.linspace(first, max(first, last - 1), min(most, last - first)).astype(np.int64))
@@ -169,7 +167,6 @@ def _side(code: str, texts: Sequence[str], lengths: NDArray[np.int32]) -> Side:
 
 
 def _summed_facts(split: str, entries: Sequence[Mapping[str, Any]]) -> CorpusFacts:
-    """Return a line for the corpora that are not shown one by one."""
     total: dict[str, int] = {}
     for entry in entries:
         for reason, count in entry["dropped"].items():
@@ -357,7 +354,6 @@ def _staying(manifest: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def _examples(store: Store) -> list[dict[str, list[list[str]]]]:
-    """Return the examples of dropped pairs of each training corpus."""
     path = Path(store.path) / CLEANING
     if CLEANING not in store.manifest["files"]:
         return []
@@ -394,7 +390,6 @@ def _curves(store: Store) -> list[LengthCurve]:
 
 
 def _compared(store: Store, name: str, sources: Sequence[str], references: Sequence[str]) -> Overlap:
-    """Return what the training pairs share with a test set."""
     form = store.manifest["config"]["unicode"]
     held_out = HeldOut()
     held_out.add_pairs(name, [(normalise(list(sources), form), normalise(list(references), form))])
@@ -454,14 +449,15 @@ REASONS = {
 """Reason for which pairs are dropped -> its meaning."""
 
 
-def data_page(content: DataContent) -> str:
-    """Return the page."""
+def data_page(content: DataContent, *, subject: str = "") -> str:
+    """Return the page; `subject` as in ziggurat.inspect.report.page.page."""
     environment = page_templates()
     environment.filters |= {"percent": _percent, "shares": _shares}
     totals = sum((Counter(corpus.dropped) for corpus in content.training), Counter[str]())
     read = sum(corpus.read for corpus in content.training)
     return environment.get_template("data.html").render(
         content=content,
+        subject=subject,
         read=read,
         kept=sum(corpus.kept for corpus in content.training),
         reasons=[(reason, REASONS.get(reason, ""), count) for reason, count in totals.most_common()],
@@ -479,12 +475,10 @@ def _example_rows(corpora: list[CorpusFacts], reason: str) -> list[tuple[str, st
 
 
 def _percent(share: float) -> str:
-    """Return a share as per cent, with a digit more where it is small."""
     return f"{100 * share:.2f} %" if 0 < share < 0.01 else f"{100 * share:.1f} %"
 
 
 def _shares(shares: dict[str, float]) -> str:
-    """Return the largest shares, and the rest."""
     listed = list(shares.items())[:_LISTED]
     text = ", ".join(f"{name} {_percent(share)}" for name, share in listed)
     rest = 1.0 - sum(share for _, share in listed)

@@ -1,13 +1,11 @@
 """Drawing with matplotlib: the same code draws the panels of a page and the figures of a paper.
 
-pyplot is not used, and no global setting remains changed. Text is never read as mathematics, so a run named `$x$`
-appears under this name. Sizes are in points: a panel is designed for a width of 340, which fits a phone unscaled.
+pyplot is not used, and no global setting remains changed. Text is never read as mathematics. Sizes are in points: a
+panel is 340 wide, which fits a phone unscaled. A page has inline SVG with colours from the page, a paper one file a
+figure.
 
-Each run has one colour, on light and on dark pages. A test holds both sets of colours to a contrast of 3 : 1 with the
-background, and to a minimal distance between any two runs as readers with normal vision, protanopia and deuteranopia
-see them. Markers and dashes carry the same distinctions without colour.
-
-A page has inline SVG, with colours from the page and scaled to the screen; a paper has one PNG, SVG or PDF a figure.
+Each run has one colour, on light and on dark pages: a test holds both sets to a contrast of 3 : 1, and to a distance
+between runs for readers with protanopia and deuteranopia. Markers and dashes tell the same without colour.
 """
 
 from __future__ import annotations
@@ -178,7 +176,6 @@ def _line_of(series: Series, *, log: bool = False) -> Line2D:
 
 
 def _draw_spread(axes: Axes, series: Series) -> None:
-    """Draw the error bars of a line where it has any."""
     known = zip(series.x, series.y, series.spread, strict=True) if series.spread else ()
     bars = [(x, y, bar) for x, y, bar in known if y is not None and bar is not None]
     if bars:
@@ -188,7 +185,6 @@ def _draw_spread(axes: Axes, series: Series) -> None:
 
 
 def _legend_entries(panels: Sequence[Panel]) -> list[Series]:
-    """Return one series for each entry of the legend of these panels."""
     entries = {(s.label, s.run, s.variant): s for panel in reversed(panels) for s in reversed(panel.series)}
     return list(reversed(entries.values()))
 
@@ -319,7 +315,6 @@ def _panel(figure: Figure, number: int, panel: Panel) -> str:
 
 
 def _entry(figure: Figure, number: int, series: Series) -> str:
-    """Return one entry of the legend: a piece of the line and its label."""
     name, label = f"{figure.key}-key-{number}", shown(series.label)
     with settings(name):
         height = FONT + 5
@@ -337,7 +332,6 @@ def _entry(figure: Figure, number: int, series: Series) -> str:
 
 
 def _svg_of(canvas: Canvas) -> bytes:
-    """Return matplotlib's SVG of a canvas."""
     file = io.BytesIO()
     FigureCanvasSVG(canvas).print_svg(file, metadata={"Date": None})
     return file.getvalue()
@@ -438,7 +432,6 @@ def save(figure: Figure, folder: Path, formats: Sequence[str] = tuple(FORMATS)) 
 
 
 def _drawn(figure: Figure) -> Canvas:
-    """Return a canvas with all panels in rows and the legend below them."""
     across = min(_ACROSS, len(figure.panels))
     down = math.ceil(len(figure.panels) / across)
     entries = _legend_entries(figure.panels)

@@ -26,6 +26,8 @@ class Series:
         variant: number of the line among those of its run, which gives the dashes; 0 is solid.
         spread: half the length of each point's error bar, in the unit of `y`; None: a point without one. Empty: no
             point has one.
+        name: run, method or corpus that it is of, where that is not the whole label.
+        update: update of the record that it is of; None for a line over training.
     """
 
     label: str
@@ -34,6 +36,8 @@ class Series:
     run: int | None = None
     variant: int = 0
     spread: Row = ()
+    name: str = field(default="", compare=False)
+    update: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or (self.spread and len(self.spread) != len(self.y)):
@@ -51,6 +55,7 @@ class Heat:
         rows: labels beside the rows.
         unit: label of the colour bar.
         low, high: values at the ends of the colour bar; equal in maps that are to be compared.
+        name, update: run and record that it is of; None for a map over training.
     """
 
     values: tuple[Row, ...]
@@ -59,6 +64,8 @@ class Heat:
     unit: str
     low: float
     high: float
+    name: str = ""
+    update: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.values) != len(self.rows) or any(len(row) != len(self.columns) for row in self.values):
@@ -120,24 +127,25 @@ class Figure:
 
 
 def numbers(figure: Figure) -> str:
-    """Return the numbers of a figure as CSV with the columns panel, series, x, y, value.
+    """Return the numbers of a figure as CSV with the columns panel, series, run, update, x, y, value.
 
-    A point of a line has no `value`, a cell of a heat map no `series`; gaps and blank cells are empty. A figure with
-    error bars has a column `spread`.
+    A point of a line has no `value`, a cell of a heat map no `series`; gaps and blank cells are empty. `run` is a
+    method or a corpus in figures of these. A figure with error bars has a column `spread`.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     spread = any(series.spread for panel in figure.panels for series in panel.series)
-    writer.writerow(["panel", "series", "x", "y", "value", *(["spread"] if spread else [])])
+    writer.writerow(["panel", "series", "run", "update", "x", "y", "value", *(["spread"] if spread else [])])
     for panel in figure.panels:
         for series in panel.series:
             bars = series.spread or (None,) * len(series.y)
+            of = [panel.title, series.label, series.name or series.label, series.update]
             for x, y, bar in zip(series.x, series.y, bars, strict=True):
-                writer.writerow([panel.title, series.label, x, y, None, *([bar] if spread else [])])
+                writer.writerow([*of, x, y, None, *([bar] if spread else [])])
         if panel.heat is not None:
             for row, values in zip(panel.heat.rows, panel.heat.values, strict=True):
                 for column, value in zip(panel.heat.columns, values, strict=True):
-                    writer.writerow([panel.title, None, column, row, value])
+                    writer.writerow([panel.title, None, panel.heat.name, panel.heat.update, column, row, value])
     return text.getvalue()
 
 

@@ -1,8 +1,7 @@
-"""Figures of a report about training: each function makes one from the records of all runs, None if no run has the
-data.
+"""Figures of a report about training: each function makes one from the records of all runs, None if none has the data.
 
 Learning curves, scores, speed and gradient norm; learned connections and similarities between layers; the worth of each
-layer. Figures of methods against depth are in against_depth, the panels that all are made of in panels.
+layer.
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ from ziggurat.inspect.report.against_depth import against_depth
 from ziggurat.inspect.report.figure import Figure, Panel, Row, Series, Table, described
 from ziggurat.inspect.report.panels import (
     STACKS,
+    RecordMap,
     depth_panels,
     finite,
     heat_panels,
+    line_of_record,
     line_over_training,
     lines_of_records,
     moments,
@@ -76,17 +77,16 @@ def source_curves(runs: Sequence[ReportRun]) -> tuple[Panel, ...]:
                 weights = part_of(record, "history_weights", stack)
                 if not weights:
                     continue
-                last, source = len(weights) - 1, _source(weights)
-                x = tuple(float(consumer) for consumer in range(source, last + 1))
-                y = finite(weights[consumer][source] for consumer in range(source, last + 1))
-                series.append(Series(f"{run.name}, y_{source}, {when(record)}", x, y, run.colour, variant))
+                source = _source(weights)
+                read = [row[source] for row in weights[source:]]
+                line = line_of_record(run, record, read, first=source, what=f"y_{source}", variant=variant)
+                series.append(line)
         if series:
             panels.append(Panel(f"{stack}, one source", "consumer", "weight", tuple(series)))
     return tuple(panels)
 
 
 def _source(weights: Sequence[Sequence[float | None]]) -> int:
-    """Return the source whose weights are drawn as a curve."""
     last = len(weights) - 1
     wanted = _SOURCE if last > _SOURCE else last // 2
     read = [sum(w is not None for w in finite(row[k] for row in weights[k:])) for k in range(last + 1)]
@@ -107,10 +107,11 @@ def transparent_weights(runs: Sequence[ReportRun]) -> Figure | None:
         if not records:
             continue
         over = [[row[-1] for row in record.values["transparent_weights"]] for record in records]
-        maps.append((f"{run.name}, last decoder layer", tuple(zip(*square(over), strict=True))))
+        rows = tuple(zip(*square(over), strict=True))
+        maps.append(RecordMap(f"{run.name}, last decoder layer", rows, run.name, None))
         columns.append([f"{record.update}" for record in records])
         last = records[-1].values["transparent_weights"]
-        maps.append((f"{run.name}, {when(records[-1])}", square(last)))
+        maps.append(RecordMap(f"{run.name}, {when(records[-1])}", square(last), run.name, records[-1].update))
         columns.append([str(layer) for layer in range(1, len(last[0]) + 1)])
     labels = ["update", "decoder layer"] * (len(maps) // 2)
     panels = heat_panels(maps, x_label=labels, y_label="encoder layer", unit="share", columns=columns)
@@ -144,7 +145,7 @@ def similarity_map(runs: Sequence[ReportRun]) -> Figure | None:
         "that hold much the same (Li et al. 2020)."
     )
     maps = [
-        (f"{run.name}, {when(record)}", square(record.values["similarity"]))
+        RecordMap(f"{run.name}, {when(record)}", square(record.values["similarity"]), run.name, record.update)
         for run in runs
         for record in moments(run, "similarity")
     ]
@@ -153,11 +154,6 @@ def similarity_map(runs: Sequence[ReportRun]) -> Figure | None:
 
 
 _WORTH = "What each layer is worth"
-
-
-def _figures_of_worth(runs: Sequence[ReportRun]) -> list[Figure | None]:
-    """Return these figures in the order of the report; None where no run was measured so."""
-    return [pruning_curve(runs), *(pair_map(runs, key) for key in _MAPS), logit_lens(runs)]
 
 
 def pruning_curve(runs: Sequence[ReportRun]) -> Figure | None:
@@ -170,12 +166,12 @@ def pruning_curve(runs: Sequence[ReportRun]) -> Figure | None:
     panels: list[Panel] = []
     for key, unit in (("pruning_curve", "added nats per token"), ("pruning_bleu", "BLEU")):
         for stack in STACKS:
-            series = []
-            for run in runs:
-                for record in moments(run, key)[-1:]:
-                    if values := part_of(record, key, stack):
-                        x = tuple(float(n) for n in range(len(values)))
-                        series.append(Series(f"{run.name}, {when(record)}", x, finite(values), run.colour))
+            series = [
+                line_of_record(run, record, values)
+                for run in runs
+                for record in moments(run, key)[-1:]
+                if (values := part_of(record, key, stack))
+            ]
             if series:
                 title = f"{stack}, {'BLEU' if key == 'pruning_bleu' else 'loss'}"
                 panels.append(Panel(title, "layers left out", unit, tuple(series)))
@@ -202,13 +198,9 @@ def _depths(runs: Sequence[ReportRun]) -> Table | None:
 
 
 class _Map(NamedTuple):
-    """Heat maps of a measure of pairs of layers.
+    """A figure of a measure of pairs of layers: of the values `unit`, of the columns the name, and the first layer.
 
-    Attributes:
-        title, caption: of the figure.
-        unit: of the values.
-        columns: name of the columns.
-        first: number of the first layer; 0 counts the stack's input.
+    Layer 0 is the stack's input.
     """
 
     title: str
@@ -259,7 +251,7 @@ def pair_map(runs: Sequence[ReportRun], key: str) -> Figure | None:
     """Return the heat maps of a measure of pairs of layers, a key of _MAPS."""
     made = _MAPS[key]
     maps = stack_maps(runs, key, square)
-    columns = [[str(made.first + number) for number in range(len(rows[0]))] for _, rows in maps]
+    columns = [[str(made.first + number) for number in range(len(rows[0]))] for _, rows, *_ in maps]
     panels = heat_panels(
         maps, x_label=made.columns, y_label="layer", unit=made.unit, columns=columns, first_row=made.first
     )
@@ -274,12 +266,11 @@ def logit_lens(runs: Sequence[ReportRun]) -> Figure | None:
     )
     panels: list[Panel] = []
     for part, unit in (("nll", "nats per token"), ("agreement", "share of words")):
-        series = []
-        for run in runs:
-            for record in moments(run, "logit_lens")[-1:]:
-                values: Row = finite(record.values["logit_lens"][part])
-                x = tuple(float(layer) for layer in range(len(values)))
-                series.append(Series(f"{run.name}, {when(record)}", x, values, run.colour))
+        series = [
+            line_of_record(run, record, record.values["logit_lens"][part])
+            for run in runs
+            for record in moments(run, "logit_lens")[-1:]
+        ]
         if series:
             panels.append(Panel("loss" if part == "nll" else "agreement", "decoder layer", unit, tuple(series)))
     return described("logit-lens", _WORTH, "The decoder ended early", caption, tuple(panels))
@@ -319,7 +310,9 @@ def figures_of(runs: Sequence[ReportRun]) -> list[Figure]:
         transparent_weights(runs),
         similarity_profiles(runs),
         similarity_map(runs),
-        *_figures_of_worth(runs),
+        pruning_curve(runs),
+        *(pair_map(runs, key) for key in _MAPS),
+        logit_lens(runs),
     ]
     return [figure for figure in figures if figure is not None]
 

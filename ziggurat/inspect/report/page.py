@@ -1,8 +1,6 @@
-"""Pages of reports, each one HTML file: no script, nothing fetched, all text escaped.
+"""Pages of reports, each one HTML file: of training runs, of a pipeline, and of what disturbances cost.
 
-The page of training runs, with its answer in plain sentences (the runs compared, the best of them, and by how much);
-the page of a pipeline (what its steps took, what became of corpora, and how good, fast and robust its models are); and
-that of `evaluate --perturb` (what disturbances cost).
+They have no script, fetch nothing and escape all text; each begins with its answer in plain sentences.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from rich.filesize import decimal
 
 from ziggurat.config import dump
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
-from ziggurat.evaluate.findings import FEWEST_CASES, Scores, SystemDifference
+from ziggurat.evaluate.findings import FEWEST_CASES, USELESS_BLEU, Scores, SystemDifference
 from ziggurat.evaluate.robustness import Effect, Robustness
-from ziggurat.inspect.report.content import Content, Setting
+from ziggurat.inspect.report.content import Content, Setting, unlike
 from ziggurat.inspect.report.drawing import name_of_run
 from ziggurat.inspect.report.figure import Figure, numbers
 from ziggurat.inspect.report.runs import ReportRun
@@ -30,15 +28,13 @@ from ziggurat.system.terminal import duration
 
 _SHOWN = 5  # settings
 _SIGNIFICANT = 0.05  # p-value
-_TRANSLATES = 1.0  # BLEU; below it systems are not compared
 
 
 def compared(content: Content) -> str:
     """Return one or two sentences on the runs and the settings they differ in."""
     runs = content.runs
     if len(runs) == 1:
-        model = runs[0].experiment.model
-        return f"One run: {model.residual if model.family == 'transformer' else model.family}, {_size(runs[0])}."
+        return f"One run: {method(runs[0])}, {_size(runs[0])}."
     sizes = list(dict.fromkeys(_size(run) for run in runs))
     of = f" of {sizes[0]}" if len(sizes) == 1 else ""
     first = f"{len(runs)} runs{of}, {_data(runs)}."
@@ -50,6 +46,11 @@ def compared(content: Content) -> str:
     return f"{first} They differ in {listed}{more}."
 
 
+def method(run: ReportRun) -> str:
+    """Return the depth methods of a run, as the log of `train` names them."""
+    return " + ".join(run.experiment.model.methods())
+
+
 def answer(content: Content) -> list[str]:
     """Return sentences on the best run, and whether its lead may be chance; none for a single run."""
     if len(content.runs) < 2:
@@ -59,38 +60,46 @@ def answer(content: Content) -> list[str]:
         sentences.append(ahead)
     if content.translations is not None and (tested := _tested(content.translations.comparison.scores)):
         sentences.append(tested)
+    if sentences and (differences := list(unlike(content.runs).values())):
+        sentences.append(f"The runs are not alike otherwise: {_listed(differences)}.")
     failed = [
         run.name for run, standing in zip(content.runs, content.standings, strict=True) if standing.level == "bad"
     ]
     if len(failed) == len(content.runs):
         sentences.append("None of them trained.")
     elif failed:
-        sentences.append(f"{_listed(failed)} did not train." if len(failed) > 1 else f"{failed[0]} did not train.")
+        sentences.append(f"{_listed(failed)} did not train.")
     return sentences
 
 
 def _ahead_in_training(content: Content) -> str | None:
-    """Return a sentence on the best dev score in training: BLEU where all runs have it, otherwise the loss."""
+    """Return a sentence on the best dev score in training: BLEU where all runs have it, otherwise the loss.
+
+    Runs that did not train are not ranked.
+    """
+    trained = [(run, its) for run, its in zip(content.runs, content.standings, strict=True) if its.level != "bad"]
+    runs = [run for run, _ in trained]
+    if len(runs) < 2:
+        return None
     for key, name, sign, digits in (("bleu", "dev BLEU", 1, 1), ("best_nll", "dev loss", -1, 2)):
-        values = [standing.figures[key] for standing in content.standings]
-        known = [value for value in values if value is not None]
-        if len(known) < len(values):
+        known = [value for _, its in trained if (value := its.figures[key]) is not None]
+        if len(known) < len(runs):
             continue
-        if any(_dev_set(run) != _dev_set(content.runs[0]) for run in content.runs):
+        if any(_dev_set(run) != _dev_set(runs[0]) for run in runs):
             return "Dev scores are not ranked: the dev sets are not the same."
-        if key == "best_nll" and not _vocabularies_agree(content.runs):
+        if key == "best_nll" and not _vocabularies_agree(runs):
             return "Dev losses, which are per token, are not ranked: the vocabularies differ or cannot be read."
-        if key == "bleu" and max(known) < _TRANSLATES:
+        if key == "bleu" and max(known) < USELESS_BLEU:
             continue
         order = sorted(range(len(known)), key=lambda i: -sign * known[i])
         best, second = order[:2]
         gap = abs(known[best] - known[second])
         # A lead that rounds to 0.0 (0.00) is not one.
         if math.isclose(gap, 0.0, abs_tol=0.5 * 10**-digits):
-            return f"No run is ahead: {content.runs[best].name} and {content.runs[second].name} have equal {name}."
+            return f"No run is ahead: {runs[best].name} and {runs[second].name} have equal {name}."
         return (
-            f"{content.runs[best].name} stands best with a {name} of {known[best]:.{digits}f}, {gap:.{digits}f} "
-            f"{'more' if sign > 0 else 'less'} than {content.runs[second].name}."
+            f"{runs[best].name} stands best with a {name} of {known[best]:.{digits}f}, {gap:.{digits}f} "
+            f"{'more' if sign > 0 else 'less'} than {runs[second].name}."
         )
     return None
 
@@ -115,10 +124,12 @@ def _vocabularies_agree(runs: Sequence[ReportRun]) -> bool:
 
 def _tested(scores: Sequence[Scores]) -> str | None:
     """Return a sentence on both tests of the best two systems under the first metric."""
-    if not scores or len(scores[0].systems) < 2 or max(system.mean for system in scores[0].systems) < _TRANSLATES:
+    if not scores or len(scores[0].systems) < 2:
         return None
     first = scores[0]
     pair = _best_pair(first)
+    if first.both_useless(pair):
+        return f"None of them translates: on the sentences for this report no BLEU reaches {USELESS_BLEU:g}."
     if not pair.difference:
         return f"On the sentences translated for this report {pair.left} and {pair.right} have equal {first.metric}."
     left_is_better = (pair.difference > 0) == first.higher_is_better
@@ -134,7 +145,6 @@ def _tested(scores: Sequence[Scores]) -> str | None:
 
 
 def _best_pair(scores: Scores) -> SystemDifference:
-    """Return the pair of the two best systems."""
     sign = 1 if scores.higher_is_better else -1
     order = sorted(range(len(scores.systems)), key=lambda i: -sign * scores.systems[i].mean)
     names = list(dict.fromkeys(name for pair in scores.pairs for name in (pair.left, pair.right)))
@@ -158,17 +168,24 @@ def _setting_text(setting: Setting) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 _DOWNLOADS = 2_500_000  # bytes of all links with numbers
 
 
-def page(content: Content, *, now: float | None = None) -> str:
-    """Return the report as HTML; `now`, in seconds since 1970, is the date shown in it (default: the present)."""
+def page(content: Content, *, now: float | None = None, subject: str = "") -> str:
+    """Return the report as HTML.
+
+    `now`, in seconds since 1970, is the date shown in it (default: the present); `subject` is what tells its page from
+    those of other reports (ziggurat.inspect.report.template.subject_mark).
+    """
     environment = page_templates(now)
     environment.filters |= {
         "colour": lambda run: f"var({name_of_run(run)})",
+        "method": method,
+        "size": _size,
         "yaml": lambda run: dump(run.experiment),
     }
     sections: dict[str, list[Figure]] = {}
@@ -176,6 +193,7 @@ def page(content: Content, *, now: float | None = None) -> str:
         sections.setdefault(figure.section, []).append(figure)
     return environment.get_template("report.html").render(
         content=content,
+        subject=subject,
         title=" and ".join(run.name for run in content.runs) if len(content.runs) < 4 else f"{len(content.runs)} runs",
         compared=compared(content),
         answer=answer(content),
@@ -202,7 +220,6 @@ def _downloads(content: Content) -> dict[str, tuple[str, str] | None]:
 
 
 def _translations(content: Content) -> str | None:
-    """Return all translations as CSV; None where there are none."""
     found = content.translations
     if found is None:
         return None
@@ -246,7 +263,10 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """Speed of a system: lines, words of the source and pieces of the output a second, on so many CPU threads."""
+    """Speed of a system: lines, words of the source and pieces of the output a second, on so many CPU threads.
+
+    `others` is the share of the processors that other programs took, where they were in the way; else 0.
+    """
 
     system: str
     lines: float
@@ -254,6 +274,7 @@ class SpeedRow:
     pieces: float
     threads: int
     bytes: int
+    others: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -305,30 +326,68 @@ class PipelineSummary:
         return f"The {steps} took {duration(self.seconds)} together{without}."
 
     def as_record(self) -> dict[str, Any]:
-        """Return the fields, for JSON."""
-        return {**asdict(self), "seconds": self.seconds}
+        """Return the fields and the verdicts, for JSON."""
+        verdicts = [asdict(verdict) for verdict in pipeline_verdicts(self)]
+        return {**asdict(self), "seconds": self.seconds, "verdicts": verdicts}
 
 
-def _answer_of(summary: PipelineSummary) -> list[str]:
-    """Return in sentences what came out: scores of the last system beside the first, and their speeds."""
+@dataclass(frozen=True)
+class PipelineVerdict:
+    """What a pipeline's measurements say of the last of its systems beside the first.
+
+    Attributes:
+        of: the test set, or `speed`.
+        kind: `useless` below USELESS_BLEU, `none` for a difference within its error, `better`, `worse`, or `alone`;
+            of speeds `faster`, `slower`, or `disturbed` by other programs.
+        said: the same in a sentence, with the numbers.
+    """
+
+    of: str
+    kind: str
+    said: str
+
+
+def pipeline_verdicts(summary: PipelineSummary) -> list[PipelineVerdict]:
+    """Return what the scores on each test set say, then the speeds."""
     names = [name for name, _ in summary.systems]
-    said = []
+    found = []
     for test, by_system in summary.scores.items():
-        scores = {name: by_system[name][0] for name in names if name in by_system}
-        if len(scores) < 2:
-            said += [f"{name} has {one['name']} {one['value']:.1f} on {test}." for name, one in scores.items()]
-            continue
-        teacher, last = names[0], names[-1]
-        difference = scores[last]["value"] - scores[teacher]["value"]
-        said.append(
-            f"{last} has {scores[last]['name']} {scores[last]['value']:.1f} on {test}, {difference:+.1f} against "
-            f"{teacher} ({scores[teacher]['value']:.1f})."
-        )
+        scores = {name: by_system[name] for name in names if name in by_system}
+        found += [_of_test(test, scores)] if scores else []
     rates = {row.system: row for row in summary.speed}
     if len(names) > 1 and names[0] in rates and names[-1] in rates and rates[names[0]].lines:
-        times = rates[names[-1]].lines / rates[names[0]].lines
-        said.append(f"{names[-1]} translates {times:.1f} times as fast as {names[0]}.")
-    return said
+        found.append(_of_speed(rates[names[0]], rates[names[-1]]))
+    return found
+
+
+def _of_test(test: str, scores: Mapping[str, Sequence[Mapping[str, Any]]]) -> PipelineVerdict:
+    first, last = next(iter(scores)), list(scores)[-1]
+    before, now = scores[first][0], scores[last][0]
+    said = f"{last} has {now['name']} {now['value']:.1f} on {test}"
+    beside = "" if first == last else f" ({first}: {before['value']:.1f})"
+    bleu = next((score["value"] for score in scores[last] if score["name"] == "BLEU"), None)
+    if bleu is not None and bleu < USELESS_BLEU:
+        useless = f"a BLEU below {USELESS_BLEU:g} is that of a system which does not translate"
+        return PipelineVerdict(test, "useless", f"{said}{beside}: {useless}.")
+    if first == last:
+        return PipelineVerdict(test, "alone", f"{said}.")
+    difference = now["value"] - before["value"]
+    error = math.hypot(*(score.get("interval") or 0.0 for score in (before, now)))
+    if abs(difference) <= error:
+        kind, result = "none", f"no difference from {first} beyond the error of ± {error:.1f}"
+    else:
+        kind = "better" if (difference > 0) == (now["name"] != "TER") else "worse"
+        result = f"{difference:+.1f} against {first}"
+    return PipelineVerdict(test, kind, f"{said}, {result}{beside}.")
+
+
+def _of_speed(first: SpeedRow, last: SpeedRow) -> PipelineVerdict:
+    if others := max(first.others, last.others):
+        said = f"Speeds are not compared: other programs took {others:.0%} of the processors while they were measured."
+        return PipelineVerdict("speed", "disturbed", said)
+    times = last.lines / first.lines
+    said = f"{last.system} translates {times:.1f} times as fast as {first.system}."
+    return PipelineVerdict("speed", "faster" if times >= 1 else "slower", said)
 
 
 def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None) -> str:
@@ -344,7 +403,7 @@ def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None) ->
     shown = [effect for effect in summary.effects if effect.metric == metrics[0]]
     return environment.get_template("pipeline.html").render(
         summary=summary,
-        answer=_answer_of(summary),
+        answer=[verdict.said for verdict in pipeline_verdicts(summary)],
         perturbations=list(dict.fromkeys(effect.perturbation for effect in shown)),
         effect={(effect.perturbation, effect.system): effect for effect in shown},
         metric=metrics[0] if metrics else "",
@@ -373,7 +432,6 @@ def robustness_page(results: Robustness) -> str:
 
 
 def _width(results: Robustness, effect: Effect) -> str:
-    """Return the length of an effect's bar, in rem."""
     greatest = max(abs(other.difference) for other in results.effects if other.metric == effect.metric)
     return f"{_WIDEST * abs(effect.difference) / greatest if greatest else 0.0:.2f}"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ziggurat.inspect.report.figure import Figure, Heat, Panel, Row, Series, Table, described
 from ziggurat.inspect.report.runs import ReportRun
@@ -27,13 +27,13 @@ def finite(values: Iterable[Any]) -> Row:
 # Lines
 
 
-def line_over_training(label: str, run: int, x: Sequence[float], y: Row, variant: int = 0) -> Series:
+def line_over_training(label: str, run: int, x: Sequence[float], y: Row, variant: int = 0, name: str = "") -> Series:
     """Return a line over training. In a long one, each point is the mean of several, drawn at the last of them."""
     each = math.ceil(len(x) / _POINTS)  # 0 without points
     if each > 1:
         bins = [slice(i, i + each) for i in range(0, len(x), each)]
         x, y = [x[b][-1] for b in bins], tuple(_mean(y[b]) for b in bins)
-    return Series(label, tuple(x), y, run, variant)
+    return Series(label, tuple(x), y, run, variant, name=name)
 
 
 def _mean(values: Row) -> float | None:
@@ -60,8 +60,18 @@ def lines_of_records(run: ReportRun, path: Sequence[str | int], *, what: str = "
             continue
         x.append(record.update)
         y.append(value)
-    line = line_over_training(f"{run.name}, {what}" if what else run.name, run.colour, x, finite(y), variant)
+    label = f"{run.name}, {what}" if what else run.name
+    line = line_over_training(label, run.colour, x, finite(y), variant, run.name)
     return [line] if any(v is not None for v in line.y) else []
+
+
+def line_of_record(
+    run: ReportRun, record: Record, values: Sequence[Any], *, first: int = 0, what: str = "", variant: int = 0
+) -> Series:
+    """Return values of one record as a line, from position `first` on; `what` follows the run's name in the label."""
+    label = ", ".join(part for part in (run.name, what, when(record)) if part)
+    x = tuple(float(place) for place in range(first, first + len(values)))
+    return Series(label, x, finite(values), run.colour, variant, name=run.name, update=record.update)
 
 
 def moments(run: ReportRun, key: str) -> list[Record]:
@@ -123,8 +133,7 @@ def depth_panels(
         for run in runs:
             for variant, record in enumerate(reversed(moments(run, key))):
                 if (values := part_of(record, key, part)) and len(values) > skip:
-                    x = tuple(float(bottom + i) for i in range(skip, len(values)))
-                    series.append(Series(f"{run.name}, {when(record)}", x, finite(values[skip:]), run.colour, variant))
+                    series.append(line_of_record(run, record, values[skip:], first=bottom + skip, variant=variant))
         if any(y is not None for line in series for y in line.y):
             panels.append(Panel(title, "layer", y_label, tuple(series), log_y=log_y))
     return tuple(panels)
@@ -133,27 +142,34 @@ def depth_panels(
 # Heat maps
 
 
+class RecordMap(NamedTuple):
+    """A heat map before it is drawn: its title, its rows (the lowest first), and the run and update it is of."""
+
+    title: str
+    rows: tuple[Row, ...]
+    run: str
+    update: int | None
+
+
 def square(rows: Sequence[Sequence[float | None]]) -> tuple[Row, ...]:
     """Return rows padded with blanks to the length of the longest."""
     width = max((len(row) for row in rows), default=0)
     return tuple(finite(row) + (None,) * (width - len(row)) for row in rows)
 
 
-def stack_maps(
-    runs: Sequence[ReportRun], key: str, cells: Callable[[list[Any]], tuple[Row, ...]]
-) -> list[tuple[str, tuple[Row, ...]]]:
-    """Return the matrix `key` of each stack at the last record of each run, titled; `cells` makes its rows."""
-    maps = []
-    for run in runs:
-        for record in moments(run, key)[-1:]:
-            for stack in STACKS:
-                if values := part_of(record, key, stack):
-                    maps.append((f"{run.name}, {stack}", cells(values)))
-    return maps
+def stack_maps(runs: Sequence[ReportRun], key: str, cells: Callable[[list[Any]], tuple[Row, ...]]) -> list[RecordMap]:
+    """Return the matrix `key` of each stack at the last record of each run; `cells` makes its rows."""
+    return [
+        RecordMap(f"{run.name}, {stack}", cells(values), run.name, record.update)
+        for run in runs
+        for record in moments(run, key)[-1:]
+        for stack in STACKS
+        if (values := part_of(record, key, stack))
+    ]
 
 
 def heat_panels(
-    maps: Sequence[tuple[str, tuple[Row, ...]]],
+    maps: Sequence[RecordMap],
     *,
     x_label: str | Sequence[str],
     y_label: str,
@@ -164,24 +180,25 @@ def heat_panels(
     """Return a panel for each map, all on one colour scale.
 
     Args:
-        maps: titles and values, the lowest row first.
+        maps: the maps.
         x_label: name of the columns; a list where the maps differ.
         y_label: name of the rows.
         unit: name of the values.
         columns: labels below the columns of each map; default: numbers from 0.
         first_row: number of the lowest row.
     """
-    known = [value for _, rows in maps for row in rows for value in row if value is not None]
+    known = [value for one in maps for row in one.rows for value in row if value is not None]
     if not known:
         return ()
     low, high = min(known), max(known)
     high = high if high > low else low + 1.0  # a map of equal values still needs a scale
     panels = []
-    for i, (title, rows) in enumerate(maps):
+    for i, (title, rows, name, update) in enumerate(maps):
         below = columns[i] if columns is not None else [str(c) for c in range(len(rows[0]))]
         beside = tuple(str(r) for r in range(first_row, first_row + len(rows)))
         label = x_label if isinstance(x_label, str) else x_label[i]
-        panels.append(Panel(title, label, y_label, heat=Heat(rows, tuple(below), beside, unit, low, high)))
+        heat = Heat(rows, tuple(below), beside, unit, low, high, name, update)
+        panels.append(Panel(title, label, y_label, heat=heat))
     return tuple(panels)
 
 

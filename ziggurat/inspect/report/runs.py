@@ -22,6 +22,7 @@ from ziggurat.model.run_folder import (
     refuse_missing,
 )
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
+from ziggurat.system.files import folder_kind
 from ziggurat.system.small_files import read_json, read_json_lines
 from ziggurat.train.diagnosis.records import Record, read_records
 
@@ -109,7 +110,9 @@ def read_run(folder: str | Path, *, colour: int = 0, name: str | None = None) ->
     run = Path(folder)
     refuse_missing(run, "run")
     if not (run / CONFIG_FILE).is_file() or not (run / CHECKPOINTS).is_dir():
-        raise CheckpointError(f"{run}: not a run (no {CONFIG_FILE} or no {CHECKPOINTS}/); reports are made of runs")
+        kind = folder_kind(run)
+        what = f"not a run, but {kind}" if kind else f"not a run (no {CONFIG_FILE} or no {CHECKPOINTS}/)"
+        raise CheckpointError(f"{run}: {what}; reports are made of runs")
     # Of several records of one update the last counts.
     by_kind: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "validation": {}}
     for record in _records(run / _METRICS):
@@ -142,7 +145,6 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of `metrics.jsonl`; none where a run failed before it wrote the file."""
     return read_json_lines(path, _record, "a record of a run")
 
 

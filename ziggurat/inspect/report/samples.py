@@ -40,14 +40,9 @@ _FOLDER = "translations"
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences to be translated by all runs.
+    """Sentences to be translated by all runs, called for example `all 500 sentences of the dev set`.
 
-    Attributes:
-        name: a description, such as `all 500 sentences of the dev set`.
-        sources: source sentences.
-        references: reference translations.
-        tags: for each source the tag of a training corpus, or None.
-        target_language: language code of the references.
+    Each source has the tag of a training corpus, or None.
     """
 
     name: str
@@ -65,13 +60,9 @@ class Sentences:
 
 @dataclass(frozen=True)
 class Translated:
-    """Translations of sentences by one run.
+    """Translations of sentences by one run: a line for each, and the number of those cut at the length limit.
 
-    Attributes:
-        origin: a description of the weights.
-        search: a description of the search.
-        outputs: one line for each sentence.
-        unfinished: number of lines that were cut at the length limit.
+    `origin` describes the weights, `search` the search.
     """
 
     origin: str
@@ -111,21 +102,25 @@ def _of_dev_set(run: ReportRun, count: int) -> Sentences:
     )
 
 
-def translated(run: ReportRun, sentences: Sentences, say: Callable[[str], None]) -> Translated:
-    """Return the translations of `sentences` by the model of `run` that `translate` takes, with its settings.
+def translated(
+    run: ReportRun, sentences: Sentences, say: Callable[[str], None], which: str | None = None
+) -> Translated:
+    """Return the translations of `sentences` by the weights `which` of `run`, with its settings.
+
+    None stands for those that `translate` takes.
 
     The result is kept in the run, and reused while weights, settings and sentences are the same; `say` takes a message
     before translating. Raises CheckpointError where the run has no checkpoint, or a damaged one.
     """
-    weights, _ = locate_weights(run.folder)
+    weights, _ = locate_weights(run.folder, which)
     decoding = run.experiment.decoding.model_dump(mode="json")
     made_of = weights_fingerprint(weights)
     key = {"format": _FORMAT, "weights": made_of, "decoding": decoding, "sentences": sentences.identity}
     kept = run.folder / _FOLDER / f"{sentences.identity}.json"
     found = _kept(kept, key, len(sentences.sources))
     if found is None:
-        say(f"{run.name}: translating {sentences.name} with {weights_origin(run.folder, weights)}")
-        found = _translate(run, sentences)
+        say(f"{run.name}: translating {sentences.name} with {weights_origin(run.folder, weights, which)}")
+        found = _translate(run, sentences, which)
         try:
             kept.parent.mkdir(exist_ok=True)
             write_atomically(kept, json.dumps({"key": key, **asdict(found)}, ensure_ascii=False, indent=1).encode())
@@ -134,8 +129,8 @@ def translated(run: ReportRun, sentences: Sentences, say: Callable[[str], None])
     return found
 
 
-def _translate(run: ReportRun, sentences: Sentences) -> Translated:
-    translator = load_translator(run.folder)
+def _translate(run: ReportRun, sentences: Sentences, which: str | None) -> Translated:
+    translator = load_translator(run.folder, which=which)
     with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # the report has their number
         found = translate_tagged(translator.translate, sentences.sources, sentences.tags)
     outputs = [translation.text for translation in found]
@@ -143,7 +138,6 @@ def _translate(run: ReportRun, sentences: Sentences) -> Translated:
 
 
 def _search(decoding: DecodingConfig) -> str:
-    """Return a search in a few words."""
     if decoding.search == "sample":
         return f"the most typical of {decoding.mbr} samples" if decoding.mbr else "samples"
     return f"beam of {decoding.beam_size}" if decoding.beam_size > 1 else "greedy search"

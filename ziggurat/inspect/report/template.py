@@ -1,8 +1,6 @@
 """The common ground of report pages: templates with their filters, colours as CSS variables, tables to save.
 
 No page has a script, nothing is fetched, and all text is escaped.
-
-The mark by which our pages are recognised, so that nothing else is replaced by one.
 """
 
 from __future__ import annotations
@@ -39,6 +37,7 @@ def page_templates(now: float | None = None) -> Environment:
         "number": _number,
         "p_value": lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}",
         "prose": _prose,
+        "subject_mark": subject_mark,
         "svg": _svg,
     }
     environment.globals |= {
@@ -48,6 +47,11 @@ def page_templates(now: float | None = None) -> Environment:
         "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
     }
     return environment
+
+
+def subject_mark(subject: str) -> Markup:
+    """Return what tells the report on one subject from others, early in its page."""
+    return Markup('<meta name="subject" content="{}">').format(subject)
 
 
 def _svg(figure: Figure) -> Markup:
@@ -77,7 +81,6 @@ def _number(value: Any, digits: int = 2) -> str:
 
 
 def _prose(text: str) -> Markup:
-    """Return a sentence as HTML, with text between backticks as code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:  # an unpaired backtick is plain text
         return escape(text)

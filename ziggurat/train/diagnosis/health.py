@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from ziggurat.config import Experiment
 from ziggurat.config.layers import Frozen
 from ziggurat.system.errors import DataError, other_format
 from ziggurat.system.small_files import built, read_json_lines
@@ -34,11 +36,38 @@ relative to the weights."""
 ENTROPY = 0.05
 """Least attention entropy of a layer, nats, mean over heads and queries."""
 
-_DEEPER = (
-    "use methods for deep models (`model.residual: pre`, `admin` or `deepnorm`, `model.init.kind: depth_scaled`, "
-    "`model.encoder.history: dlcl`) or fewer layers"
-)
+_METHODS = {
+    "pre": "`model.residual: pre`",
+    "admin": "`model.residual: admin`",
+    "deepnorm": "`model.residual: deepnorm`",
+    "depth_scaled": "`model.init.kind: depth_scaled`",
+    "dlcl": "`model.encoder.history: dlcl`",
+}
+"""_METHODS is a method for deep models -> the setting that advice names."""
 _SLOWER = "lower `training.schedule.peak` or lengthen `training.schedule.warmup_updates`"
+
+
+def in_use(experiment: Experiment) -> frozenset[str]:
+    """Return what `experiment` has of the settings that advice may name, so that no advice names them."""
+    training = experiment.training
+    settings = {
+        "qk_norm": experiment.model.attention.qk_norm != "none",
+        "clip_norm": training.clip_norm is not None,
+        "fp32": training.precision == "fp32",
+    }
+    return frozenset((*experiment.model.methods(), *(name for name, has in settings.items() if has)))
+
+
+def _advice(used: Collection[str], first: str, *others: tuple[str, str]) -> str:
+    """Return `first` and those of the further ways (name of the setting, what to do) that are not in use."""
+    ways = [first, *(way for name, way in others if name not in used)]
+    return ", or ".join(ways)
+
+
+def _deeper(used: Collection[str]) -> str:
+    """Return the advice for a stack whose lower layers do not learn."""
+    methods = ", ".join(setting for name, setting in _METHODS.items() if name not in used)
+    return f"use methods for deep models ({methods}) or fewer layers"
 
 
 @dataclass(frozen=True)
@@ -62,7 +91,12 @@ class HealthReading:
 
 
 def readings(
-    record: Record, before: Sequence[Record], *, warmup_updates: int, frozen: Sequence[str] = ()
+    record: Record,
+    before: Sequence[Record],
+    *,
+    warmup_updates: int,
+    frozen: Sequence[str] = (),
+    used: Collection[str] = (),
 ) -> list[HealthReading]:
     """Return the readings of a record; measures that it does not have are not judged.
 
@@ -71,12 +105,13 @@ def readings(
         before: the records before it, oldest first.
         warmup_updates: `training.schedule.warmup_updates`; some bands hold only after it.
         frozen: `training.freeze`; the layers that it names have no gradient, which counts as 0.
+        used: settings that no message recommends, since the run has them (`in_use`).
     """
     late = [r for r in (*before, record) if r.update >= LATE_WARMUPS * max(1, warmup_updates)]
-    found = [*_finiteness(record), *_gradient_ratio(record, Frozen.parse(frozen))]
+    found = [*_finiteness(record, used), *_gradient_ratio(record, Frozen.parse(frozen), used)]
     for check in (_flat_r, _variance, _update_ratio, _entropy):
-        found += check(record, before)
-    return found + list(_source(late))
+        found += check(record, before, used)
+    return found + list(_source(late, used))
 
 
 def _reading(
@@ -86,18 +121,19 @@ def _reading(
     return HealthReading(measure, value, low, high, said, healthy)
 
 
-def _finiteness(record: Record) -> Iterator[HealthReading]:
+def _finiteness(record: Record, used: Collection[str]) -> Iterator[HealthReading]:
     """Judge if loss and gradients are finite; other measures may lack a meaning at some places."""
     for measure in ("nll", "gradient_norm"):
         if measure in record.values:
             where = [place for place, value in _leaves(record.values[measure]) if value is None]
             said = f"{measure} is not finite"
             said += f" ({', '.join(p for p in where if p)})" if any(where) else ""
-            said += f": {_SLOWER}, set `training.clip_norm`, or train in `training.precision: fp32`"
+            ways = (("clip_norm", "set `training.clip_norm`"), ("fp32", "train in `training.precision: fp32`"))
+            said += f": {_advice(used, _SLOWER, *ways)}"
             yield HealthReading(f"finite.{measure}", None if where else 0.0, None, None, said, not where)
 
 
-def _gradient_ratio(record: Record, frozen: Frozen) -> Iterator[HealthReading]:
+def _gradient_ratio(record: Record, frozen: Frozen, used: Collection[str]) -> Iterator[HealthReading]:
     """Judge if the gradient reaches the lowest layer of each stack that is trained."""
     for stack in ("encoder", "decoder"):
         all_norms = record.values.get("gradient_norm", {}).get(stack, [])
@@ -106,26 +142,27 @@ def _gradient_ratio(record: Record, frozen: Frozen) -> Iterator[HealthReading]:
             ratio = norms[0] / norms[-1]
             said = (
                 f"the gradient of the first {stack} layer is {ratio:.1e} of the last one's (healthy: at least "
-                f"{FADING:g}): the lower layers hardly learn; {_DEEPER}"
+                f"{FADING:g}): the lower layers hardly learn; {_deeper(used)}"
             )
             yield _reading(f"gradient_ratio.{stack}", ratio, low=FADING, said=said)
 
 
-def _flat_r(record: Record, before: Sequence[Record]) -> Iterator[HealthReading]:
+def _flat_r(record: Record, before: Sequence[Record], used: Collection[str]) -> Iterator[HealthReading]:
     """Judge if r of the encoder (Bapna et al. 2018, section 4) is small in three records and does not rise."""
     r = record.values.get("r", {}).get("encoder")
     if r is not None:
         earlier = [b.values.get("r", {}).get("encoder") for b in before[-2:]]
         # A small r that has doubled within two records is on its way up.
         flat = len(earlier) == 2 and all(e is not None and e < FLAT_R and r < 2 * e for e in earlier)
+        ways = _advice(used, _deeper(used), ("transparent", "`model.memory: transparent`"))
         said = (
             f"r of the encoder is {r:.1e} and does not rise (healthy: at least {FLAT_R:g}): the output of its first "
-            f"layer gets hardly any of the gradient that its last one gets; {_DEEPER}, or `model.memory: transparent`"
+            f"layer gets hardly any of the gradient that its last one gets; {ways}"
         )
         yield HealthReading("r.encoder", r, FLAT_R, None, said, r >= FLAT_R or not flat)
 
 
-def _variance(record: Record, before: Sequence[Record]) -> Iterator[HealthReading]:
+def _variance(record: Record, before: Sequence[Record], used: Collection[str]) -> Iterator[HealthReading]:
     """Judge if the stream explodes: by its size, or by its growth since the last record that has it."""
     earlier: dict[str, list[float | None]] = next(
         (b.values["variance"] for b in reversed(before) if "variance" in b.values), {}
@@ -144,7 +181,7 @@ def _variance(record: Record, before: Sequence[Record]) -> Iterator[HealthReadin
             yield _reading(f"variance.{place}", largest, high=high, said=said)
 
 
-def _update_ratio(record: Record, before: Sequence[Record]) -> Iterator[HealthReading]:
+def _update_ratio(record: Record, before: Sequence[Record], used: Collection[str]) -> Iterator[HealthReading]:
     """Judge if some layer's weights change too much, or much less than those of the layer that changes most."""
     ratios = record.values.get("update_ratio", {})
     layers = [v for stack in ("encoder", "decoder") for v in ratios.get(stack, []) if v is not None]
@@ -162,12 +199,12 @@ def _update_ratio(record: Record, before: Sequence[Record]) -> Iterator[HealthRe
             layer = ratios[stack].index(min(values)) + 1
             said = (
                 f"updates change {stack} layer {layer} by {share:.1e} of what they change the layer that moves most "
-                f"(healthy: at least {LEAST_UPDATE:g}): it hardly learns; {_DEEPER}"
+                f"(healthy: at least {LEAST_UPDATE:g}): it hardly learns; {_deeper(used)}"
             )
             yield _reading(f"update_ratio.{stack}", share, low=LEAST_UPDATE, said=said)
 
 
-def _entropy(record: Record, before: Sequence[Record]) -> Iterator[HealthReading]:
+def _entropy(record: Record, before: Sequence[Record], used: Collection[str]) -> Iterator[HealthReading]:
     """Judge if attention has collapsed to single positions (Zhai et al. 2023)."""
     for place, values in record.values.get("attention_entropy", {}).items():
         finite = [v for v in values if v is not None]
@@ -175,20 +212,20 @@ def _entropy(record: Record, before: Sequence[Record]) -> Iterator[HealthReading
             least = min(finite)
             said = (
                 f"the attention entropy at {place}, layer {values.index(least) + 1}, is {least:.1e} nats (healthy: at "
-                f"least {ENTROPY:g}): every head looks at one position only; {_SLOWER}, or set "
-                "`model.attention.qk_norm`"
+                f"least {ENTROPY:g}): every head looks at one position only; "
+                f"{_advice(used, _SLOWER, ('qk_norm', 'set `model.attention.qk_norm`'))}"
             )
             yield _reading(f"attention_entropy.{place}", least, low=ENTROPY, said=said)
 
 
-def _source(late: Sequence[Record]) -> Iterator[HealthReading]:
+def _source(late: Sequence[Record], used: Collection[str]) -> Iterator[HealthReading]:
     """Judge, by three records in a row after the warm-up, if the model uses its source."""
     costs = [r.values.get("source_dependence") for r in late[-3:]]
     if costs and costs[-1] is not None:
         said = (
             f"the loss is {costs[-1]:+.1e} nats per token higher with other sentences' sources (healthy by now: at "
             f"least {SOURCE:g}): the decoder ignores the encoder; check that source and target are aligned, then "
-            f"{_DEEPER}"
+            f"{_deeper(used)}"
         )
         ignored = len(costs) == 3 and all(c is not None and c < SOURCE for c in costs)
         yield HealthReading("source_dependence", costs[-1], SOURCE, None, said, not ignored)
@@ -245,10 +282,11 @@ class Watch:
     Args:
         warmup_updates: `training.schedule.warmup_updates`.
         frozen: `training.freeze`.
+        used: see `readings`.
     """
 
-    def __init__(self, warmup_updates: int, frozen: Sequence[str] = ()) -> None:
-        self._warmup, self._frozen = warmup_updates, frozen
+    def __init__(self, warmup_updates: int, frozen: Sequence[str] = (), used: Collection[str] = ()) -> None:
+        self._judge = partial(readings, warmup_updates=warmup_updates, frozen=frozen, used=used)
         self._seen: list[Record] = []
         self._calm: dict[str, int] = {}
         self.standing: dict[str, HealthReading] = {}
@@ -257,7 +295,7 @@ class Watch:
     def see(self, record: Record) -> list[RunWarning]:
         """Return the warnings of this record, and the recoveries that it completes."""
         found = []
-        for reading in readings(record, self._seen, warmup_updates=self._warmup, frozen=self._frozen):
+        for reading in self._judge(record, self._seen):
             measure = reading.measure
             # The count of healthy readings starts again at every unhealthy one.
             if not reading.healthy or self._still_above(reading):
