@@ -138,10 +138,10 @@ async def translated(
         given.characters = characters
 
     work = _counted(document(content, given.name, settings), counted)
-    request = TranslationRequest(given.client, deadline, options, run, progress, patient=True)
-    (outcome,) = await request.results([work], [TextTranslation(route)])
+    request, text = TranslationRequest(given.client, deadline, options, run, progress), TextTranslation(route)
+    (outcome,) = await request.results([work], [text])
     server.used[server.access.account(given.client)] += given.characters
-    given.notices, given.places = outcome.notices, outcome.places
+    given.notices, given.places = outcome.notices + text.notices, outcome.places
     return outcome.value
 
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
+from ziggurat.serve.notices import silent_notices
 from ziggurat.serve.queue import DeadlineExceeded, FairLock, FairQueue, QueuedLine
 from ziggurat.system.errors import ConfigError, ZigguratError, out_of_memory, printable
 from ziggurat.translate.options import TextTranslator, TranslateOptions
-from ziggurat.translate.results import Translation
+from ziggurat.translate.results import Translation, count_untagged
 
 if TYPE_CHECKING:
     from ziggurat.translate.call import ContinuousTranslation
@@ -67,6 +68,11 @@ class LineBatch:
         running = self._running
         ticket = next(self._tickets) if running is None else running.add(line.text, line.options.prefix)
         self.lines[ticket] = line
+        notices, tokenizer = silent_notices(), self._translator.source_tokenizer
+        count_untagged(bool(line.options.tag), [line.text], tokenizer, notices)
+        if tokenizer.unk in tokenizer.encode([line.text])[0]:
+            notices["unknown"] += 1
+        line.notices.update(notices)
 
     def cancel(self, tickets: list[int]) -> None:
         """Take lines out."""
@@ -277,6 +283,10 @@ class Engine:
         self.state.tokens += sum(len(t.hypotheses[0].tokens) for _, t in finished)
         self.queue.measured(len(finished), time.perf_counter() - began)
         for line, translation in finished:
+            if translation.parts > 1:
+                line.notices["long_lines"] += 1
+            if not translation.hypotheses[0].finished:
+                line.notices["unfinished"] += 1
             line.finish(translation)
         if not self._batch.lines:
             self._batch = None  # the next one may have other options

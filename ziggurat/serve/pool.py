@@ -16,12 +16,12 @@ from ziggurat.config.languages import language_name
 from ziggurat.config.load import change_section
 from ziggurat.model.run_folder import BASE, MODEL_FILE, config_file
 from ziggurat.serve.engine import Engine, Opened
+from ziggurat.serve.notices import silent_notices
 from ziggurat.serve.queue import FairQueue
 from ziggurat.system.errors import CheckpointError, ConfigError
 from ziggurat.system.processes import usable_cpus
 from ziggurat.translate.engines import EXPORT_FILE, is_export, read_report, refuse_unsupported
 from ziggurat.translate.options import tells_alignments
-from ziggurat.translate.results import Notices
 
 _COPIES = 3
 """Times the size of its weights that a model takes with PyTorch.
@@ -133,7 +133,7 @@ class ModelSource:
             # requests (2 cores, a small model: 60 requests a second with two threads, 370 with one).
             threads = self.threads or max(1, usable_cpus() // 2)
             served = CTranslate2Translator(self.path, device=self.device, threads=threads, **self.decoding)
-            _silence(served.notices)
+            served.notices = silent_notices()
             return Opened(served, version, True)
         import torch
 
@@ -143,14 +143,8 @@ class ModelSource:
             torch.set_num_threads(self.threads)  # of this thread alone: OpenMP keeps the number by thread
         translator = load_translator(self.path, device=self.device, which=self.which, **self.decoding)
         aligned = tells_alignments(translator)
-        _silence(translator.notices)
+        translator.notices = silent_notices()
         return Opened(translator, version, aligned)
-
-
-def _silence(notices: Notices) -> None:
-    """Let notices be counted and not told: what people translate is in no log, and these may quote it."""
-    of_lines = ("blank_lines", "long_lines", "unfinished", "unmet", "untagged", "tag_as_text", "in_pieces", "unknown")
-    notices.told |= dict.fromkeys(of_lines, "")
 
 
 def _of_model(name: str) -> bool:

@@ -75,13 +75,14 @@ class Detector:
         return next((code, share) for code, share in ranks if code != target or share >= _SURE)
 
 
-def work_of(text: str, options: Options, markup: MarkupRules | None, *, lines: bool) -> SentenceRequests[AlignedText]:
+def work_of(
+    text: str, options: Options, markup: MarkupRules | None, *, lines: bool
+) -> SentenceRequests[Result[AlignedText]]:
     """Return the work of translating a text; of markup the result has no sentences."""
     if markup is None:
-        outcome: Result[AlignedText] = yield from aligned_text(text, options, lines=lines)
-        return outcome.value
+        return (yield from aligned_text(text, options, lines=lines))
     marked = yield from (xml if markup.xml else html)(text, options, markup)
-    return AlignedText(marked.value, [], [])
+    return Result(AlignedText(marked.value, [], []), marked.notices)
 
 
 Value = TypeVar("Value")
@@ -279,12 +280,14 @@ class Translations:
             self._refuse_several([text.source for text in routed], cuts, lines=lines)
         pairs = list(zip(routed, cuts, strict=True))
         works = [work_of(text.source, replace(cut, tally=text.tally), markup, lines=lines) for text, cut in pairs]
-        for text, best in zip(routed, await asking.results(works, routed), strict=True):
-            text.best = best
+        for text, outcome in zip(routed, await asking.results(works, routed), strict=True):
+            text.best = outcome.value
+            text.notices.update(outcome.notices)
         # Markup has one form only: the second best of two sentences may place the same tags in other ways.
         for rank in range(1, options.more + 1 if markup is None else 1):
             works = [work_of(text.source, cut, markup, lines=lines) for text, cut in pairs]
-            for text, other in zip(routed, await asking.results(works, routed, rank), strict=True):
+            for text, outcome in zip(routed, await asking.results(works, routed, rank), strict=True):
+                other = outcome.value
                 if other.text not in (text.best.text, *(each.text for each in text.others)):
                     text.others.append(other)
                     text.ranks.append(rank)
