@@ -16,22 +16,24 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import regex
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from ziggurat.serve.access import ConcurrencyLimit
 from ziggurat.serve.config import DocumentsConfig
+from ziggurat.serve.interfaces.description import Operation
 from ziggurat.serve.queue import DeadlineExceeded
 from ziggurat.serve.requests import REQUEST, Refused
 from ziggurat.serve.text.documents.archive import Limits, Settings
 from ziggurat.serve.text.documents.kinds import document, document_kind
-from ziggurat.serve.text.glossary import Tally
+from ziggurat.serve.text.glossary import Run, Tally
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
 from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.serve.translations import Translations
@@ -105,7 +107,7 @@ async def translated(
     content: bytes,
     server: Translations,
     config: DocumentsConfig,
-    run: Callable[[Callable[[], Any]], Awaitable[Any]],
+    run: Run,
 ) -> bytes:
     """Return a document's translation; `run` calls what takes long in a thread.
 
@@ -130,7 +132,7 @@ async def translated(
     def progress(done: int, total: int) -> None:
         given.done, given.total = done, total
 
-    cut = replace(server.cut(given.source, route, given.terms, given.tally), admit=_Bound(given.name, config).admit)
+    cut = replace(server.cut(given.source, route, given.terms, given.tally), admit=_bounded(given.name, config))
     settings = Settings(cut, given.source, given.target, limits=limits)
 
     def counted(characters: int) -> None:
@@ -145,23 +147,18 @@ async def translated(
     return outcome.value
 
 
-class _Bound:
-    """The limits of a document's text, which are known before it is cut into sentences."""
+def _bounded(name: str, config: DocumentsConfig) -> Callable[[Sequence[str]], None]:
+    """Return what takes a document's paragraphs before they are cut, and raises DataError beyond its limits."""
+    most = {"characters": config.characters, "paragraphs, cells, strings or lines": config.paragraphs}
+    found: Counter[str] = Counter()
 
-    def __init__(self, name: str, config: DocumentsConfig) -> None:
-        self._name, self._config = name, config
-        self._characters = self._paragraphs = 0
+    def admit(texts: Sequence[str]) -> None:
+        for kind, count in zip(most, (sum(map(len, texts)), len(texts)), strict=True):
+            found[kind] += count
+            if found[kind] > most[kind]:
+                raise DataError(f"{name}: more than {most[kind]:,} {kind}; divide it")
 
-    def admit(self, texts: Sequence[str]) -> None:
-        """Take paragraphs. Raises DataError beyond the limits."""
-        self._characters += sum(map(len, texts))
-        self._paragraphs += len(texts)
-        for found, most, kind in (
-            (self._characters, self._config.characters, "characters"),
-            (self._paragraphs, self._config.paragraphs, "paragraphs, cells, strings or lines"),
-        ):
-            if found > most:
-                raise DataError(f"{self._name}: more than {most:,} {kind}; divide it")
+    return admit
 
 
 def _counted(work: SentenceRequests[Result[bytes]], counted: Callable[[int], None]) -> SentenceRequests[Result[bytes]]:
@@ -199,8 +196,6 @@ def _beginning(given: Document, content: bytes, limits: Limits) -> str:
 class _EnoughError(Exception):
     """Enough of a document is known."""
 
-
-Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 _PREFIX, _LOCK = "ziggurat-documents-", "lock"
 
@@ -281,20 +276,22 @@ class Documents:
     # Coming in
 
     @contextlib.asynccontextmanager
-    async def uploading(self, request: Request) -> AsyncIterator[None]:
-        """Hold one of the places for files that are being received. Raises Refused (429) where none is free."""
+    async def uploading(
+        self, request: Request, operation: Operation, disabled: str
+    ) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
+        """Receive a form with a file, in one of the places for these; yield its other fields and the file.
+
+        Raises Refused: no documents are taken (403, with the text of `disabled`), no place is free (429), it came too
+        slowly (408), and as `operation.upload`.
+        """
+        if not self.config.enabled:
+            raise Refused(403, disabled)
         with self._uploads.held(self._server.holder(request), "Slowdown: too many files are being received"):
             try:
-                async with asyncio.timeout(self.config.seconds):
-                    yield
+                async with asyncio.timeout(self.config.seconds), operation.upload(request) as received:
+                    yield received
             except TimeoutError:
                 raise Refused(408, "the file did not come in time", {"Connection": "close"}) from None
-
-    def check_room(self, client: str) -> None:
-        """Raise Refused (429) where no further document of this client may wait."""
-        waiting = [each.client for each in self._known.values() if not each.ended]
-        if len(waiting) >= self.config.waiting or waiting.count(client) >= self.config.waiting_of_client:
-            raise Refused(429, "Slowdown: too many documents wait; try again later", {"Retry-After": "60"})
 
     async def submit(self, given: Document, file: BinaryIO) -> Document:
         """Let a document wait, whose file is read now.
@@ -302,7 +299,9 @@ class Documents:
         Raises Refused: no room (429), or a file that is too large (413); DataError for a kind that is not known.
         """
         document_kind(given.name)
-        self.check_room(given.client)
+        waiting = [each.client for each in self._known.values() if not each.ended]
+        if len(waiting) >= self.config.waiting or waiting.count(given.client) >= self.config.waiting_of_client:
+            raise Refused(429, "Slowdown: too many documents wait; try again later", {"Retry-After": "60"})
         self._known[given.id] = given  # from here on it counts
         try:
             given.size = await asyncio.to_thread(self._store, given, file)

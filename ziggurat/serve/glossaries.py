@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -184,25 +184,35 @@ def read_entries(text: str, kind: str) -> list[tuple[str, str]]:
     return [(row[0], row[1]) for row in rows]
 
 
-def terms_of(given: Any, most: int) -> Terms | None:
-    """Return a glossary as requests have it: a list of objects, or an object of soft terms; None: there is none.
+class Entry(NamedTuple):
+    """A term of a request's glossary; without a mode, it is as the model can."""
 
-    Raises Refused (400) for something else, or more than `most` terms; DataError as Terms does.
+    source: str
+    target: str
+    mode: Literal["soft", "hard"] | None
+
+    def term(self, default: Literal["soft", "hard"]) -> Term:
+        """Return it as a term, of the mode `default` where it has none."""
+        return Term(self.source, self.target, self.mode or default)
+
+
+def entries_of(given: Any, most: int) -> list[Entry]:
+    """Return a glossary as requests have it: a list of objects, or an object of source and target terms; may be empty.
+
+    Raises Refused: something else (400), or more than `most` terms (413).
     """
     if given is None or given in ("", [], {}):
-        return None
-    entries = [{"source": s, "target": t} for s, t in given.items()] if isinstance(given, dict) else given
-    if not isinstance(entries, list):
+        return []
+    records = [{"source": s, "target": t} for s, t in given.items()] if isinstance(given, dict) else given
+    if not isinstance(records, list):
         raise Refused(400, "`glossary` is a list of objects with `source`, `target` and `mode`, or an object of terms")
-    if len(entries) > most:
+    if len(records) > most:
         raise Refused(413, f"at most {most} terms in a glossary")
-    terms = []
-    for entry in entries:
-        values = [entry.get(name) for name in ("source", "target")] if isinstance(entry, dict) else []
-        mode = entry.get("mode", "soft") if isinstance(entry, dict) else None
-        if mode not in ("soft", "hard") or len(values) != 2 or not all(isinstance(value, str) for value in values):
-            raise Refused(
-                400, f"`glossary`: {printable(str(entry), 60)}: needs `source`, `target`, and `mode`: soft, hard"
-            )
-        terms.append(Term(str(values[0]), str(values[1]), mode))
-    return Terms(terms)
+    return list(map(_entry, records))
+
+
+def _entry(given: Any) -> Entry:
+    entry = [given.get(name) for name in Entry._fields] if isinstance(given, dict) else [None] * 3
+    if not all(isinstance(term, str) for term in entry[:2]) or entry[2] not in ("soft", "hard", None):
+        raise Refused(400, f"`glossary`: {printable(str(given), 60)}: needs `source`, `target`, and `mode`: soft, hard")
+    return Entry(*entry)

@@ -69,6 +69,14 @@ async def fields_of(request: Request) -> dict[str, Any]:
     return {**query, **(_json_object(body) if len(body) < _LARGE else await run_in_threadpool(_json_object, body))}
 
 
+def texts_of(given: Any, refusal: str) -> list[str]:
+    """Return the texts of a field that takes one or a list of them. Raises Refused (400) where they are none."""
+    texts = given if isinstance(given, list) else [given]
+    if not texts or not all(isinstance(each, str) for each in texts):
+        raise Refused(400, refusal)
+    return texts
+
+
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
     """Return the result of `work`, which is cancelled when the client goes away before. The body must have been read.
 

@@ -233,17 +233,7 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
     translations = Translations(pool, access, config.limits)
     documents = Documents(translations, config.documents, say)
     kept = Glossaries(None if config.glossaries is None else Path(config.glossaries).expanduser())
-    return build_app(
-        translations,
-        documents,
-        kept,
-        page=config.page,
-        metrics_token=config.metrics_token,
-        proxied=bool(config.proxies),
-        hosts=None if config.proxies else {config.host.lower(), socket.gethostname().lower()},
-        logged=config.log_requests,
-        say=say,
-    )
+    return build_app(config, translations, documents, kept, say)
 
 
 def connections_within(files: int, most: int = CONNECTIONS) -> int:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from ziggurat.serve.pool import Model
 from ziggurat.serve.queue import DeadlineExceeded, FairQueue, QueuedLine, QueueFull
 from ziggurat.serve.text.alignment import rendered
-from ziggurat.serve.text.glossary import Tally, constrained
+from ziggurat.serve.text.glossary import Run, Tally, constrained
 from ziggurat.serve.text.paragraphs import AlignedText
 from ziggurat.serve.text.sentences import SentenceRequests, SentenceTranslation
 from ziggurat.system.errors import DataError
@@ -181,7 +181,7 @@ class TranslationRequest:
         client: str,
         deadline: float,
         options: TranslateOptions,
-        run: Callable[[Callable[[], Any]], Awaitable[Any]],
+        run: Run,
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
         self.client, self.deadline = client, deadline

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from starlette.requests import Request
 
@@ -16,6 +16,9 @@ from ziggurat.config.languages import main_language
 from ziggurat.data.cleaning.filters import MOST_CHARACTERS, identifier
 from ziggurat.serve.access import Access
 from ziggurat.serve.config import LimitsConfig
+from ziggurat.serve.glossaries import Entry
+from ziggurat.serve.interfaces.description import Dialect
+from ziggurat.serve.notices import notice_headers
 from ziggurat.serve.pool import Model, ModelPool
 from ziggurat.serve.requests import Refused
 from ziggurat.serve.text.glossary import Tally
@@ -98,14 +101,6 @@ _SHORT = 2000
 _THREADS = 4  # for longer ones, and for the detection of languages
 
 
-class Excess(NamedTuple):
-    """The limit exceeded: `texts` or `characters` of a request, how many were asked for, and the most."""
-
-    kind: str
-    asked: int
-    most: int
-
-
 class Translations:
     """Translation of texts by the models of a pool, for an event loop.
 
@@ -123,30 +118,25 @@ class Translations:
         self.used: Counter[str] = Counter()
         """Characters that were translated since the start, by account; only the event loop counts."""
 
-    def client(self, request: Request, key: object, characters: int) -> str:
-        """Return who asks, by key or address. Raises Refused where it may not, or asks for too much."""
-        address = request.client.host if request.client else "unknown"
-        return self.access.client(key if isinstance(key, str) else None, address, characters)
+    def client(self, request: Request, dialect: Dialect, key: object, characters: int = 0) -> str:
+        """Return who asks, by the key in the header of its dialect, the one of a field, or its address.
+
+        Raises Refused where it may not, in the words of the dialect, or asks for too much.
+        """
+        given = request.headers.get("authorization", "")
+        if dialect.scheme and given.startswith(dialect.scheme):
+            key = given.removeprefix(dialect.scheme)
+        try:
+            return self.access.client(key if isinstance(key, str) else None, _address(request), characters)
+        except Refused as error:
+            if dialect.denied is None or error.status not in (400, 403):
+                raise
+            raise Refused(*dialect.denied) from None
 
     def holder(self, request: Request) -> str:
         """Return whose place a request takes that is still coming, by the key in its headers or its address."""
         _, _, key = request.headers.get("authorization", "").partition(" ")
-        return self.access.holder(key, request.client.host if request.client else "unknown")
-
-    def bearer(self, request: Request, characters: int, key: object = None) -> str:
-        """Return who asks under /v1, by the key of the header `Authorization: Bearer` or the one that is given.
-
-        Raises Refused as OpenAI does: 401 without a key, or with a wrong one.
-        """
-        given = request.headers.get("authorization", "")
-        try:
-            return self.client(
-                request, given.removeprefix("Bearer ") if given.startswith("Bearer ") else key, characters
-            )
-        except Refused as error:
-            if error.status not in (400, 403):
-                raise
-            raise Refused(401, "Incorrect API key provided", {"WWW-Authenticate": "Bearer"}) from None
+        return self.access.holder(key, _address(request))
 
     async def in_thread(self, work: Callable[[], Value]) -> Value:
         """Return the result of `work`, which is done beside the event loop."""
@@ -202,17 +192,19 @@ class Translations:
             raise Refused(400, f"{given} is not supported")
         return code
 
-    def excess(self, texts: Sequence[str]) -> Excess | None:
-        """Return what of a request's texts is beyond the limits; None: nothing. Each interface has its own words."""
-        asked = {"texts": len(texts), "characters": sum(map(len, texts))}
-        beyond = (Excess(kind, count, getattr(self.limits, kind)) for kind, count in asked.items())
-        return next((each for each in beyond if each.asked > each.most), None)
+    def characters(
+        self, texts: Sequence[str], status: int = 413, said: str = "At most {most} {kind} in a request."
+    ) -> int:
+        """Return the characters of a request's texts.
 
-    def refuse_large(self, texts: Sequence[str]) -> int:
-        """Return the characters of a request's texts. Raises Refused (413) beyond the limits."""
-        if (excess := self.excess(texts)) is not None:
-            raise Refused(413, f"At most {excess.most} {excess.kind} in a request.")
-        return sum(map(len, texts))
+        Raises Refused beyond the limits, with this status and in the words of the interface, in which `{kind}`,
+        `{asked}` and `{most}` are filled in.
+        """
+        counts = {"texts": len(texts), "characters": sum(map(len, texts))}
+        for kind, asked in counts.items():
+            if asked > (most := getattr(self.limits, kind)):
+                raise Refused(status, said.format(kind=kind, asked=asked, most=most))
+        return counts["characters"]
 
     def never_softens(self, route: Sequence[Model]) -> str:
         """Return why soft terms cannot be searched for on this way; empty: they can."""
@@ -222,12 +214,17 @@ class Translations:
             return f"{route[-1].name} has a shortlist, which may lack what is to be searched for"
         return ""
 
-    def refuse_soft(self, source: str, target: str, terms: Terms | None) -> None:
-        """Raise Refused (400) for soft terms where a model cannot be told to search for them."""
-        sources = list(self._languages) if source == "auto" else [source]
-        for route in (self.route(each, target) for each in sources if terms is not None and terms.has("soft")):
-            if why := self.never_softens(route):
-                raise Refused(400, f"{why}: terms of the `glossary` need `mode: hard`")
+    def terms(self, entries: Sequence[Entry], sources: Iterable[str], target: str) -> Terms | None:
+        """Return the glossary of a request from any of these languages; `auto` is any that there is.
+
+        A term without a mode is soft, and hard where a model cannot be told to search for it. Raises Refused (400) for
+        a term that asks to be soft there; DataError as Terms does.
+        """
+        codes = {code for source in sources for code in (self._languages if source == "auto" else [source])}
+        why = next(filter(None, (self.never_softens(self.route(code, target)) for code in sorted(codes))), "")
+        if why and any(entry.mode == "soft" for entry in entries):
+            raise Refused(400, f"{why}: terms of the `glossary` need `mode: hard`, or none")
+        return Terms(entry.term("hard" if why else "soft") for entry in entries) if entries else None
 
     def route(self, source: str, target: str) -> list[Model]:
         """Return the models that lead from one language to another; none where these are the same."""
@@ -322,6 +319,15 @@ class Translations:
     def close(self) -> None:
         """End the threads once they have done what they are at."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def noticed(found: Iterable[TextTranslation]) -> dict[str, str]:
+    """Return the header with the notices of texts, for an interface that has no field for them."""
+    return notice_headers(sum((text.notices for text in found), Counter[str]()))
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else "unknown"
 
 
 async def _at_once(work: Callable[[], Value]) -> Value:

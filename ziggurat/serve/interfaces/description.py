@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ziggurat import __version__
+from ziggurat.serve.notices import HEADER
 from ziggurat.serve.requests import Refused, fields_of, upload_of
 from ziggurat.system.errors import printable
 
@@ -70,6 +71,8 @@ class Dialect:
         error: an error's content, given the status and a text.
         error_schema: the schema of that.
         security: how a key is given, by a name of that way; as OpenAPI has it. Empty: in a field.
+        scheme: what stands before a key in the header `Authorization`; empty: keys are in a field alone.
+        denied: status, text and headers for a key that is missing or wrong; None: as LibreTranslate says it.
     """
 
     name: str
@@ -77,6 +80,8 @@ class Dialect:
     error: Callable[[int, str], Schema]
     error_schema: Schema
     security: Mapping[str, Schema] = field(default_factory=dict)
+    scheme: str = ""
+    denied: tuple[int, str, Mapping[str, str]] | None = None
 
 
 def _plain(status: int, said: str) -> Schema:
@@ -97,6 +102,8 @@ _NULL: Schema = {"type": ["string", "null"]}
 _KIND = text("", "invalid_request_error", "server_error")
 _OPENAI = record({"error": record({"message": text(), "type": _KIND, "param": _NULL, "code": _NULL})})
 _BEARER: Schema = {"bearer": {"type": "http", "scheme": "bearer"}}
+_NO_BEARER = (401, "Incorrect API key provided", {"WWW-Authenticate": "Bearer"})
+_NO_AUTH_KEY = (403, "Authorization failed. Please supply a valid DeepL-Auth-Key.", dict[str, str]())
 _KEY: Schema = {
     "type": "apiKey",
     "in": "header",
@@ -106,9 +113,11 @@ _KEY: Schema = {
 
 LIBRETRANSLATE = Dialect("LibreTranslate", "/", _plain, _PLAIN)
 SERVER = Dialect("Server", "/", _plain, _PLAIN, _BEARER)
-DEEPL = Dialect("DeepL", "/v2", _deepl, record({"message": text()}), {"DeepL-Auth-Key": _KEY})
-OPENAI = Dialect("OpenAI", "/v1", _openai, _OPENAI, _BEARER)
-OWN = Dialect("Ziggurat", "/v1", _openai, _OPENAI, _BEARER)
+DEEPL = Dialect(
+    "DeepL", "/v2", _deepl, record({"message": text()}), {"DeepL-Auth-Key": _KEY}, "DeepL-Auth-Key ", _NO_AUTH_KEY
+)
+OPENAI = Dialect("OpenAI", "/v1", _openai, _OPENAI, _BEARER, "Bearer ", _NO_BEARER)
+OWN = Dialect("Ziggurat", "/v1", _openai, _OPENAI, _BEARER, "Bearer ", _NO_BEARER)
 
 
 def dialect_of(path: str) -> Dialect:
@@ -144,6 +153,7 @@ class Operation:
         file: whether the request is a form with a file.
         strict: whether other fields than its own are refused (400). Programs written for another server send some that
             do not matter here; a misspelt field of our own API would be ignored silently.
+        noticed: whether notices are in a header of the answer (ziggurat.serve.notices).
     """
 
     dialect: Dialect
@@ -154,6 +164,7 @@ class Operation:
     status: int = 200
     file: bool = False
     strict: bool = False
+    noticed: bool = False
 
     async def fields(self, request: Request) -> dict[str, Any]:
         """Return the fields of a request, as `fields_of` does; only those that it takes."""
@@ -209,7 +220,8 @@ class Operation:
         content: Schema = {kind: {"schema": text(what)} for kind, what in self.kinds.items()}
         if self.answer is not None:
             content[_JSON] = {"schema": self.answer}
-        return {"content": content} if content else {}
+        headers = {HEADER: {"description": "notices, where there are any", "schema": text()}} if self.noticed else {}
+        return {**({"content": content} if content else {}), **({"headers": headers} if headers else {})}
 
     def _body(self) -> Schema:
         properties = {each.name: each.schema for each in self.takes}

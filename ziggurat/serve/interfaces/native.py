@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ziggurat import __version__
-from ziggurat.serve.glossaries import terms_of
+from ziggurat.serve.glossaries import entries_of
 from ziggurat.serve.interfaces.description import (
     OWN,
     Described,
@@ -24,7 +25,8 @@ from ziggurat.serve.interfaces.description import (
     text,
     whole,
 )
-from ziggurat.serve.requests import Refused, unless_gone
+from ziggurat.serve.notices import notice_records
+from ziggurat.serve.requests import Refused, texts_of, unless_gone
 from ziggurat.serve.text.alignment import piece_spans
 from ziggurat.serve.text.documents.kinds import KINDS
 from ziggurat.serve.text.markup import HTML
@@ -43,6 +45,8 @@ def native_response(found: TextTranslation, source: str, options: TranslateOptio
         record["alternatives"] = [other.text for other in found.others]
     if plain and (options.more or options.alignments or options.scores):
         record["sentences"] = _sentences(found, options)
+    if found.notices:
+        record["notices"] = notice_records(found.notices)
     if options.terms is not None:
         records = found.tally.records(options.terms)
         record["glossary"] = [
@@ -164,6 +168,15 @@ _SENTENCE = record(
     },
     optional=("alternatives", "tokens", "links"),
 )
+NOTICE = record(
+    {
+        "kind": text("as docs/documents.md names it"),
+        "count": whole(),
+        "text": text("in words"),
+        "place": text("of the first"),
+    },
+    optional=("place",),
+)
 _TRANSLATION = record(
     {
         "text": text(),
@@ -174,8 +187,9 @@ _TRANSLATION = record(
         "glossary": listed(
             record({**_TERM, "found": whole(), "applied": whole(), "dropped": whole("sentences it would have harmed")})
         ),
+        "notices": listed(NOTICE, "what was not translated in the ordinary way"),
     },
-    optional=("detected", "alternatives", "sentences", "glossary"),
+    optional=("detected", "alternatives", "sentences", "glossary", "notices"),
 )
 TRANSLATE = Operation(
     OWN,
@@ -196,8 +210,9 @@ TRANSLATE = Operation(
             {
                 "oneOf": [
                     listed(record(_TERM, optional=["mode"])),
-                    {"type": "object", "additionalProperties": text(), "description": "soft terms"},
-                ]
+                    {"type": "object", "additionalProperties": text(), "description": "terms without a mode"},
+                ],
+                "description": "terms without `mode` are soft, and hard where the model cannot search for them",
             },
         ),
         Field("api_key", text("an API key, where no header has it")),
@@ -210,7 +225,7 @@ _PAIR = record(
         "source": text(),
         "target": text(),
         "models": listed(text("name"), "one, or two that lead through a third language"),
-        "soft_terms": flag("whether terms of a glossary can be searched for; where not, they need `mode: hard`"),
+        "soft_terms": flag("whether terms of a glossary can be searched for; where not, `mode: soft` is refused"),
         "prefixes": flag("whether a translation can be told how to begin"),
     }
 )
@@ -292,14 +307,20 @@ class NativeApi:
     async def translate(self, request: Request) -> Response:
         """Translate a text or a list of texts, with what is asked for beside the translations."""
         fields = await TRANSLATE.fields(request)
-        texts = self._texts(fields.get("text"))
+        texts = texts_of(fields.get("text"), "`text` is a text or a list of texts")
+        characters = self._server.characters(texts)
         source, target = fields.get("source", "auto"), fields.get("target")
         if not isinstance(source, str) or not isinstance(target, str) or not source or not target:
             raise Refused(400, "`source` is a language code or `auto`, `target` is a language code")
         options, markup = self._options(fields, texts), HTML if fields.get("format") == "html" else None
-        client = self._server.bearer(request, sum(map(len, texts)), fields.get("api_key"))
+        entries = entries_of(fields.get("glossary"), self._server.limits.glossary_terms)
+        client = self._server.client(request, OWN, fields.get("api_key"), characters)
         sources, target, detected = await self._server.languages(texts, source, target)
-        self._check_models(sources, target, options)
+        if options.begun and any(len(self._server.route(code, target)) != 1 for code in sources):
+            raise Refused(
+                400, "`prefix` and `next_words` need a model that leads from `source` to `target`; here two do, or none"
+            )
+        options = replace(options, terms=self._server.terms(entries, sources, target))
         found = await unless_gone(request, self._server.translate(texts, sources, target, client, options, markup))
         if options.alignments:
             _check_alignments(found)
@@ -314,13 +335,6 @@ class NativeApi:
         for answer, language in zip(answers, detected or [], strict=False):
             answer["detected"] = language
         return JSONResponse({"translations": answers})
-
-    def _texts(self, given: Any) -> list[str]:
-        texts = [given] if isinstance(given, str) else given
-        if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
-            raise Refused(400, "`text` is a text or a list of texts")
-        self._server.refuse_large(texts)
-        return texts
 
     def _options(self, fields: Mapping[str, Any], texts: Sequence[str]) -> TranslateOptions:
         kind, prefix = fields.get("format", "text"), fields.get("prefix") or ""
@@ -343,19 +357,7 @@ class NativeApi:
             prefix=prefix.strip(),
             complete=_flag(fields, "complete") and bool(prefix.strip()),
             next_words=next_words,
-            terms=terms_of(fields.get("glossary"), self._server.limits.glossary_terms),
         )
-
-    def _check_models(self, sources: Sequence[str], target: str, options: TranslateOptions) -> None:
-        """Raise Refused for what the models of these languages cannot do."""
-        for source in set(sources):
-            route = self._server.route(source, target)
-            if options.begun and len(route) != 1:
-                raise Refused(
-                    400,
-                    "`prefix` and `next_words` need a model that leads from `source` to `target`; here two do, or none",
-                )
-            self._server.refuse_soft(source, target, options.terms)
 
 
 def _number(given: Any) -> int | None:
