@@ -74,12 +74,11 @@ _MODEL = record(
 )
 HEALTH = Operation(
     SERVER,
-    "Say whether the server can translate, and how each model is",
     (),
     record({"status": text("", "ok", "failed"), "models": {"type": "object", "additionalProperties": _MODEL}}),
 )
-FIGURES = Operation(SERVER, "Give figures for Prometheus", kinds={"text/plain": "the figures"})
-SPEC = Operation(SERVER, "Describe all paths (OpenAPI 3.1)", (), {"type": "object"})
+FIGURES = Operation(SERVER, kinds={"text/plain": "the figures"})
+SPEC = Operation(SERVER, (), {"type": "object"})
 
 
 class Metrics:
@@ -111,7 +110,7 @@ class Metrics:
         return [Described("/health", self.health, HEALTH), Described("/metrics", self.figures, FIGURES)]
 
     async def health(self, request: Request) -> Response:
-        """Say whether the server can translate, and how each model is. Cold ones are opened when they are needed."""
+        """Say whether the server can translate, and how each model is."""
         models = {}
         for name, model in self._pool.models.items():
             state = model.engine.state
@@ -121,7 +120,7 @@ class Metrics:
         return JSONResponse({"status": "failed" if failed else "ok", "models": models}, 503 if failed else 200)
 
     async def figures(self, request: Request) -> Response:
-        """Give all figures in Prometheus' text format."""
+        """Give figures for Prometheus."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
         if self._token is not None and not hmac.compare_digest(given, self._token.encode()):
             raise Refused(401, "Unauthorized", {"WWW-Authenticate": "Bearer"})
@@ -417,6 +416,7 @@ def build_app(
     metrics = Metrics(translations.pool, config.metrics_token)
 
     async def spec(request: Request) -> Response:
+        """Describe all paths (OpenAPI 3.1)."""
         return JSONResponse(specification(routes))
 
     routes: list[Described] = [

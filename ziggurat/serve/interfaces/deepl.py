@@ -43,7 +43,6 @@ _TAGS = {"anyOf": [text("with commas between them"), listed(text())]}
 
 TRANSLATE = Operation(
     DEEPL,
-    "Translate a list of texts",
     (
         Field("text", {"anyOf": [text(), listed(text())]}, required=True),
         SOURCE,
@@ -82,13 +81,11 @@ TRANSLATE = Operation(
 )
 LANGUAGES = Operation(
     DEEPL,
-    "List the languages",
     (Field("type", text("", "source", "target")), KEY),
     listed(record({"language": text(), "name": text(), "supports_formality": flag()}, optional=["supports_formality"])),
 )
 USAGE = Operation(
     DEEPL,
-    "Tell how many characters were translated for a key, or without keys for all, since the server began",
     (KEY,),
     record({"character_count": whole(), "character_limit": whole()}),
 )
@@ -172,7 +169,7 @@ class DeepL:
             raise Refused(400, "Tag handling parsing failed, please check input.") from None
 
     async def languages(self, request: Request) -> Response:
-        """List the languages, `type` source or target."""
+        """List the languages."""
         fields = await LANGUAGES.fields(request)
         self.client(request, fields)
         kind = str(fields.get("type") or "source")

@@ -34,10 +34,9 @@ _TELLS = record(
     }
 )
 _PAIRS = record({"supported_languages": listed(record({"source_lang": text(), "target_lang": text()}))})
-PAIRS = Operation(DEEPL, "List the pairs of languages that glossaries can be of: all that are translated", (), _PAIRS)
+PAIRS = Operation(DEEPL, (), _PAIRS)
 CREATE = Operation(
     DEEPL,
-    "Keep a glossary",
     (
         Field("name", text("", maxLength=1000), required=True),
         Field("source_lang", SOURCE.schema, required=True),
@@ -49,14 +48,13 @@ CREATE = Operation(
     _TELLS,
     status=201,
 )
-LISTED = Operation(DEEPL, "List the glossaries of a client", (), record({"glossaries": listed(_TELLS)}))
-ONE = Operation(DEEPL, "Tell what a glossary is", (), _TELLS)
-REMOVE = Operation(DEEPL, "Forget a glossary", status=204)
-ENTRIES = Operation(DEEPL, "Give the entries of a glossary", kinds={"text/tab-separated-values": "with tabs"})
+LISTED = Operation(DEEPL, (), record({"glossaries": listed(_TELLS)}))
+ONE = Operation(DEEPL, (), _TELLS)
+REMOVE = Operation(DEEPL, status=204)
+ENTRIES = Operation(DEEPL, kinds={"text/tab-separated-values": "with tabs"})
 
 SUBMIT = Operation(
     DEEPL,
-    "Take a document",
     (
         SOURCE,
         TARGET,
@@ -73,7 +71,6 @@ SUBMIT = Operation(
 _DOCUMENT_KEY = Field("document_key", text("as it was told when the document was taken"), required=True)
 STATUS = Operation(
     DEEPL,
-    "Tell how far a document is",
     (_DOCUMENT_KEY,),
     record(
         {
@@ -86,7 +83,7 @@ STATUS = Operation(
         optional=("seconds_remaining", "billed_characters", "error_message"),
     ),
 )
-RESULT = Operation(DEEPL, "Give a translated document", (_DOCUMENT_KEY,), kinds={"*/*": "the document"}, noticed=True)
+RESULT = Operation(DEEPL, (_DOCUMENT_KEY,), kinds={"*/*": "the document"}, noticed=True)
 
 
 class DeepLResources:
@@ -155,7 +152,7 @@ class DeepLResources:
         return JSONResponse(_told(self._glossary(request)))
 
     async def entries(self, request: Request) -> Response:
-        """Give the entries of a glossary, with tabs."""
+        """Give the entries of a glossary."""
         lines = "\n".join(f"{source}\t{target}" for source, target in self._glossary(request).entries)
         return Response(lines, media_type="text/tab-separated-values")
 

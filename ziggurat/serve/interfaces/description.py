@@ -145,7 +145,6 @@ class Operation:
 
     Attributes:
         dialect: whose it is.
-        summary: in a line.
         takes: fields of the request, in the query or, where it is posted, as JSON or a form.
         answer: the schema of the answer as JSON; None: it is none.
         kinds: further kinds of content, each with what it is; of documents, any.
@@ -157,7 +156,6 @@ class Operation:
     """
 
     dialect: Dialect
-    summary: str
     takes: Sequence[Field] = ()
     answer: Schema | None = None
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -184,7 +182,7 @@ class Operation:
             raise Refused(400, f"unknown field `{printable(unknown[0])}`; {hint}")
         return {each.name: fields[each.name] for each in self.takes if each.name in fields}
 
-    def described(self, path: str, method: str) -> Schema:
+    def described(self, path: str, method: str, summary: str) -> Schema:
         """Return the operation as OpenAPI has it."""
         parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -192,7 +190,7 @@ class Operation:
         ]
         found: Schema = {
             "operationId": re.sub(r"\W+", "_", f"{method}{path}").strip("_").lower(),
-            "summary": self.summary,
+            "summary": summary,
             "tags": [self.dialect.name],
             "responses": {
                 str(self.status): {"description": "the answer", **self._content()},
@@ -232,7 +230,7 @@ class Operation:
 
 
 class Described(Route):
-    """A path whose operation is declared."""
+    """A path whose operation is declared; its summary is the first line of the endpoint's docstring."""
 
     def __init__(
         self,
@@ -243,6 +241,7 @@ class Described(Route):
     ) -> None:
         super().__init__(path, endpoint, methods=list(methods))
         self.operation = operation
+        self.summary = (endpoint.__doc__ or "").partition("\n")[0].removesuffix(".")
 
 
 def specification(routes: Sequence[Described]) -> Schema:
@@ -252,7 +251,7 @@ def specification(routes: Sequence[Described]) -> Schema:
     for route in routes:
         path = _CONVERTER.sub("}", route.path)
         for method in sorted((route.methods or set()) - {"HEAD"}):
-            paths.setdefault(path, {})[method.lower()] = route.operation.described(path, method)
+            paths.setdefault(path, {})[method.lower()] = route.operation.described(path, method, route.summary)
     return {
         "openapi": "3.1.0",
         "info": {

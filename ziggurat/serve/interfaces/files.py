@@ -68,12 +68,11 @@ _KEY = Field("api_key", text("an API key, where the server asks for one"))
 
 TRANSLATE = Operation(
     LIBRETRANSLATE,
-    "Translate a document; the answer comes when it is done",
     (_SOURCE, _TARGET, _KEY),
     record({"translatedFileUrl": text("where it is", format="uri")}),
     file=True,
 )
-DOWNLOAD = Operation(LIBRETRANSLATE, "Give a translated document", kinds={"*/*": "the document"}, noticed=True)
+DOWNLOAD = Operation(LIBRETRANSLATE, kinds={"*/*": "the document"}, noticed=True)
 _UNKNOWN = "there is no such document, or its time is over"
 _APPLIED = record(
     {"source": text(), "target": text(), "mode": text("", "soft", "hard"), "found": whole(), "applied": whole()}
@@ -95,15 +94,14 @@ _STATE = record(
 )
 SUBMIT = Operation(
     OWN,
-    "Take a document; it is translated when its turn comes",
     (_SOURCE, _TARGET, Field("glossary", text("JSON, as /v1/translate takes it")), _KEY),
     _STATE,
     status=202,
     file=True,
 )
-PROGRESS = Operation(OWN, "Tell how far a document is", (), _STATE)
-REMOVE = Operation(OWN, "Give a document up, or remove it", status=204)
-FILE = Operation(OWN, "Give a translated document", kinds={"*/*": "the document"}, noticed=True)
+PROGRESS = Operation(OWN, (), _STATE)
+REMOVE = Operation(OWN, status=204)
+FILE = Operation(OWN, kinds={"*/*": "the document"}, noticed=True)
 
 
 class Files:
@@ -129,7 +127,7 @@ class Files:
         ]
 
     async def translate(self, request: Request) -> Response:
-        """Translate a document as LibreTranslate does: the answer comes when it is done."""
+        """Translate a document; the answer comes when it is done."""
         disabled = "Files translation are disabled on this server."
         async with self._documents.uploading(request, TRANSLATE, disabled) as (fields, upload):
             for name in ("source", "target"):

@@ -43,7 +43,6 @@ def _one_or_many(each: Schema, about: str = "") -> Schema:
 
 TRANSLATE = Operation(
     LIBRETRANSLATE,
-    "Translate one text or a list of texts",
     (
         Field("q", _one_or_many(text(), "a text, or several"), required=True),
         Field("source", text("the code of its language, or `auto`"), required=True),
@@ -64,19 +63,16 @@ TRANSLATE = Operation(
 )
 DETECT = Operation(
     LIBRETRANSLATE,
-    "Tell the language of a text",
     (Field("q", _one_or_many(text()), required=True), _KEY),
     listed(_DETECTED),
 )
 LANGUAGES = Operation(
     LIBRETRANSLATE,
-    "List the languages, each with those that it can be translated into, itself among them",
     (),
     listed(record({"code": text(), "name": text(), "targets": listed(text())})),
 )
 SETTINGS = Operation(
     LIBRETRANSLATE,
-    "Tell a page what the server offers",
     (),
     record(
         {
@@ -91,7 +87,7 @@ SETTINGS = Operation(
         }
     ),
 )
-SUGGEST = Operation(LIBRETRANSLATE, "Refuse a better translation that somebody suggests: they are not collected")
+SUGGEST = Operation(LIBRETRANSLATE)
 
 
 class LibreTranslate:

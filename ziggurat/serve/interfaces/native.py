@@ -193,7 +193,6 @@ _TRANSLATION = record(
 )
 TRANSLATE = Operation(
     OWN,
-    "Translate a text or a list of texts, with what is asked for beside the translations",
     (
         Field("text", {"oneOf": [text(), listed(text())]}, required=True),
         Field("source", text("a code; without, or `auto`: it is detected")),
@@ -231,7 +230,6 @@ _PAIR = record(
 )
 SETTINGS = Operation(
     OWN,
-    "Tell what the server offers; no key is needed",
     (),
     record(
         {

@@ -56,7 +56,6 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
 
 COMPLETE = Operation(
     OPENAI,
-    "Translate the last message of the user; others, and settings of sampling, do not matter",
     (
         Field("model", text("the name of a model, or `source-target`"), required=True),
         Field("messages", listed(_MESSAGE), required=True),
@@ -92,8 +91,8 @@ COMPLETE = Operation(
     noticed=True,
 )
 _MODEL = record({"id": text(), "object": text("", "model"), "created": whole(), "owned_by": text()})
-MODELS = Operation(OPENAI, "List the models", (), record({"object": text("", "list"), "data": listed(_MODEL)}))
-MODEL = Operation(OPENAI, "Tell of one model", (), _MODEL)
+MODELS = Operation(OPENAI, (), record({"object": text("", "list"), "data": listed(_MODEL)}))
+MODEL = Operation(OPENAI, (), _MODEL)
 
 
 class OpenAI:
