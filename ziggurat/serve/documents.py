@@ -43,6 +43,7 @@ from ziggurat.system.small_files import read_bounded
 from ziggurat.system.staging import is_same, try_lock
 from ziggurat.translate.terminology import Terms
 
+UNKNOWN = "there is no such document, or its time is over"
 _UNSAFE = regex.compile(r"[^A-Za-z0-9_-]++")
 _PLAIN = ("text/plain", "text/markdown")  # files that are text and little else
 _DETECTED = 2000  # characters by which the language of a document is detected
@@ -238,7 +239,7 @@ class Documents:
         """Return a document. Raises Refused (404) where there is none, or its time is over."""
         found = self._known.get(name)
         if found is None:
-            raise Refused(404, "there is no such document, or its time is over")
+            raise Refused(404, UNKNOWN)
         return found
 
     async def expire(self) -> None:
@@ -271,7 +272,7 @@ class Documents:
         try:
             return self._path(given, "out").open("rb")
         except FileNotFoundError:
-            raise Refused(404, "there is no such document, or its time is over") from None
+            raise Refused(404, UNKNOWN) from None
 
     # Coming in
 
@@ -359,7 +360,11 @@ class Documents:
             try:
                 given.status, given.began = "translating", time.monotonic()
                 async with asyncio.timeout(self.config.seconds):
-                    await self._translated(given, threads.run)
+                    most = self._server.limits.file_bytes
+                    content = await threads.run(partial(read_bounded, self._path(given, "in"), most))
+                    value = await translated(given, content, self._server, self.config, threads.run)
+                    await threads.run(partial(self._finish, given, value))
+                    given.size = len(value)
             except TimeoutError:
                 raise DeadlineExceeded("the deadline passed") from None
             finally:
@@ -374,14 +379,6 @@ class Documents:
                 given.error = Refused(500, "the document could not be translated; the server's log has more")
         finally:
             given.ended = time.monotonic()
-
-    async def _translated(self, given: Document, run: Run) -> None:
-        """Translate a document and write the result."""
-        most = self._server.limits.file_bytes
-        content = await run(partial(read_bounded, self._path(given, "in"), most))
-        value = await translated(given, content, self._server, self.config, run)
-        await run(partial(self._finish, given, value))
-        given.size = len(value)
 
 
 class _Threads:

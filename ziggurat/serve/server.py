@@ -224,11 +224,8 @@ class Server(uvicorn.Server):
 
 def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
     """Return the application of a configuration. Raises ConfigError and CheckpointError for what cannot be served."""
-    sources = [
-        ModelSource(Path(entry.path).expanduser(), entry.name, entry.which, entry.threads, entry.device, entry.decoding)
-        for entry in config.models
-    ]
     access = Access(config.limits, None if config.keys is None else Path(config.keys).expanduser(), say)
+    sources = list(map(ModelSource, config.models))
     pool = ModelPool(sources, waiting=config.limits.waiting, memory=config.memory, names=config.names, say=say)
     translations = Translations(pool, access, config.limits)
     documents = Documents(translations, config.documents, say)

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ziggurat.serve.documents import Document, Documents
+from ziggurat.serve.documents import UNKNOWN, Document, Documents
 from ziggurat.serve.glossaries import entries_of
 from ziggurat.serve.interfaces.description import (
     LIBRETRANSLATE,
@@ -26,6 +26,7 @@ from ziggurat.serve.interfaces.description import (
     text,
     whole,
 )
+from ziggurat.serve.interfaces.libretranslate import KEY, SOURCE, TARGET
 from ziggurat.serve.interfaces.native import NOTICE
 from ziggurat.serve.notices import notice_headers, notice_records
 from ziggurat.serve.requests import Refused, unless_gone
@@ -62,18 +63,13 @@ def name_of(given: str | None) -> str:
     return shown if len(shown) <= 100 else shown[-100:]
 
 
-_SOURCE = Field("source", text("the code of its language, or `auto`"), required=True)
-_TARGET = Field("target", text("the code of the language to translate into"), required=True)
-_KEY = Field("api_key", text("an API key, where the server asks for one"))
-
 TRANSLATE = Operation(
     LIBRETRANSLATE,
-    (_SOURCE, _TARGET, _KEY),
+    (SOURCE, TARGET, KEY),
     record({"translatedFileUrl": text("where it is", format="uri")}),
     file=True,
 )
 DOWNLOAD = Operation(LIBRETRANSLATE, kinds={"*/*": "the document"}, noticed=True)
-_UNKNOWN = "there is no such document, or its time is over"
 _APPLIED = record(
     {"source": text(), "target": text(), "mode": text("", "soft", "hard"), "found": whole(), "applied": whole()}
 )
@@ -94,7 +90,7 @@ _STATE = record(
 )
 SUBMIT = Operation(
     OWN,
-    (_SOURCE, _TARGET, Field("glossary", text("JSON, as /v1/translate takes it")), _KEY),
+    (SOURCE, TARGET, Field("glossary", text("JSON, as /v1/translate takes it")), KEY),
     _STATE,
     status=202,
     file=True,
@@ -159,7 +155,7 @@ class Files:
         name = request.path_params["name"]
         given = self._documents.get(name.partition(".")[0])
         if name != given.file_name or given.status != "done":
-            raise Refused(404, _UNKNOWN)
+            raise Refused(404, UNKNOWN)
         return sent(self._documents.opened(given), given)
 
     async def submit(self, request: Request) -> Response:

@@ -31,7 +31,9 @@ from ziggurat.translate.options import TranslateOptions
 
 FORMATS = ("text", "html")
 
-_KEY = Field("api_key", text("an API key, where the server asks for one"))
+SOURCE = Field("source", text("the code of its language, or `auto`"), required=True)
+TARGET = Field("target", text("the code of the language to translate into"), required=True)
+KEY = Field("api_key", text("an API key, where the server asks for one"))
 _DETECTED = record({"confidence": number("from 0 to 100"), "language": text("its code")})
 _NAMED = record({"code": text(), "name": text()})
 
@@ -45,11 +47,11 @@ TRANSLATE = Operation(
     LIBRETRANSLATE,
     (
         Field("q", _one_or_many(text(), "a text, or several"), required=True),
-        Field("source", text("the code of its language, or `auto`"), required=True),
-        Field("target", text("the code of the language to translate into"), required=True),
+        SOURCE,
+        TARGET,
         Field("format", text("`html` keeps tags", *FORMATS)),
         Field("alternatives", whole("further translations of each text", minimum=0)),
-        _KEY,
+        KEY,
     ),
     record(
         {
@@ -63,7 +65,7 @@ TRANSLATE = Operation(
 )
 DETECT = Operation(
     LIBRETRANSLATE,
-    (Field("q", _one_or_many(text()), required=True), _KEY),
+    (Field("q", _one_or_many(text()), required=True), KEY),
     listed(_DETECTED),
 )
 LANGUAGES = Operation(

@@ -25,6 +25,7 @@ from ziggurat.serve.interfaces.description import (
     text,
     whole,
 )
+from ziggurat.serve.interfaces.libretranslate import FORMATS
 from ziggurat.serve.notices import notice_records
 from ziggurat.serve.requests import Refused, texts_of, unless_gone
 from ziggurat.serve.text.alignment import piece_spans
@@ -152,8 +153,6 @@ def _overlapped(spans: Sequence[tuple[int, int]], start: int, end: int) -> list[
     return found
 
 
-_FORMATS = ("text", "html")
-
 _SPAN: Schema = listed(whole(), "characters from one place to another, exclusive", minItems=2, maxItems=2)
 _SCORE: Schema = {"type": ["number", "null"], "description": "null: put together of several translations"}
 _TERM = {"source": text(), "target": text(), "mode": text("", "soft", "hard")}
@@ -197,7 +196,7 @@ TRANSLATE = Operation(
         Field("text", {"oneOf": [text(), listed(text())]}, required=True),
         Field("source", text("a code; without, or `auto`: it is detected")),
         Field("target", text("a code"), required=True),
-        Field("format", text("`html` has neither sentences nor alternatives", *_FORMATS)),
+        Field("format", text("`html` has neither sentences nor alternatives", *FORMATS)),
         Field("alternatives", whole("further translations, of the text and of each sentence", minimum=0)),
         Field("scores", flag("each sentence's score and the log-probability of each token")),
         Field("alignments", flag("`links` between words")),
@@ -336,8 +335,8 @@ class NativeApi:
 
     def _options(self, fields: Mapping[str, Any], texts: Sequence[str]) -> TranslateOptions:
         kind, prefix = fields.get("format", "text"), fields.get("prefix") or ""
-        if kind not in _FORMATS:
-            raise Refused(400, f"`format` is one of {', '.join(_FORMATS)}")
+        if kind not in FORMATS:
+            raise Refused(400, f"`format` is one of {', '.join(FORMATS)}")
         if not isinstance(prefix, str) or len(prefix) > self._server.limits.characters:
             raise Refused(400, "`prefix` is the text that the translation must begin with")
         most = self._server.limits.alternatives
