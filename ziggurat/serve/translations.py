@@ -274,7 +274,11 @@ class Translations:
         ]
         routed, lines = [text for text, _ in led], split == "lines"
         if options.begun:
-            self._refuse_several([text.source for text in routed], cuts, lines=lines)
+            sentences = sum(
+                sentence_count(text.source, cut, lines=lines) for text, cut in zip(routed, cuts, strict=True)
+            )
+            if sentences != 1:  # also where the second says the same as the first, and is not asked for
+                raise DataError(f"a prefix goes with a text of one sentence; this one has {sentences}")
         pairs = list(zip(routed, cuts, strict=True))
         works = [work_of(text.source, replace(cut, tally=text.tally), markup, lines=lines) for text, cut in pairs]
         for text, outcome in zip(routed, await asking.results(works, routed), strict=True):
@@ -290,13 +294,6 @@ class Translations:
                     text.ranks.append(rank)
         self.used[self.access.account(client)] += sum(map(len, texts))
         return found
-
-    @staticmethod
-    def _refuse_several(texts: Sequence[str], cuts: Sequence[Options], *, lines: bool) -> None:
-        """Raise DataError unless the texts have one sentence, even where the second says the same as the first."""
-        sentences = sum(sentence_count(text, cut, lines=lines) for text, cut in zip(texts, cuts, strict=True))
-        if sentences != 1:
-            raise DataError(f"a prefix goes with a text of one sentence; this one has {sentences}")
 
     def cut(
         self,

@@ -31,8 +31,8 @@ from ziggurat.serve.requests import Refused, texts_of, unless_gone
 from ziggurat.serve.text.alignment import piece_spans
 from ziggurat.serve.text.documents.kinds import KINDS
 from ziggurat.serve.text.markup import HTML
-from ziggurat.serve.text.sentences import Link, units
-from ziggurat.serve.translation_request import TextTranslation
+from ziggurat.serve.text.sentences import units
+from ziggurat.serve.translation_request import TextTranslation, ranked
 from ziggurat.serve.translations import Translations
 from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Hypothesis
@@ -96,7 +96,7 @@ def _hypothesis(found: TextTranslation, source: tuple[int, int], said: str, rank
     translation = found.found.get(found.source[slice(*source)])
     if translation is None:
         return None
-    hypothesis = translation.hypotheses[min(rank, len(translation.hypotheses) - 1)]
+    (hypothesis,) = ranked(translation, rank).hypotheses
     return hypothesis if hypothesis.text.strip() == said else None
 
 
@@ -124,22 +124,14 @@ def _word_links(found: TextTranslation) -> list[list[list[int]]]:
         there = _overlapped(targets, link.target_start, link.target_end)
         # A link of many words with many says that a stretch became another, not which word became which.
         if len(here) > 1 and len(there) > 1:
-            if not _is_same(found, link):
+            came_through = found.source[slice(*link[:2])] == found.best.text[slice(*link[2:])]
+            if not came_through:  # as an address does
                 continue
             here, there = [link[:2]], [link[2:]]
         number = bisect_right(begins, link.source_start) - 1
         if number >= 0:
             listed[number] |= {(*source, *target): None for source in here for target in there}
     return [[list(link) for link in links] for links in listed]
-
-
-def _is_same(found: TextTranslation, link: Link) -> bool:
-    """Return whether a stretch came through unchanged, such as an address."""
-    source, target = (
-        found.source[link.source_start : link.source_end],
-        found.best.text[link.target_start : link.target_end],
-    )
-    return source == target
 
 
 def _overlapped(spans: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
@@ -218,6 +210,7 @@ TRANSLATE = Operation(
     record({"translations": listed(_TRANSLATION)}),
     strict=True,
 )
+_LIMITS = ("characters", "texts", "alternatives", "file_bytes", "glossary_terms")
 _PAIR = record(
     {
         "source": text(),
@@ -233,9 +226,7 @@ SETTINGS = Operation(
     record(
         {
             "version": text("of Ziggurat"),
-            "limits": record(
-                dict.fromkeys(("characters", "texts", "alternatives", "file_bytes", "glossary_terms"), whole())
-            ),
+            "limits": record(dict.fromkeys(_LIMITS, whole())),
             "key_required": flag(),
             "languages": listed(record({"code": text(), "name": text(), "targets": listed(text())})),
             "pairs": listed(_PAIR),
@@ -266,19 +257,12 @@ class NativeApi:
 
     async def settings(self, request: Request) -> Response:
         """Tell what the server offers; no key is needed."""
-        server = self._server
-        limits, pool = server.limits, server.pool
+        server, pool = self._server, self._server.pool
         names = {code: pool.language_name(code) for pair in pool.pairs for code in pair}
         return JSONResponse(
             {
                 "version": __version__,
-                "limits": {
-                    "characters": limits.characters,
-                    "texts": limits.texts,
-                    "alternatives": limits.alternatives,
-                    "file_bytes": limits.file_bytes,
-                    "glossary_terms": limits.glossary_terms,
-                },
+                "limits": {name: getattr(server.limits, name) for name in _LIMITS},
                 "key_required": server.access.required,
                 "languages": [
                     {"code": code, "name": name, "targets": pool.languages.get(code, [])}
