@@ -177,7 +177,6 @@ def _counted(work: SentenceRequests[Result[bytes]], counted: Callable[[int], Non
 
 
 def _beginning(given: Document, content: bytes, limits: Limits) -> str:
-    """Return the first paragraphs of a document."""
     found: list[str] = []
 
     def admit(texts: Sequence[str]) -> None:
@@ -325,7 +324,6 @@ class Documents:
         return size
 
     def _finish(self, given: Document, value: bytes) -> None:
-        """Write the translated file in place of the client's."""
         write_atomically(self._path(given, "out"), value)
         self._path(given, "in").unlink(missing_ok=True)
         self._unless_removed(given)

@@ -163,10 +163,6 @@ class Entry(NamedTuple):
     target: str
     mode: Literal["soft", "hard"] | None
 
-    def term(self, default: Literal["soft", "hard"]) -> Term:
-        """Return it as a term, of the mode `default` where it has none."""
-        return Term(self.source, self.target, self.mode or default)
-
 
 def entries_of(given: Any, most: int) -> list[Entry]:
     """Return a glossary as requests have it: a list of objects, or an object of source and target terms; may be empty.

@@ -135,7 +135,6 @@ class FairQueue:
         return not self._size or self._size + lines <= self.most
 
     def _drop(self, client: str, unwanted: Callable[[QueuedLine], bool]) -> None:
-        """Take out lines of a client."""
         kept = deque(line for line in self._clients[client] if not unwanted(line))
         self._size -= len(self._clients[client]) - len(kept)
         if kept:

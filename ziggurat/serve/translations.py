@@ -29,7 +29,7 @@ from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.system.errors import DataError
 from ziggurat.translate.options import TranslateOptions
-from ziggurat.translate.terminology import Terms
+from ziggurat.translate.terminology import Term, Terms
 
 _SURE = 50.0  # per cent
 
@@ -112,7 +112,6 @@ class Translations:
 
     def __init__(self, pool: ModelPool, access: Access, limits: LimitsConfig) -> None:
         self.pool, self.access, self.limits = pool, access, limits
-        self._languages = pool.languages
         self._detector = Detector(sorted({code for pair in pool.pairs for code in pair}))
         self._threads = ThreadPoolExecutor(_THREADS, "text")
         self.used: Counter[str] = Counter()
@@ -147,14 +146,14 @@ class Translations:
 
         Only those that can be translated from.
         """
-        return await self.in_thread(lambda: self._detector.rank(text, list(self._languages)))
+        return await self.in_thread(lambda: self._detector.rank(text, list(self.pool.languages)))
 
     async def detect_sources(self, texts: Sequence[str], target: str) -> list[tuple[str, float]]:
         """Return the language of each text, of those that lead to `target` and that one itself, with its confidence.
 
         Raises Refused (400) where no model translates into it.
         """
-        sources = [code for code, targets in self._languages.items() if target in targets]
+        sources = [code for code, targets in self.pool.languages.items() if target in targets]
         if not sources:
             raise Refused(400, f"no model translates into {target}")
         return await self.in_thread(lambda: [self._detector.source(text, sources, target) for text in texts])
@@ -220,11 +219,13 @@ class Translations:
         A term without a mode is soft, and hard where a model cannot be told to search for it. Raises Refused (400) for
         a term that asks to be soft there; DataError as Terms does.
         """
-        codes = {code for source in sources for code in (self._languages if source == "auto" else [source])}
+        if not entries:
+            return None
+        codes = {code for source in sources for code in (self.pool.languages if source == "auto" else [source])}
         why = next(filter(None, (self.never_softens(self.route(code, target)) for code in sorted(codes))), "")
         if why and any(entry.mode == "soft" for entry in entries):
             raise Refused(400, f"{why}: terms of the `glossary` need `mode: hard`, or none")
-        return Terms(entry.term("hard" if why else "soft") for entry in entries) if entries else None
+        return Terms(Term(*entry[:2], entry.mode or ("hard" if why else "soft")) for entry in entries)
 
     def route(self, source: str, target: str) -> list[Model]:
         """Return the models that lead from one language to another; none where these are the same."""

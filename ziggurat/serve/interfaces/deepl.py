@@ -155,15 +155,18 @@ class DeepL:
         handling = str(fields.get("tag_handling") or "")
         if handling not in ("", "html", "xml"):
             raise Refused(400, "Value for 'tag_handling' not supported.")
-        named = [_names(fields.get(name)) for name in ("ignore_tags", "splitting_tags", "non_splitting_tags")]
         if not handling:
             return None
+        ignored, splitting, others = (
+            _names(fields.get(name)) for name in ("ignore_tags", "splitting_tags", "non_splitting_tags")
+        )
         if handling == "html":
-            return _html_rules(*named)
+            inline = (HTML.inline - splitting) | others | ignored
+            return replace(HTML, copied=HTML.copied | ignored, inline=inline)
         outline = str(fields.get("outline_detection", "1")).lower() not in ("0", "false")
         try:
             return await self.server.in_thread(
-                lambda: _xml_rules([xml_tokens(each) for each in texts], *named, outline=outline)
+                lambda: _xml_rules([xml_tokens(each) for each in texts], ignored, splitting, others, outline=outline)
             )
         except DataError:
             raise Refused(400, "Tag handling parsing failed, please check input.") from None
@@ -249,11 +252,6 @@ def _names(given: Any) -> frozenset[str]:
     """Return names of tags from a list, or from a text with commas between them."""
     every = given if isinstance(given, list) else [given]
     return frozenset(name.strip() for each in every if isinstance(each, str) for name in each.split(",")) - {""}
-
-
-def _html_rules(ignored: frozenset[str], splitting: frozenset[str], non_splitting: frozenset[str]) -> MarkupRules:
-    """Return the rules of HTML in which some elements are copied, break sentences or do not."""
-    return replace(HTML, copied=HTML.copied | ignored, inline=((HTML.inline - splitting) | non_splitting | ignored))
 
 
 def _xml_rules(
