@@ -447,9 +447,22 @@ def build_app(
                 allow_headers=["Authorization", "Content-Type"],
                 expose_headers=["Authorization", "X-Request-ID", HEADER],
             ),
-            Middleware(RequestLog, metrics, routes, underway, proxied=proxied, logged=config.log_requests, say=say),
-            Middleware(SameOriginOnly, translations.access, "/v2/glossaries", hosts),
-            Middleware(BodyLimit, limits.body_bytes, files, limits.reading_seconds),
+            Middleware(
+                RequestLog,
+                metrics=metrics,
+                routes=routes,
+                underway=underway,
+                proxied=proxied,
+                logged=config.log_requests,
+                say=say,
+            ),
+            Middleware(SameOriginOnly, access=translations.access, path="/v2/glossaries", hosts=hosts),
+            Middleware(
+                BodyLimit,
+                most=limits.body_bytes,
+                of_path=files,
+                seconds=limits.reading_seconds,
+            ),
         ],
     )
     app.state.underway = underway

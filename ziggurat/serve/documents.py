@@ -34,7 +34,7 @@ from ziggurat.serve.requests import REQUEST, Refused
 from ziggurat.serve.text.documents.archive import Limits, Settings
 from ziggurat.serve.text.documents.kinds import document, document_kind
 from ziggurat.serve.text.glossary import Run, Tally
-from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
+from ziggurat.serve.text.sentences import Options
 from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import DataError, ZigguratError
@@ -128,20 +128,19 @@ async def translated(
     route = server.route(given.source, given.target)
     if not route:
         raise Refused(400, f"no model translates from {given.source} into {given.target}")
-    options, deadline = replace(PLAIN, alignments=True, terms=given.terms), time.monotonic() + config.seconds
+    cut = replace(server.cut(given.source, route, given.terms, given.tally), admit=_bounded(given.name, config))
+    work = document(content, given.name, Settings(cut, given.source, given.target, limits=limits))
+    text = TextTranslation(route)
 
     def progress(done: int, total: int) -> None:
+        if not given.total:  # before the first sentence is translated
+            characters = sum(map(len, text.new))
+            server.access.spend(given.client, characters)
+            given.characters = characters
         given.done, given.total = done, total
 
-    cut = replace(server.cut(given.source, route, given.terms, given.tally), admit=_bounded(given.name, config))
-    settings = Settings(cut, given.source, given.target, limits=limits)
-
-    def counted(characters: int) -> None:
-        server.access.spend(given.client, characters)
-        given.characters = characters
-
-    work = _counted(document(content, given.name, settings), counted)
-    request, text = TranslationRequest(given.client, deadline, options, run, progress), TextTranslation(route)
+    options = replace(PLAIN, alignments=True, terms=given.terms)
+    request = TranslationRequest(given.client, time.monotonic() + config.seconds, options, run, progress)
     (outcome,) = await request.results([work], [text])
     server.used[server.access.account(given.client)] += given.characters
     given.notices, given.places = outcome.notices + text.notices, outcome.places
@@ -160,20 +159,6 @@ def _bounded(name: str, config: DocumentsConfig) -> Callable[[Sequence[str]], No
                 raise DataError(f"{name}: more than {most[kind]:,} {kind}; divide it")
 
     return admit
-
-
-def _counted(work: SentenceRequests[Result[bytes]], counted: Callable[[int], None]) -> SentenceRequests[Result[bytes]]:
-    """Return the same work, which tells the characters of all sentences before the first of them is translated."""
-    try:
-        asked = next(work)
-        counted(sum(map(len, asked)))
-        while True:
-            asked = work.send((yield asked))
-    except StopIteration as ended:
-        outcome: Result[bytes] = ended.value
-        return outcome
-    finally:
-        work.close()
 
 
 def _beginning(given: Document, content: bytes, limits: Limits) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -85,19 +86,17 @@ class LineBatch:
         """Continue; return what is done, by ticket; these lines stay. Those at fault get an error and leave."""
         if self._running is not None:
             return self._running.step()
-        tickets = list(self.lines)
-        try:
-            return dict(zip(tickets, self._found([self.lines[ticket] for ticket in tickets]), strict=True))
-        except ZigguratError as error:
-            if len(tickets) == 1:
-                self.lines.pop(tickets[0]).finish(error)
-                return {}
         done = dict[int, Translation]()
-        for ticket in tickets:  # one by one, so that only a line at fault gets the error: others are of other clients
+        groups = deque([list(self.lines)])
+        while groups:
+            tickets = groups.popleft()
             try:
-                (done[ticket],) = self._found([self.lines[ticket]])
+                done |= zip(tickets, self._found([self.lines[ticket] for ticket in tickets]), strict=True)
             except ZigguratError as error:
-                self.lines.pop(ticket).finish(error)
+                if len(tickets) == 1:
+                    self.lines.pop(tickets[0]).finish(error)
+                else:  # one by one: only a line at fault gets the error, since others are of other clients
+                    groups.extend([ticket] for ticket in tickets)
         return done
 
     def _found(self, lines: list[QueuedLine]) -> list[Translation]:

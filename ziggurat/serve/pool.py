@@ -204,7 +204,12 @@ class ModelPool:
                 raise ConfigError(f"two models are called {name!r}: {self.models[name].origin.path}, {source.path}")
             queue = FairQueue(waiting, most_of_client=max(1, waiting // 2))
             engine = Engine(
-                name, partial(self._open, source, name), source.version, queue, say, partial(self._close, name)
+                name,
+                opening=partial(self._open, source, name),
+                version=source.version,
+                queue=queue,
+                say=say,
+                closed=partial(self._close, name),
             )
             self.models[name] = Model(name, *pair, source, engine)
             self.pairs.setdefault(pair, self.models[name])

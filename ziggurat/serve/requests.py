@@ -108,15 +108,10 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, list[Any]] = {}
     for key, value in pairs:
-        if key not in found:
-            found[key] = value
-        elif isinstance(found[key], list):
-            found[key].append(value)
-        else:
-            found[key] = [found[key], value]
-    return found
+        found.setdefault(key, []).append(value)
+    return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
 
 
 @asynccontextmanager

@@ -205,12 +205,11 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections, and return when those that there are have ended."""
-        steps: list[tuple[float, Callable[[], object]]] = [
-            (self._seconds, self._underway.end),
-            (self._seconds + ANSWERING, self._cut_off),
-        ]
         loop = asyncio.get_running_loop()
-        timers = [loop.call_later(seconds, step) for seconds, step in steps]
+        timers = [
+            loop.call_later(self._seconds, self._underway.end),
+            loop.call_later(self._seconds + ANSWERING, self._cut_off),
+        ]
         try:
             await super().shutdown(sockets)
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -213,7 +213,7 @@ class Translations:
             return f"{route[-1].name} has a shortlist, which may lack what is to be searched for"
         return ""
 
-    def terms(self, entries: Sequence[Entry], sources: Iterable[str], target: str) -> Terms | None:
+    def terms(self, entries: Sequence[Entry], sources: Collection[str], target: str) -> Terms | None:
         """Return the glossary of a request from any of these languages; `auto` is any that there is.
 
         A term without a mode is soft, and hard where a model cannot be told to search for it. Raises Refused (400) for
@@ -221,8 +221,9 @@ class Translations:
         """
         if not entries:
             return None
-        codes = {code for source in sources for code in (self.pool.languages if source == "auto" else [source])}
-        why = next(filter(None, (self.never_softens(self.route(code, target)) for code in sorted(codes))), "")
+        codes = set(self.pool.languages) if "auto" in sources else set(sources)
+        reasons = [self.never_softens(self.route(code, target)) for code in sorted(codes)]
+        why = next(filter(None, reasons), "")
         if why and any(entry.mode == "soft" for entry in entries):
             raise Refused(400, f"{why}: terms of the `glossary` need `mode: hard`, or none")
         return Terms(Term(*entry[:2], entry.mode or ("hard" if why else "soft")) for entry in entries)

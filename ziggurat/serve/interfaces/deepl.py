@@ -220,15 +220,14 @@ class DeepL:
         for field in REFUSED:
             if fields.get(field.name):
                 raise Refused(400, f"Value for '{field.name}' not supported.")
-        formality = fields.get("formality") or "default"
-        if formality in ("more", "less"):
+        if fields.get("formality") in ("more", "less"):
             raise Refused(400, "'formality' is not supported for given 'target_lang'.")
-        for name, given, known in (
-            ("formality", formality, _NEUTRAL),
-            ("model_type", fields.get("model_type") or _MODEL_TYPES[0], _MODEL_TYPES),
-            ("tag_handling_version", fields.get("tag_handling_version") or "v1", ("v1", "v2")),
+        for name, known in (
+            ("formality", _NEUTRAL),
+            ("model_type", _MODEL_TYPES),
+            ("tag_handling_version", ("v1", "v2")),
         ):
-            if given not in known:
+            if (fields.get(name) or known[0]) not in known:
                 raise Refused(400, f"Value for '{name}' not supported.")
 
     def terms(self, fields: Mapping[str, Any], client: str, source: str | None, target: str) -> Terms | None:

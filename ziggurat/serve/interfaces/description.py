@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.datastructures import UploadFile
@@ -103,21 +103,36 @@ _KIND = text("", "invalid_request_error", "server_error")
 _OPENAI = record({"error": record({"message": text(), "type": _KIND, "param": _NULL, "code": _NULL})})
 _BEARER: Schema = {"bearer": {"type": "http", "scheme": "bearer"}}
 _NO_BEARER = (401, "Incorrect API key provided", {"WWW-Authenticate": "Bearer"})
-_NO_AUTH_KEY = (403, "Authorization failed. Please supply a valid DeepL-Auth-Key.", dict[str, str]())
-_KEY: Schema = {
-    "type": "apiKey",
-    "in": "header",
-    "name": "Authorization",
-    "description": "`DeepL-Auth-Key` and the key",
+_AUTH_KEY: Schema = {
+    "DeepL-Auth-Key": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Authorization",
+        "description": "`DeepL-Auth-Key` and the key",
+    }
 }
 
 LIBRETRANSLATE = Dialect("LibreTranslate", "/", _plain, _PLAIN)
 SERVER = Dialect("Server", "/", _plain, _PLAIN, _BEARER)
 DEEPL = Dialect(
-    "DeepL", "/v2", _deepl, record({"message": text()}), {"DeepL-Auth-Key": _KEY}, "DeepL-Auth-Key ", _NO_AUTH_KEY
+    name="DeepL",
+    prefix="/v2",
+    error=_deepl,
+    error_schema=record({"message": text()}),
+    security=_AUTH_KEY,
+    scheme="DeepL-Auth-Key ",
+    denied=(403, "Authorization failed. Please supply a valid DeepL-Auth-Key.", {}),
 )
-OPENAI = Dialect("OpenAI", "/v1", _openai, _OPENAI, _BEARER, "Bearer ", _NO_BEARER)
-OWN = Dialect("Ziggurat", "/v1", _openai, _OPENAI, _BEARER, "Bearer ", _NO_BEARER)
+OPENAI = Dialect(
+    name="OpenAI",
+    prefix="/v1",
+    error=_openai,
+    error_schema=_OPENAI,
+    security=_BEARER,
+    scheme="Bearer ",
+    denied=_NO_BEARER,
+)
+OWN = replace(OPENAI, name="Ziggurat")
 
 
 def dialect_of(path: str) -> Dialect:
@@ -218,8 +233,10 @@ class Operation:
         content: Schema = {kind: {"schema": text(what)} for kind, what in self.kinds.items()}
         if self.answer is not None:
             content[_JSON] = {"schema": self.answer}
-        headers = {HEADER: {"description": "notices, where there are any", "schema": text()}} if self.noticed else {}
-        return {**({"content": content} if content else {}), **({"headers": headers} if headers else {})}
+        found: Schema = {"content": content} if content else {}
+        if self.noticed:
+            found["headers"] = {HEADER: {"description": "notices, where there are any", "schema": text()}}
+        return found
 
     def _body(self) -> Schema:
         properties = {each.name: each.schema for each in self.takes}
