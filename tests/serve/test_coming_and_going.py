@@ -32,7 +32,7 @@ from ziggurat.model.tensors import weights
 from ziggurat.serve import engine
 from ziggurat.serve import engine as batches
 from ziggurat.serve.access import new_key
-from ziggurat.serve.config import ServeConfig
+from ziggurat.serve.config import ModelConfigEntry, ServeConfig
 from ziggurat.serve.pool import ModelPool, ModelSource
 from ziggurat.serve.queue import QueuedLine
 from ziggurat.serve.server import app_of
@@ -239,8 +239,12 @@ def changing(folders: dict[tuple[str, str], Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(folders["de", "en"], tmp_path / "changing"))
 
 
+def served(path: Path, **more: Any) -> ModelSource:
+    return ModelSource(ModelConfigEntry(path=str(path), **more))
+
+
 def test_every_file_of_a_model_is_part_of_its_version(changing: Path) -> None:
-    source, seen = ModelSource(changing), set()
+    source, seen = served(changing), set()
     for name in ("", "config.yaml", "vocabulary.json", "joint.spm", "model.safetensors"):
         if name:
             os.utime(changing / name, ns=(1, 1))
@@ -253,7 +257,7 @@ def test_every_file_of_a_model_is_part_of_its_version(changing: Path) -> None:
 def test_a_shortlist_is_part_of_the_version(changing: Path, tmp_path: Path) -> None:
     """Wherever it is, and whether the configuration of the model names it or that of the server."""
     (shortlist := tmp_path / "elsewhere").write_bytes(b"a")
-    plain, named = ModelSource(changing), ModelSource(changing, decoding={"shortlist": str(shortlist)})
+    plain, named = served(changing), served(changing, decoding={"shortlist": str(shortlist)})
     before = {plain.version(), named.version()}
     os.utime(shortlist, ns=(1, 1))
     assert plain.version() in before
@@ -265,16 +269,16 @@ def test_a_shortlist_is_part_of_the_version(changing: Path, tmp_path: Path) -> N
     before = {plain.version()}
     os.utime(shortlist, ns=(2, 2))
     assert plain.version() not in before
-    assert ModelSource(changing, decoding={"shortlist": None}).shortlist() is None
+    assert served(changing, decoding={"shortlist": None}).shortlist() is None
 
 
 def test_a_checkpoint_is_served_by_what_its_run_has(changing: Path) -> None:
     """Its configuration, and the weights that low-rank updates belong to."""
-    wanted, folder = ModelSource(changing).experiment(), changing / "checkpoints" / "step-00000001"
+    wanted, folder = served(changing).experiment(), changing / "checkpoints" / "step-00000001"
     folder.mkdir(parents=True)
     (changing / "model.safetensors").rename(folder / "model.safetensors")
     (changing / "best").symlink_to(folder)
-    source = ModelSource(changing / "best")
+    source = served(changing / "best")
     assert source.experiment() == wanted
     version, size = source.version(), source.size()
     (changing / "base").mkdir()
@@ -434,7 +438,7 @@ def test_two_models_that_are_opened_at_once_keep_within_the_limit_of_memory(
 
     monkeypatch.setattr(ModelSource, "open", slow)
     monkeypatch.setattr(engine, "_RETRY", (0.01, 0.01))
-    sources = [ModelSource(path, threads=1) for path in folders.values()]
+    sources = [served(path, threads=1) for path in folders.values()]
     pool = ModelPool(sources, memory=int(1.5 * sources[0].size()), say=said.append)
     done: list[Any] = []
     for _ in range(3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -323,3 +324,23 @@ def test_closing_translates_what_waits(copying: Translator) -> None:
         asker.ask(f"{LINES[0]} {n}")
     assert asker.engine.close(60)
     assert texts(asker.wait()) == [f"{LINES[0]} {n}" for n in range(30)]
+
+
+def test_a_line_has_its_notices() -> None:
+    """Counted for the line itself, though the lines of many requests are translated together."""
+    lacking = trained_tokenizer(SENTENCES, 360, ["<bt>", "<new>"], byte_fallback=False)
+    model = CopyModel(lacking.size + 2, lacking.eos, frozenset(lacking.tags.values()))
+    translator = Translator(model, lacking, lacking, DecodingConfig(max_source_pieces=8))  # type: ignore[arg-type]
+    engine = Engine("m", lambda: Opened(translator, 1), lambda: 1, FairQueue(1000))
+    asker = Asker(engine)
+    lines = {
+        "a dog": {},
+        "a 漢 dog": {"unknown": 1},
+        "<new> a": {"tag_as_text": 1, "unknown": 1},  # the vocabulary has no `<`
+        f"{LINES[0]} {LINES[0]}": {"long_lines": 1},
+    }
+    asked = [asker.ask(line) for line in lines]
+    with warnings.catch_warnings(action="ignore"):
+        asker.wait()
+    assert [dict(line.notices) for line in asked] == list(lines.values())
+    assert engine.close(30)

@@ -175,7 +175,7 @@ def test_health_and_figures(serve: Serve, folders: dict[tuple[str, str], Path]) 
     assert client.get("/health").json()["models"]["de-en"] == {"status": "cold"}
     client.post("/translate", json={"q": LINES[0], **DE_EN})
     health = client.get("/health").json()
-    version = ModelSource(folders["de", "en"]).version()
+    version = ModelSource(ModelConfigEntry(path=str(folders["de", "en"]))).version()
     assert (health["status"], health["models"]["de-en"]) == ("ok", {"status": "ready", "version": version})
     assert client.get("/metrics").status_code == 401
     said = client.get("/metrics", headers={"Authorization": "Bearer secret-token"}).text

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,11 @@ from tests.serve.conftest import Exported, Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
 from ziggurat.data.subword import load_tokenizers
+from ziggurat.serve.notices import notice_text
+from ziggurat.serve.text.alignment import rendered
+from ziggurat.serve.text.paragraphs import aligned_text
+from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
+from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import begins_word, first_word
 from ziggurat.translate.translator import Translator, load_translator
@@ -67,9 +75,21 @@ def test_settings_tell_what_models_cannot_do(
     ]
     for pair, told in pairs.items():
         asked = {"text": LINES[0], "source": pair[0], "target": pair[1]}
-        for more, offered in (({"glossary": {"dog": "Hund"}}, "soft_terms"), ({"prefix": "ein"}, "prefixes")):
+        term = {"source": "dog", "target": "Hund"}
+        soft = {"glossary": [{**term, "mode": "soft"}]}
+        for more, offered in ((soft, "soft_terms"), ({"prefix": "ein"}, "prefixes")):
             answer = client.post("/v1/translate", json={**asked, **more})
             assert (answer.status_code == 200) == told[offered], answer.text
+        # A term without a mode is as the model can, and the answer tells which it was.
+        for short in ({"dog": "Hund"}, [term]):
+            found = one(client.post("/v1/translate", json={**asked, "glossary": short}))
+            assert found["glossary"][0]["mode"] == ("soft" if told["soft_terms"] else "hard")
+    form = {"source": "en", "target": "de", "glossary": '{"dog": "XQZ"}'}
+    name = client.post("/v1/documents", files={"file": ("f.txt", b"The dog runs.")}, data=form).json()["id"]
+    end = time.monotonic() + 30
+    while (state := client.get(f"/v1/documents/{name}").json())["status"] != "done":
+        assert time.monotonic() < end, state
+    assert [(each["mode"], each["applied"]) for each in state["glossary"]] == [("hard", 1)]
 
 
 def test_n_best_and_scores_are_the_translators(serve: Serve, german: Translator) -> None:
@@ -95,6 +115,68 @@ def test_n_best_and_scores_are_the_translators(serve: Serve, german: Translator)
             said = found["text"][slice(*token["target"])]
             assert said.lower() == piece.replace("\u2581", "").lower() or piece.startswith("<0x")
             assert token["score"] == pytest.approx(score, abs=1e-4)
+
+
+NOTICED = [f"<bt> {LINES[0]} {LINES[1]}", "See https://example.org now.", "The {0} dog.", "17"]
+
+
+def test_notices_are_those_of_the_command_line(serve: Serve, german: Translator) -> None:
+    """As the works on the same texts and the translator count them, in every interface."""
+    client, header = serve(), "X-Ziggurat-Notices"
+
+    for aligned in (True, False):
+        every: Counter[str] = Counter()
+
+        def translate(sentences: list[str], aligned: bool = aligned) -> list[SentenceTranslation]:
+            return list(map(rendered, german.translate(sentences, alignments=aligned)))
+
+        for text in NOTICED:
+            german.notices.clear()
+            with warnings.catch_warnings(action="ignore"):
+                outcome = run(aligned_text(text, Options(sentencex_splitter("de"))), translate)
+            wanted = +(outcome.notices + Counter(german.notices))
+            every += wanted
+            found = one(client.post("/v1/translate", json={"text": text, "alignments": aligned, **DE_EN}))
+            assert {each["kind"]: each["count"] for each in found.get("notices", [])} == wanted, text
+            assert all(each["text"] == notice_text(each["kind"], each["count"]) for each in found.get("notices", []))
+        assert every.keys() >= {"tag_as_text", "protected_again"}
+    german.notices.clear()
+    with warnings.catch_warnings(action="ignore"):
+        german.translate([LINES[0]], prefixes=["the dog"])
+    found = one(client.post("/v1/translate", json={"text": LINES[0], "prefix": "the dog", **DE_EN}))
+    assert {each["kind"]: each["count"] for each in found["notices"]} == +german.notices == {"unfinished": 1}
+
+    in_header = ", ".join(f"{kind}={count}" for kind, count in sorted(every.items()))
+    in_languages = {"source_lang": "de", "target_lang": "en"}
+    for path, asked in (
+        ("/translate", {"q": NOTICED, **DE_EN}),
+        ("/v2/translate", {"text": NOTICED, **in_languages}),
+        ("/translate", {"q": "17", **DE_EN}),
+    ):
+        answer = client.post(path, json=asked)
+        assert answer.headers.get(header) == (in_header if asked.get("q") != "17" else None)
+    messages = [{"role": "user", "content": NOTICED[1]}]
+    for more in ({}, {"stream": True}):
+        answer = client.post("/v1/chat/completions", json={"model": "de-en", "messages": messages, **more})
+        assert "protected_again=1" in answer.headers[header]
+
+
+def test_notices_of_a_document_are_in_its_state_and_in_a_header(serve: Serve) -> None:
+    client = serve()
+    captions = (
+        b"1\n00:00:01,000 --> 00:00:02\nA dog.\n\n2\n00:00:0x,000 --> 00:00:05,000\nSee https://example.org now.\n"
+    )
+    name = client.post("/v1/documents", files={"file": ("f.srt", captions)}, data=DE_EN).json()["id"]
+    end = time.monotonic() + 30
+    while (state := client.get(f"/v1/documents/{name}").json())["status"] != "done":
+        assert time.monotonic() < end, state
+    told = {each["kind"]: each for each in state["notices"]}
+    assert told["times_unread"]["place"] == "line 6"
+    assert told["times_unread"]["text"] == notice_text("times_unread", 1, "line 6")
+    in_header = ", ".join(f"{kind}={each['count']}" for kind, each in sorted(told.items()))
+    assert client.get(f"/v1/documents/{name}/file").headers["X-Ziggurat-Notices"] == in_header
+    file = client.post("/translate_file", files={"file": ("f.srt", captions)}, data=DE_EN).json()["translatedFileUrl"]
+    assert client.get(file).headers["X-Ziggurat-Notices"] == in_header
 
 
 def test_links_are_between_words(serve: Serve) -> None:

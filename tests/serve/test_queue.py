@@ -51,16 +51,16 @@ def test_clients_take_turns(requests: list[tuple[str, int]]) -> None:
 def test_a_request_is_taken_whole_or_not_at_all() -> None:
     queue = FairQueue(5, most_of_client=3)
     queue.put([queued() for _ in range(3)])
+    queue.check("d", 2)
     with pytest.raises(QueueFull) as full:
-        queue.put([queued()])
+        queue.check("c", 1)
     assert full.value.seconds >= 1
     queue.put([queued(client="d"), queued(client="d")])
     with pytest.raises(QueueFull):
-        queue.put([queued(client="e")])
-    assert len(queue) == 5
-    alone = FairQueue(2)
-    alone.put([queued() for _ in range(9)])  # longer than the queue, but nobody else waits
-    assert len(alone) == 9
+        queue.check("e", 1)
+    FairQueue(2).check("c", 9)  # longer than the queue, but nobody else waits
+    queue.put([queued()])  # of a request that was let in
+    assert len(queue) == 6
 
 
 def test_the_wait_is_estimated_from_what_was_done_lately() -> None:

@@ -214,16 +214,7 @@ def warnings_shown() -> Iterator[None]:
 
 def notices_text(notices: Mapping[str, int]) -> str:
     """Return a translator's counts of unusual lines, as the end of a sentence; empty where there are none."""
-    names = {
-        "blank_lines": "blank",
-        "long_lines": "translated in parts",
-        "unfinished": "cut at the length limit",
-        "unmet": "without phrases they should contain",
-        "untagged": "without a tag, so in a language that the model chose",
-        "tag_as_text": "with a tag as text",
-        "in_pieces": "in subword pieces already",
-        "unknown": "with text that the vocabulary lacks",
-        "too_large": "times out of memory, and translated in smaller batches",
-    }
-    counts = [f"{count:,} {names.get(kind, kind)}" for kind, count in notices.items() if count]
+    from ziggurat.serve.notices import notice_text
+
+    counts = [notice_text(kind, count) for kind, count in notices.items() if count]
     return "; " + ", ".join(counts) if counts else ""

@@ -68,21 +68,6 @@ if TYPE_CHECKING:
     from ziggurat.translate.results import Translation
 
 
-_NOTICES = {
-    "unaligned": "translated by segments for lack of an alignment",
-    "protected_again": "translated again since something was missing",
-    "not_parsed": "messages left as they are, since they could not be parsed",
-    "endings_kept": "endings of ordinals left as they are",
-    "in_segments": "paragraphs divided at their tags",
-    "terms_again": "translated again since a term was missing",
-    "nothing_to_translate": "document with nothing to translate",
-    "no_cues": "file without any cue that is understood",
-    "times_unread": "times of cues not understood",
-    "not_shown": "blocks without times left as they are",
-    "left_out": "embedded files left as they are",
-    "too_long": "translations longer than their units allow",
-    "other_languages": "units without a source in the model's language",
-}
 
 
 def _translate_documents(
@@ -97,6 +82,7 @@ def _translate_documents(
 
     A folder is made where several documents, or one and a name that ends in `/`, find none.
     """
+    from ziggurat.serve.notices import notice_records
     from ziggurat.serve.text.documents.archive import Settings
     from ziggurat.serve.text.documents.kinds import document, document_kind
     from ziggurat.serve.text.sentences import Options, run
@@ -133,10 +119,7 @@ def _translate_documents(
                 Path(output).mkdir(exist_ok=True)
             with output_stream(places[path]) as out:
                 out.write(outcome.value)
-            told = "".join(
-                f", {n:,} {_NOTICES.get(kind, kind)}{f' ({place})' if (place := outcome.places.get(kind)) else ''}"
-                for kind, n in sorted(outcome.notices.items())
-            )
+            told = "".join(f", {each['text']}" for each in notice_records(outcome.notices, outcome.places))
             told = f"{duration(time.perf_counter() - began)}{told}{notices_text(translator.notices)}"
             say(f"{places[path]}: {counted(sentences['asked'], 'sentence')} in {told}")
             translator.notices.clear()

@@ -10,11 +10,13 @@ import contextlib
 import hmac
 import ipaddress
 import re
+import socket
 import time
 import traceback
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from html import escape
 from http import HTTPStatus
 
@@ -31,11 +33,12 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ziggurat.serve.access import Access
+from ziggurat.serve.config import ServeConfig
 from ziggurat.serve.documents import Documents
 from ziggurat.serve.engine import ModelFailed
 from ziggurat.serve.glossaries import Glossaries
-from ziggurat.serve.interfaces.deepl import DeepL, DeepLAccount
-from ziggurat.serve.interfaces.deepl_resources import DeepLDocuments, DeepLGlossaries
+from ziggurat.serve.interfaces.deepl import DeepL
+from ziggurat.serve.interfaces.deepl_resources import DeepLResources
 from ziggurat.serve.interfaces.description import (
     LIBRETRANSLATE,
     SERVER,
@@ -51,6 +54,7 @@ from ziggurat.serve.interfaces.libretranslate import LibreTranslate
 from ziggurat.serve.interfaces.native import NativeApi
 from ziggurat.serve.interfaces.openai import OpenAI
 from ziggurat.serve.interfaces.page import page_routes
+from ziggurat.serve.notices import HEADER
 from ziggurat.serve.pool import ModelPool
 from ziggurat.serve.queue import DeadlineExceeded, QueueFull
 from ziggurat.serve.requests import REQUEST, Refused
@@ -60,15 +64,33 @@ from ziggurat.system.errors import ZigguratError, printable
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
+_MODEL = record(
+    {
+        "status": text("", "cold", "ready", "failed"),
+        "reason": text("why it failed"),
+        "version": text("of the files that the open model was read from"),
+    },
+    optional=("reason", "version"),
+)
+HEALTH = Operation(
+    SERVER,
+    (),
+    record({"status": text("", "ok", "failed"), "models": {"type": "object", "additionalProperties": _MODEL}}),
+)
+FIGURES = Operation(SERVER, kinds={"text/plain": "the figures"})
+SPEC = Operation(SERVER, (), {"type": "object"})
+
+
 class Metrics:
-    """Counts of requests, and what the models have done, read when they are asked for.
+    """Counts of requests, and what the models have done, read when they are asked for; with the paths that tell them.
 
     Args:
         pool: the models.
+        token: without which /metrics answers nobody; None: it answers everybody.
     """
 
-    def __init__(self, pool: ModelPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: ModelPool, token: str | None) -> None:
+        self._pool, self._token = pool, token
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "ziggurat_requests", "Requests by path and status.", ["path", "status"], registry=self._registry
@@ -83,9 +105,26 @@ class Metrics:
         self._requests.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 
-    def text(self) -> bytes:
-        """Return all figures in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def routes(self) -> list[Described]:
+        """Return the paths."""
+        return [Described("/health", self.health, HEALTH), Described("/metrics", self.figures, FIGURES)]
+
+    async def health(self, request: Request) -> Response:
+        """Say whether the server can translate, and how each model is."""
+        models = {}
+        for name, model in self._pool.models.items():
+            state = model.engine.state
+            told = {"status": state.status, "reason": state.reason, "version": model.engine.version}
+            models[name] = {key: value for key, value in told.items() if value}
+        failed = all(told["status"] == "failed" for told in models.values())
+        return JSONResponse({"status": "failed" if failed else "ok", "models": models}, 503 if failed else 200)
+
+    async def figures(self, request: Request) -> Response:
+        """Give figures for Prometheus."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        if self._token is not None and not hmac.compare_digest(given, self._token.encode()):
+            raise Refused(401, "Unauthorized", {"WWW-Authenticate": "Bearer"})
+        return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
 
     def collect(self) -> Iterator[Metric]:
         """Yield the figures of the models."""
@@ -356,101 +395,49 @@ async def _discard(receive: Receive, seconds: float) -> None:
 CLOSING = 5.0
 """Seconds for a step that is under way at the end, when nobody waits for its lines any more."""
 
-_MODEL = record(
-    {
-        "status": text("", "cold", "ready", "failed"),
-        "reason": text("why it failed"),
-        "version": text("of the files that the open model was read from"),
-    },
-    optional=("reason", "version"),
-)
-HEALTH = Operation(
-    SERVER,
-    "Say whether the server can translate, and how each model is",
-    (),
-    record({"status": text("", "ok", "failed"), "models": {"type": "object", "additionalProperties": _MODEL}}),
-)
-FIGURES = Operation(SERVER, "Give figures for Prometheus", kinds={"text/plain": "the figures"})
-SPEC = Operation(SERVER, "Describe all paths (OpenAPI 3.1)", (), {"type": "object"})
-
 
 def build_app(
+    config: ServeConfig,
     translations: Translations,
     documents: Documents,
     glossaries: Glossaries,
-    *,
-    page: bool = True,
-    metrics_token: str | None = None,
-    proxied: bool = False,
-    hosts: Collection[str] | None = (),
-    logged: bool = False,
-    say: Callable[[str], object] = lambda text: None,
+    say: Callable[[str], object],
 ) -> Starlette:
     """Return the application over what a server can do; the requests that it has are its `state.underway`.
 
     Args:
+        config: what is answered, and to whom.
         translations: the models, with keys and limits.
         documents: those that clients send.
         glossaries: those that clients keep.
-        page: whether there is a page for people at `/`.
-        metrics_token: without which /metrics answers nobody; None: it answers everybody.
-        proxied: whether a proxy in front names requests.
-        hosts: names of the server beside addresses and names without dots; None: any.
-        logged: whether each request is a line of the log.
         say: receives messages for the operator.
     """
-    metrics = Metrics(translations.pool)
-    account = DeepLAccount(translations, glossaries)
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        documents.open()
-        watch = asyncio.create_task(_refresh(translations, documents))
-        yield
-        watch.cancel()
-        await documents.close()
-        await run_in_threadpool(translations.pool.close, CLOSING)
-        translations.close()
-
-    async def health(request: Request) -> Response:
-        """Say whether the server can translate, and how each model is. Cold ones are opened when they are needed."""
-        models = {}
-        for name, model in translations.pool.models.items():
-            state = model.engine.state
-            told = {"status": state.status, "reason": state.reason, "version": model.engine.version}
-            models[name] = {key: value for key, value in told.items() if value}
-        failed = all(told["status"] == "failed" for told in models.values())
-        return JSONResponse({"status": "failed" if failed else "ok", "models": models}, 503 if failed else 200)
-
-    async def figures(request: Request) -> Response:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        if metrics_token is not None and not hmac.compare_digest(given, metrics_token.encode()):
-            raise Refused(401, "Unauthorized", {"WWW-Authenticate": "Bearer"})
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+    limits, deepl = config.limits, DeepL(translations, glossaries)
+    metrics = Metrics(translations.pool, config.metrics_token)
 
     async def spec(request: Request) -> Response:
+        """Describe all paths (OpenAPI 3.1)."""
         return JSONResponse(specification(routes))
 
     routes: list[Described] = [
-        *LibreTranslate(translations, files=documents.config.enabled).routes(),
+        *LibreTranslate(translations, files=config.documents.enabled).routes(),
         *Files(translations, documents).routes(),
-        *DeepL(translations, account).routes(),
-        *DeepLGlossaries(translations, account).routes(),
-        *DeepLDocuments(account, documents).routes(),
+        *deepl.routes(),
+        *DeepLResources(deepl, documents).routes(),
         *OpenAI(translations).routes(),
-        *NativeApi(translations, files=documents.config.enabled).routes(),
-        *(page_routes() if page else []),
-        Described("/health", health, HEALTH),
-        Described("/metrics", figures, FIGURES),
+        *NativeApi(translations, files=config.documents.enabled).routes(),
+        *(page_routes() if config.page else []),
+        *metrics.routes(),
         Described("/spec", spec, SPEC),
     ]
     # A form has more than its file: names, boundaries, a glossary.
     uploads = [route.path for route in routes if route.operation.file]
-    files = dict.fromkeys(uploads, translations.limits.file_bytes + translations.limits.body_bytes)
-    underway = InFlight()
+    files = dict.fromkeys(uploads, limits.file_bytes + limits.body_bytes)
+    underway, proxied = InFlight(), bool(config.proxies)
+    hosts = None if proxied else {config.host.lower(), socket.gethostname().lower()}
     app = Starlette(
         routes=routes,
-        lifespan=lifespan,
+        lifespan=partial(_lifespan, translations, documents),
         exception_handlers={Refused: _refused, ZigguratError: _failed, HTTPException: _page},
         middleware=[
             Middleware(
@@ -458,22 +445,39 @@ def build_app(
                 allow_origins=["*"],
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["Authorization", "Content-Type"],
-                expose_headers=["Authorization", "X-Request-ID"],
+                expose_headers=["Authorization", "X-Request-ID", HEADER],
             ),
             Middleware(
-                RequestLog, metrics=metrics, routes=routes, underway=underway, proxied=proxied, logged=logged, say=say
+                RequestLog,
+                metrics=metrics,
+                routes=routes,
+                underway=underway,
+                proxied=proxied,
+                logged=config.log_requests,
+                say=say,
             ),
             Middleware(SameOriginOnly, access=translations.access, path="/v2/glossaries", hosts=hosts),
             Middleware(
                 BodyLimit,
-                most=translations.limits.body_bytes,
+                most=limits.body_bytes,
                 of_path=files,
-                seconds=translations.limits.reading_seconds,
+                seconds=limits.reading_seconds,
             ),
         ],
     )
     app.state.underway = underway
     return app
+
+
+@asynccontextmanager
+async def _lifespan(translations: Translations, documents: Documents, app: Starlette) -> AsyncIterator[None]:
+    documents.open()
+    watch = asyncio.create_task(_refresh(translations, documents))
+    yield
+    watch.cancel()
+    await documents.close()
+    await run_in_threadpool(translations.pool.close, CLOSING)
+    translations.close()
 
 
 async def _refresh(translations: Translations, documents: Documents) -> None:

@@ -16,23 +16,25 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import regex
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from ziggurat.serve.access import ConcurrencyLimit
 from ziggurat.serve.config import DocumentsConfig
+from ziggurat.serve.interfaces.description import Operation
 from ziggurat.serve.queue import DeadlineExceeded
 from ziggurat.serve.requests import REQUEST, Refused
 from ziggurat.serve.text.documents.archive import Limits, Settings
 from ziggurat.serve.text.documents.kinds import document, document_kind
-from ziggurat.serve.text.glossary import Tally
-from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
+from ziggurat.serve.text.glossary import Run, Tally
+from ziggurat.serve.text.sentences import Options
 from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import DataError, ZigguratError
@@ -41,6 +43,7 @@ from ziggurat.system.small_files import read_bounded
 from ziggurat.system.staging import is_same, try_lock
 from ziggurat.translate.terminology import Terms
 
+UNKNOWN = "there is no such document, or its time is over"
 _UNSAFE = regex.compile(r"[^A-Za-z0-9_-]++")
 _PLAIN = ("text/plain", "text/markdown")  # files that are text and little else
 _DETECTED = 2000  # characters by which the language of a document is detected
@@ -105,7 +108,7 @@ async def translated(
     content: bytes,
     server: Translations,
     config: DocumentsConfig,
-    run: Callable[[Callable[[], Any]], Awaitable[Any]],
+    run: Run,
 ) -> bytes:
     """Return a document's translation; `run` calls what takes long in a thread.
 
@@ -125,61 +128,40 @@ async def translated(
     route = server.route(given.source, given.target)
     if not route:
         raise Refused(400, f"no model translates from {given.source} into {given.target}")
-    options, deadline = replace(PLAIN, alignments=True, terms=given.terms), time.monotonic() + config.seconds
+    cut = replace(server.cut(given.source, route, given.terms, given.tally), admit=_bounded(given.name, config))
+    work = document(content, given.name, Settings(cut, given.source, given.target, limits=limits))
+    text = TextTranslation(route)
 
     def progress(done: int, total: int) -> None:
+        if not given.total:  # before the first sentence is translated
+            characters = sum(map(len, text.new))
+            server.access.spend(given.client, characters)
+            given.characters = characters
         given.done, given.total = done, total
 
-    cut = replace(server.cut(given.source, route, given.terms, given.tally), admit=_Bound(given.name, config).admit)
-    settings = Settings(cut, given.source, given.target, limits=limits)
-
-    def counted(characters: int) -> None:
-        server.access.spend(given.client, characters)
-        given.characters = characters
-
-    work = _counted(document(content, given.name, settings), counted)
-    request = TranslationRequest(given.client, deadline, options, run, progress, patient=True)
-    (outcome,) = await request.results([work], [TextTranslation(route)])
+    options = replace(PLAIN, alignments=True, terms=given.terms)
+    request = TranslationRequest(given.client, time.monotonic() + config.seconds, options, run, progress)
+    (outcome,) = await request.results([work], [text])
     server.used[server.access.account(given.client)] += given.characters
-    given.notices, given.places = outcome.notices, outcome.places
+    given.notices, given.places = outcome.notices + text.notices, outcome.places
     return outcome.value
 
 
-class _Bound:
-    """The limits of a document's text, which are known before it is cut into sentences."""
+def _bounded(name: str, config: DocumentsConfig) -> Callable[[Sequence[str]], None]:
+    """Return what takes a document's paragraphs before they are cut, and raises DataError beyond its limits."""
+    most = {"characters": config.characters, "paragraphs, cells, strings or lines": config.paragraphs}
+    found: Counter[str] = Counter()
 
-    def __init__(self, name: str, config: DocumentsConfig) -> None:
-        self._name, self._config = name, config
-        self._characters = self._paragraphs = 0
+    def admit(texts: Sequence[str]) -> None:
+        for kind, count in zip(most, (sum(map(len, texts)), len(texts)), strict=True):
+            found[kind] += count
+            if found[kind] > most[kind]:
+                raise DataError(f"{name}: more than {most[kind]:,} {kind}; divide it")
 
-    def admit(self, texts: Sequence[str]) -> None:
-        """Take paragraphs. Raises DataError beyond the limits."""
-        self._characters += sum(map(len, texts))
-        self._paragraphs += len(texts)
-        for found, most, kind in (
-            (self._characters, self._config.characters, "characters"),
-            (self._paragraphs, self._config.paragraphs, "paragraphs, cells, strings or lines"),
-        ):
-            if found > most:
-                raise DataError(f"{self._name}: more than {most:,} {kind}; divide it")
-
-
-def _counted(work: SentenceRequests[Result[bytes]], counted: Callable[[int], None]) -> SentenceRequests[Result[bytes]]:
-    """Return the same work, which tells the characters of all sentences before the first of them is translated."""
-    try:
-        asked = next(work)
-        counted(sum(map(len, asked)))
-        while True:
-            asked = work.send((yield asked))
-    except StopIteration as ended:
-        outcome: Result[bytes] = ended.value
-        return outcome
-    finally:
-        work.close()
+    return admit
 
 
 def _beginning(given: Document, content: bytes, limits: Limits) -> str:
-    """Return the first paragraphs of a document."""
     found: list[str] = []
 
     def admit(texts: Sequence[str]) -> None:
@@ -199,8 +181,6 @@ def _beginning(given: Document, content: bytes, limits: Limits) -> str:
 class _EnoughError(Exception):
     """Enough of a document is known."""
 
-
-Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 _PREFIX, _LOCK = "ziggurat-documents-", "lock"
 
@@ -243,7 +223,7 @@ class Documents:
         """Return a document. Raises Refused (404) where there is none, or its time is over."""
         found = self._known.get(name)
         if found is None:
-            raise Refused(404, "there is no such document, or its time is over")
+            raise Refused(404, UNKNOWN)
         return found
 
     async def expire(self) -> None:
@@ -276,25 +256,27 @@ class Documents:
         try:
             return self._path(given, "out").open("rb")
         except FileNotFoundError:
-            raise Refused(404, "there is no such document, or its time is over") from None
+            raise Refused(404, UNKNOWN) from None
 
     # Coming in
 
     @contextlib.asynccontextmanager
-    async def uploading(self, request: Request) -> AsyncIterator[None]:
-        """Hold one of the places for files that are being received. Raises Refused (429) where none is free."""
+    async def uploading(
+        self, request: Request, operation: Operation, disabled: str
+    ) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
+        """Receive a form with a file, in one of the places for these; yield its other fields and the file.
+
+        Raises Refused: no documents are taken (403, with the text of `disabled`), no place is free (429), it came too
+        slowly (408), and as `operation.upload`.
+        """
+        if not self.config.enabled:
+            raise Refused(403, disabled)
         with self._uploads.held(self._server.holder(request), "Slowdown: too many files are being received"):
             try:
-                async with asyncio.timeout(self.config.seconds):
-                    yield
+                async with asyncio.timeout(self.config.seconds), operation.upload(request) as received:
+                    yield received
             except TimeoutError:
                 raise Refused(408, "the file did not come in time", {"Connection": "close"}) from None
-
-    def check_room(self, client: str) -> None:
-        """Raise Refused (429) where no further document of this client may wait."""
-        waiting = [each.client for each in self._known.values() if not each.ended]
-        if len(waiting) >= self.config.waiting or waiting.count(client) >= self.config.waiting_of_client:
-            raise Refused(429, "Slowdown: too many documents wait; try again later", {"Retry-After": "60"})
 
     async def submit(self, given: Document, file: BinaryIO) -> Document:
         """Let a document wait, whose file is read now.
@@ -302,7 +284,9 @@ class Documents:
         Raises Refused: no room (429), or a file that is too large (413); DataError for a kind that is not known.
         """
         document_kind(given.name)
-        self.check_room(given.client)
+        waiting = [each.client for each in self._known.values() if not each.ended]
+        if len(waiting) >= self.config.waiting or waiting.count(given.client) >= self.config.waiting_of_client:
+            raise Refused(429, "Slowdown: too many documents wait; try again later", {"Retry-After": "60"})
         self._known[given.id] = given  # from here on it counts
         try:
             given.size = await asyncio.to_thread(self._store, given, file)
@@ -325,7 +309,6 @@ class Documents:
         return size
 
     def _finish(self, given: Document, value: bytes) -> None:
-        """Write the translated file in place of the client's."""
         write_atomically(self._path(given, "out"), value)
         self._path(given, "in").unlink(missing_ok=True)
         self._unless_removed(given)
@@ -360,7 +343,11 @@ class Documents:
             try:
                 given.status, given.began = "translating", time.monotonic()
                 async with asyncio.timeout(self.config.seconds):
-                    await self._translated(given, threads.run)
+                    most = self._server.limits.file_bytes
+                    content = await threads.run(partial(read_bounded, self._path(given, "in"), most))
+                    value = await translated(given, content, self._server, self.config, threads.run)
+                    await threads.run(partial(self._finish, given, value))
+                    given.size = len(value)
             except TimeoutError:
                 raise DeadlineExceeded("the deadline passed") from None
             finally:
@@ -375,14 +362,6 @@ class Documents:
                 given.error = Refused(500, "the document could not be translated; the server's log has more")
         finally:
             given.ended = time.monotonic()
-
-    async def _translated(self, given: Document, run: Run) -> None:
-        """Translate a document and write the result."""
-        most = self._server.limits.file_bytes
-        content = await run(partial(read_bounded, self._path(given, "in"), most))
-        value = await translated(given, content, self._server, self.config, run)
-        await run(partial(self._finish, given, value))
-        given.size = len(value)
 
 
 class _Threads:

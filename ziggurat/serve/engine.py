@@ -10,15 +10,17 @@ import contextlib
 import gc
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
+from ziggurat.serve.notices import silent_notices
 from ziggurat.serve.queue import DeadlineExceeded, FairLock, FairQueue, QueuedLine
 from ziggurat.system.errors import ConfigError, ZigguratError, out_of_memory, printable
 from ziggurat.translate.options import TextTranslator, TranslateOptions
-from ziggurat.translate.results import Translation
+from ziggurat.translate.results import Translation, count_untagged
 
 if TYPE_CHECKING:
     from ziggurat.translate.call import ContinuousTranslation
@@ -67,6 +69,11 @@ class LineBatch:
         running = self._running
         ticket = next(self._tickets) if running is None else running.add(line.text, line.options.prefix)
         self.lines[ticket] = line
+        notices, tokenizer = silent_notices(), self._translator.source_tokenizer
+        count_untagged(bool(line.options.tag), [line.text], tokenizer, notices)
+        if tokenizer.unk in tokenizer.encode([line.text])[0]:
+            notices["unknown"] += 1
+        line.notices.update(notices)
 
     def cancel(self, tickets: list[int]) -> None:
         """Take lines out."""
@@ -79,19 +86,17 @@ class LineBatch:
         """Continue; return what is done, by ticket; these lines stay. Those at fault get an error and leave."""
         if self._running is not None:
             return self._running.step()
-        tickets = list(self.lines)
-        try:
-            return dict(zip(tickets, self._found([self.lines[ticket] for ticket in tickets]), strict=True))
-        except ZigguratError as error:
-            if len(tickets) == 1:
-                self.lines.pop(tickets[0]).finish(error)
-                return {}
         done = dict[int, Translation]()
-        for ticket in tickets:  # one by one, so that only a line at fault gets the error: others are of other clients
+        groups = deque([list(self.lines)])
+        while groups:
+            tickets = groups.popleft()
             try:
-                (done[ticket],) = self._found([self.lines[ticket]])
+                done |= zip(tickets, self._found([self.lines[ticket] for ticket in tickets]), strict=True)
             except ZigguratError as error:
-                self.lines.pop(ticket).finish(error)
+                if len(tickets) == 1:
+                    self.lines.pop(tickets[0]).finish(error)
+                else:  # one by one: only a line at fault gets the error, since others are of other clients
+                    groups.extend([ticket] for ticket in tickets)
         return done
 
     def _found(self, lines: list[QueuedLine]) -> list[Translation]:
@@ -277,6 +282,10 @@ class Engine:
         self.state.tokens += sum(len(t.hypotheses[0].tokens) for _, t in finished)
         self.queue.measured(len(finished), time.perf_counter() - began)
         for line, translation in finished:
+            if translation.parts > 1:
+                line.notices["long_lines"] += 1
+            if not translation.hypotheses[0].finished:
+                line.notices["unfinished"] += 1
             line.finish(translation)
         if not self._batch.lines:
             self._batch = None  # the next one may have other options

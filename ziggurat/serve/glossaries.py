@@ -8,10 +8,9 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -27,46 +26,39 @@ MOST_ENTRIES = 10_000
 """Terms of a glossary."""
 
 
-class _Stored(JsonForm):
+class Glossary(JsonForm):
+    """A glossary. Raises DataError for entries that are no terms."""
+
     id: str = Field(pattern="^[0-9a-f-]{36}$")
+    """Random."""
     owner: str = Field(max_length=200)
+    """Name of the key that may use it; empty: everybody may."""
     name: str = Field(min_length=1, max_length=1000)
+    """Name that its owner gave it."""
     source: str = Field(max_length=50)
     target: str = Field(max_length=50)
     created: float = Field(ge=0, le=1e12)
+    """Seconds since 1970."""
     entries: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(max_length=MOST_ENTRIES)
+    """Terms of the source language, each with its translation."""
+
+    def model_post_init(self, context: object) -> None:
+        """Check the entries."""
+        Terms(Term(source, target) for source, target in self.entries)
+
+    @cached_property
+    def soft(self) -> Terms:
+        """Its terms, left to the search."""
+        return Terms(Term(source, target) for source, target in self.entries)
+
+    @cached_property
+    def hard(self) -> Terms:
+        """Its terms, letter by letter."""
+        return Terms(Term(source, target, "hard") for source, target in self.entries)
 
 
 class _File(JsonForm):
-    glossaries: list[_Stored] = Field(max_length=1_000_000)
-
-
-@dataclass(frozen=True)
-class Glossary:
-    """A glossary.
-
-    Attributes:
-        id: random.
-        owner: who may use it: the name of a key; empty: everybody.
-        name: as its owner calls it.
-        source, target: language codes.
-        created: seconds since 1970.
-        soft, hard: its terms, left to the search or letter by letter.
-    """
-
-    id: str
-    owner: str
-    name: str
-    source: str
-    target: str
-    created: float
-    soft: Terms
-    hard: Terms
-
-    @property
-    def entries(self) -> list[tuple[str, str]]:
-        """Its terms."""
-        return [term[:2] for term in self.soft.terms]
+    glossaries: list[Glossary] = Field(max_length=1_000_000)
 
 
 class Glossaries:
@@ -85,27 +77,27 @@ class Glossaries:
             return
         try:
             stored = read_json(path, _File, error=ConfigError, remedy="remove it, or name another file").glossaries
+            self._known = {each.id: each for each in stored}
         except FileNotFoundError:
-            self._write()  # now, so that a folder that cannot be written to is told of at once
-            return
-        for each in stored:
-            try:
-                self._known[each.id] = _built(**each.model_dump())
-            except DataError as error:
-                raise ConfigError(f"{path}: {error}") from None
+            self._keep({})  # now, so that a folder that cannot be written to is told of at once
+        except DataError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
     def add(self, owner: str, name: str, source: str, target: str, entries: list[tuple[str, str]]) -> Glossary:
         """Keep a glossary. Raises DataError for terms that are none, Refused where there are too many."""
-        made = _built(str(uuid.uuid4()), owner, name, source, target, time.time(), entries)
+        made = Glossary(
+            id=str(uuid.uuid4()),
+            owner=owner,
+            name=name,
+            source=source,
+            target=target,
+            created=time.time(),
+            entries=[[term.strip() for term in entry] for entry in entries],
+        )
         with self._lock:
             if sum(each.owner == owner for each in self._known.values()) >= MOST_GLOSSARIES:
                 raise Refused(456, f"at most {MOST_GLOSSARIES} glossaries are kept")
-            self._known[made.id] = made
-            try:
-                self._write()
-            except BaseException:
-                del self._known[made.id]
-                raise
+            self._keep({**self._known, made.id: made})
         return made
 
     def get(self, owner: str, name: str) -> Glossary:
@@ -124,41 +116,21 @@ class Glossaries:
     def remove(self, owner: str, name: str) -> None:
         """Forget a glossary. Raises Refused (404)."""
         with self._lock:
-            found = self.get(owner, name)
-            del self._known[name]
-            try:
-                self._write()
-            except BaseException:
-                self._known[name] = found
-                raise
+            gone = self.get(owner, name)
+            self._keep({each.id: each for each in self._known.values() if each is not gone})
 
-    def _write(self) -> None:
-        """Write all to the file, if there is one. Raises Refused (456) where all are too large together, or OSError."""
-        stored = [
-            _Stored(
-                id=each.id,
-                owner=each.owner,
-                name=each.name,
-                source=each.source,
-                target=each.target,
-                created=each.created,
-                entries=list(map(list, each.entries)),
-            ).model_dump()
-            for each in self._known.values()
-        ]
+    def _keep(self, known: dict[str, Glossary]) -> None:
+        """Have these glossaries, in the file, too, if there is one.
+
+        Raises Refused (456) where all are too large together, or OSError; then nothing has changed.
+        """
+        stored = [each.model_dump() for each in known.values()]
         content = json.dumps({"glossaries": stored}, ensure_ascii=False).encode() + b"\n"
         if len(content) > MAX_BYTES:
             raise Refused(456, "no room for more glossaries")
         if self._path is not None:
             write_atomically(self._path, content)
-
-
-def _built(
-    id: str, owner: str, name: str, source: str, target: str, created: float, entries: Iterable[Sequence[str]]
-) -> Glossary:
-    soft = Terms(Term(entry[0], entry[1]) for entry in entries)
-    hard = Terms(term._replace(mode="hard") for term in soft.terms)
-    return Glossary(id, owner, name, source, target, created, soft, hard)
+        self._known = known
 
 
 def read_entries(text: str, kind: str) -> list[tuple[str, str]]:
@@ -184,25 +156,31 @@ def read_entries(text: str, kind: str) -> list[tuple[str, str]]:
     return [(row[0], row[1]) for row in rows]
 
 
-def terms_of(given: Any, most: int) -> Terms | None:
-    """Return a glossary as requests have it: a list of objects, or an object of soft terms; None: there is none.
+class Entry(NamedTuple):
+    """A term of a request's glossary; without a mode, it is as the model can."""
 
-    Raises Refused (400) for something else, or more than `most` terms; DataError as Terms does.
+    source: str
+    target: str
+    mode: Literal["soft", "hard"] | None
+
+
+def entries_of(given: Any, most: int) -> list[Entry]:
+    """Return a glossary as requests have it: a list of objects, or an object of source and target terms; may be empty.
+
+    Raises Refused: something else (400), or more than `most` terms (413).
     """
     if given is None or given in ("", [], {}):
-        return None
-    entries = [{"source": s, "target": t} for s, t in given.items()] if isinstance(given, dict) else given
-    if not isinstance(entries, list):
+        return []
+    records = [{"source": s, "target": t} for s, t in given.items()] if isinstance(given, dict) else given
+    if not isinstance(records, list):
         raise Refused(400, "`glossary` is a list of objects with `source`, `target` and `mode`, or an object of terms")
-    if len(entries) > most:
+    if len(records) > most:
         raise Refused(413, f"at most {most} terms in a glossary")
-    terms = []
-    for entry in entries:
-        values = [entry.get(name) for name in ("source", "target")] if isinstance(entry, dict) else []
-        mode = entry.get("mode", "soft") if isinstance(entry, dict) else None
-        if mode not in ("soft", "hard") or len(values) != 2 or not all(isinstance(value, str) for value in values):
-            raise Refused(
-                400, f"`glossary`: {printable(str(entry), 60)}: needs `source`, `target`, and `mode`: soft, hard"
-            )
-        terms.append(Term(str(values[0]), str(values[1]), mode))
-    return Terms(terms)
+    return list(map(_entry, records))
+
+
+def _entry(given: Any) -> Entry:
+    entry = [given.get(name) for name in Entry._fields] if isinstance(given, dict) else [None] * 3
+    if not all(isinstance(term, str) for term in entry[:2]) or entry[2] not in ("soft", "hard", None):
+        raise Refused(400, f"`glossary`: {printable(str(given), 60)}: needs `source`, `target`, and `mode`: soft, hard")
+    return Entry(*entry)

@@ -6,22 +6,22 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.languages import language_name
 from ziggurat.config.load import change_section
 from ziggurat.model.run_folder import BASE, MODEL_FILE, config_file
+from ziggurat.serve.config import ModelConfigEntry
 from ziggurat.serve.engine import Engine, Opened
+from ziggurat.serve.notices import silent_notices
 from ziggurat.serve.queue import FairQueue
 from ziggurat.system.errors import CheckpointError, ConfigError
 from ziggurat.system.processes import usable_cpus
 from ziggurat.translate.engines import EXPORT_FILE, is_export, read_report, refuse_unsupported
 from ziggurat.translate.options import tells_alignments
-from ziggurat.translate.results import Notices
 
 _COPIES = 3
 """Times the size of its weights that a model takes with PyTorch.
@@ -32,42 +32,28 @@ _POLL = 0.05  # seconds between two looks at whether another model has been clos
 _UNLOADING = 10.0  # seconds that a model waits for the memory of others that are in use
 
 
-@dataclass(frozen=True)
 class ModelSource:
-    """A model that is served.
+    """A model that is served: a run, a model directory, or an exported CTranslate2 directory.
 
-    Attributes:
-        path: a run, a model directory, or an exported CTranslate2 directory.
-        name: in the API; empty: `source-target`.
-        which: checkpoint of a run; None: as `translate` chooses.
-        threads: CPU threads; None: as many as PyTorch takes, or half of the cores for an exported model.
-        device: `auto`, `cpu`, `cuda`, ...
-        decoding: keys of the `decoding` section that replace the saved ones.
+    Args:
+        entry: how it is configured.
     """
 
-    path: Path
-    name: str = ""
-    which: str | None = None
-    threads: int | None = None
-    device: str = "auto"
-    decoding: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(self, entry: ModelConfigEntry) -> None:
+        self.entry, self.path = entry, Path(entry.path).expanduser()
 
-    def located(self) -> tuple[Path, Path]:
-        """Return the file with the weights, and the folder with configuration and vocabularies.
+    def files(self) -> tuple[list[Path], Path]:
+        """Return the files with the weights, those below low-rank updates too, and the folder with everything else.
 
         Raises CheckpointError where there is none.
         """
         if self.is_exported:
-            if self.which is not None:
+            if self.entry.which is not None:
                 raise ConfigError(f"{self.path}: an exported model has one set of weights; leave out `which`")
-            return self.path / EXPORT_FILE, self.path
+            return [self.path / EXPORT_FILE], self.path
         from ziggurat.model.directory import locate_weights
 
-        return locate_weights(self.path, self.which)
-
-    def _weights(self) -> tuple[list[Path], Path]:
-        """Return the files with the weights, those below low-rank updates too, and the folder as `located` does."""
-        weights, folder = self.located()
+        weights, folder = locate_weights(self.path, self.entry.which)
         base = folder / BASE / MODEL_FILE
         return [weights, base] if base.exists() else [weights], folder
 
@@ -76,8 +62,8 @@ class ModelSource:
         found = load_experiment(config_file(self.path))
         try:
             if self.is_exported:
-                refuse_unsupported(self.decoding, read_report(self.path))
-            change_section(found.decoding, self.decoding, "decoding")
+                refuse_unsupported(self.entry.decoding, read_report(self.path))
+            change_section(found.decoding, self.entry.decoding, "decoding")
         except ConfigError as error:
             raise ConfigError(f"{self.path}: {error}") from None
         return found
@@ -89,8 +75,8 @@ class ModelSource:
 
     def shortlist(self) -> Path | None:
         """Return the file of the shortlist that the search goes by; None: it has none."""
-        if "shortlist" in self.decoding:
-            name = self.decoding["shortlist"]
+        if "shortlist" in self.entry.decoding:
+            name = self.entry.decoding["shortlist"]
         else:
             config = config_file(self.path)
             name = _shortlist_of(config, _seen(config))
@@ -109,7 +95,7 @@ class ModelSource:
         Weights, also those that low-rank updates belong to, configuration, vocabularies, and the shortlist, which may
         be anywhere.
         """
-        weights, folder = self._weights()
+        weights, folder = self.files()
         try:
             found = [(path.name, *_seen(path)) for path in sorted(folder.iterdir()) if _of_model(path.name)]
         except OSError as error:
@@ -121,7 +107,7 @@ class ModelSource:
 
     def size(self) -> int:
         """Return the bytes of memory that the open model takes, as an estimate."""
-        return sum(_seen(path)[2] for path in self._weights()[0]) * (1 if self.is_exported else _COPIES)
+        return sum(_seen(path)[2] for path in self.files()[0]) * (1 if self.is_exported else _COPIES)
 
     def open(self) -> Opened:
         """Open the model, in the thread that will use it."""
@@ -131,26 +117,20 @@ class ModelSource:
 
             # CTranslate2's threads spin between two steps: one on every core keeps out those that take and answer
             # requests (2 cores, a small model: 60 requests a second with two threads, 370 with one).
-            threads = self.threads or max(1, usable_cpus() // 2)
-            served = CTranslate2Translator(self.path, device=self.device, threads=threads, **self.decoding)
-            _silence(served.notices)
+            threads = self.entry.threads or max(1, usable_cpus() // 2)
+            served = CTranslate2Translator(self.path, device=self.entry.device, threads=threads, **self.entry.decoding)
+            served.notices = silent_notices()
             return Opened(served, version, True)
         import torch
 
         from ziggurat.translate.translator import load_translator
 
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)  # of this thread alone: OpenMP keeps the number by thread
-        translator = load_translator(self.path, device=self.device, which=self.which, **self.decoding)
+        if self.entry.threads is not None:
+            torch.set_num_threads(self.entry.threads)  # of this thread alone: OpenMP keeps the number by thread
+        translator = load_translator(self.path, device=self.entry.device, which=self.entry.which, **self.entry.decoding)
         aligned = tells_alignments(translator)
-        _silence(translator.notices)
+        translator.notices = silent_notices()
         return Opened(translator, version, aligned)
-
-
-def _silence(notices: Notices) -> None:
-    """Let notices be counted and not told: what people translate is in no log, and these may quote it."""
-    of_lines = ("blank_lines", "long_lines", "unfinished", "unmet", "untagged", "tag_as_text", "in_pieces", "unknown")
-    notices.told |= dict.fromkeys(of_lines, "")
 
 
 def _of_model(name: str) -> bool:
@@ -216,14 +196,21 @@ class ModelPool:
         self.models: dict[str, Model] = {}
         self.pairs: dict[tuple[str, str], Model] = {}
         for source in sources:
-            source.located()  # a folder that is none is refused now, not at the first request
+            source.files()  # a folder that is none is refused now, not at the first request
             data = source.experiment().data
             pair = data.source_language, data.target_language
-            name = source.name or "-".join(pair)
+            name = source.entry.name or "-".join(pair)
             if name in self.models:
                 raise ConfigError(f"two models are called {name!r}: {self.models[name].origin.path}, {source.path}")
             queue = FairQueue(waiting, most_of_client=max(1, waiting // 2))
-            engine = Engine(name, self._opening(source, name), source.version, queue, say, self._closing(name))
+            engine = Engine(
+                name,
+                opening=partial(self._open, source, name),
+                version=source.version,
+                queue=queue,
+                say=say,
+                closed=partial(self._close, name),
+            )
             self.models[name] = Model(name, *pair, source, engine)
             self.pairs.setdefault(pair, self.models[name])
         self.languages = self._reachable()
@@ -254,30 +241,24 @@ class ModelPool:
         ended = [model.engine.close(max(0.0, end - time.monotonic())) for model in self.models.values()]
         return all(ended)
 
-    def _opening(self, source: ModelSource, name: str) -> Callable[[], Opened]:
-        def opening() -> Opened:
-            if self._memory is not None:
-                self._make_room(name, source.size(), self._memory)
-            try:
-                opened = source.open()
-            except BaseException:
-                with self._room:
-                    if name not in self._opened:  # it is where only its new files cannot be opened
-                        self._held.discard(name)
-                raise
+    def _open(self, source: ModelSource, name: str) -> Opened:
+        if self._memory is not None:
+            self._make_room(name, source.size(), self._memory)
+        try:
+            opened = source.open()
+        except BaseException:
             with self._room:
-                self._opened.add(name)
-            return opened
+                if name not in self._opened:  # it is where only its new files cannot be opened
+                    self._held.discard(name)
+            raise
+        with self._room:
+            self._opened.add(name)
+        return opened
 
-        return opening
-
-    def _closing(self, name: str) -> Callable[[], None]:
-        def closing() -> None:
-            with self._room:
-                self._held.discard(name)
-                self._opened.discard(name)
-
-        return closing
+    def _close(self, name: str) -> None:
+        with self._room:
+            self._held.discard(name)
+            self._opened.discard(name)
 
     def _make_room(self, name: str, needed: int, limit: int) -> None:
         """Take memory for a model, and close others that nobody uses until it fits.

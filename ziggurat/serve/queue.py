@@ -43,6 +43,7 @@ class QueuedLine:
         deadline: `time.monotonic()` after which nobody wants the translation.
         done: called once, in the thread of the engine, with the translation or an exception; never after `cancel`.
         constraints: phrases that the translation must contain.
+        notices: counts, by kind, of what was not translated in the ordinary way, written by the engine before `done`.
     """
 
     text: str
@@ -51,6 +52,7 @@ class QueuedLine:
     deadline: float
     done: Callable[[Translation | Exception], Any]
     constraints: tuple[str, ...] = ()
+    notices: Counter[str] = field(default_factory=Counter)
     came: float = field(default_factory=time.monotonic)
     cancelled: bool = False
 
@@ -69,7 +71,7 @@ class FairQueue:
     """Lines by client; the clients take turns, so that a long request does not keep out a short one.
 
     Args:
-        most: lines that may wait. A request is taken whole or not at all; one alone may be longer.
+        most: lines that may wait. A request is let in whole or not at all (`check`); one alone may be longer.
         most_of_client: lines of one client that may wait beside those of others; None: no separate limit.
 
     Safe between threads. `changed` is notified when lines come.
@@ -103,16 +105,13 @@ class FairQueue:
             if not self._room(client, lines):
                 raise QueueFull(self.wait())
 
-    def put(self, lines: Sequence[QueuedLine], *, admitted: bool = False) -> None:
-        """Let lines wait. Raises QueueFull: there is no room.
+    def put(self, lines: Sequence[QueuedLine]) -> None:
+        """Let lines wait, also where there is no room. Raises whatever the queue was closed with.
 
-        `admitted` lines belong to a request that has been let in (a sentence that is asked for again, the second of
-        two models): they are taken, since half of the work would be lost otherwise.
+        A request that was let in by `check` asks for some sentences again, or a second model for them all: half of the
+        work would be lost if there were no room for these.
         """
         with self.changed:
-            if not admitted:
-                for client, count in Counter(line.client for line in lines).items():
-                    self.check(client, count)
             if self.closed is not None:
                 raise self.closed
             for line in lines:
@@ -136,7 +135,6 @@ class FairQueue:
         return not self._size or self._size + lines <= self.most
 
     def _drop(self, client: str, unwanted: Callable[[QueuedLine], bool]) -> None:
-        """Take out lines of a client."""
         kept = deque(line for line in self._clients[client] if not unwanted(line))
         self._size -= len(self._clients[client]) - len(kept)
         if kept:

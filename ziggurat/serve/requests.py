@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
@@ -22,6 +22,7 @@ Value = TypeVar("Value")
 REQUEST: ContextVar[str] = ContextVar("REQUEST", default="none")
 """Name of the request that is being answered, for messages to the operator."""
 
+_UNREAD = "The browser (or proxy) sent a request that this server could not understand."
 _LARGE = 1 << 16
 """Bytes of JSON that are read beside the event loop."""
 
@@ -50,13 +51,8 @@ async def fields_of(request: Request) -> dict[str, Any]:
     if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
         if "charset" in request.headers.get("content-type", "").lower().replace("charset=utf-8", ""):
             raise Refused(400, "forms must be UTF-8")  # Python knows codecs that no browser has
-        try:
-            async with request.form(max_files=1, max_fields=2000) as form:
-                pairs = [(key, value) for key, value in form.multi_items() if not isinstance(value, UploadFile)]
-        except HTTPException as error:
-            raise Refused(400, str(error.detail)) from None
-        except ClientDisconnect:
-            raise Refused(400, "the request broke off") from None
+        async with _form(request, 2000) as form:
+            pairs = [(key, value) for key, value in form.multi_items() if not isinstance(value, UploadFile)]
         # Line ends of forms are CR LF, whatever was typed (HTML, 4.10.21.8).
         return {**query, **_grouped((key, str(value).replace("\r\n", "\n")) for key, value in pairs)}
     try:
@@ -67,6 +63,14 @@ async def fields_of(request: Request) -> dict[str, Any]:
     if not body.strip() and "json" not in kind:
         return query
     return {**query, **(_json_object(body) if len(body) < _LARGE else await run_in_threadpool(_json_object, body))}
+
+
+def texts_of(given: Any, refusal: str) -> list[str]:
+    """Return the texts of a field that takes one or a list of them. Raises Refused (400) where they are none."""
+    texts = given if isinstance(given, list) else [given]
+    if not texts or not all(isinstance(each, str) for each in texts):
+        raise Refused(400, refusal)
+    return texts
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
@@ -97,22 +101,17 @@ def _json_object(body: bytes) -> dict[str, Any]:
         content = body if encoding == "utf-8" else body.decode(encoding).encode()
         found = parse_json(content, "the request")
     except (DataError, UnicodeError):
-        raise Refused(400, "The browser (or proxy) sent a request that this server could not understand.") from None
+        raise Refused(400, _UNREAD) from None
     if not isinstance(found, dict):
         raise Refused(400, "Invalid JSON format")
     return found
 
 
 def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, list[Any]] = {}
     for key, value in pairs:
-        if key not in found:
-            found[key] = value
-        elif isinstance(found[key], list):
-            found[key].append(value)
-        else:
-            found[key] = [found[key], value]
-    return found
+        found.setdefault(key, []).append(value)
+    return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
 
 
 @asynccontextmanager
@@ -121,17 +120,23 @@ async def upload_of(request: Request) -> AsyncIterator[tuple[dict[str, Any], Upl
 
     Raises Refused (400): no such form, or no file; reading the file may raise DataError.
     """
-    unread = "The browser (or proxy) sent a request that this server could not understand."
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise Refused(400, unread)
+        raise Refused(400, _UNREAD)
+    async with _form(request, 100, _UNREAD) as form:
+        pairs = [(key, value) for key, value in form.multi_items() if isinstance(value, str)]
+        files = [value for key, value in form.multi_items() if key == "file" and isinstance(value, UploadFile)]
+        if not files:
+            raise Refused(400, _UNREAD)
+        yield _grouped(pairs), files[0]
+
+
+@asynccontextmanager
+async def _form(request: Request, fields: int, refusal: str = "") -> AsyncIterator[FormData]:
+    """Read a form of at most so many fields. Raises Refused (400), without a text for it with the parser's."""
     try:
-        async with request.form(max_files=1, max_fields=100) as form:
-            pairs = [(key, value) for key, value in form.multi_items() if isinstance(value, str)]
-            files = [value for key, value in form.multi_items() if key == "file" and isinstance(value, UploadFile)]
-            if not files:
-                raise Refused(400, unread)
-            yield _grouped(pairs), files[0]
-    except HTTPException:
-        raise Refused(400, unread) from None
+        async with request.form(max_files=1, max_fields=fields) as form:
+            yield form
+    except HTTPException as error:
+        raise Refused(400, refusal or str(error.detail)) from None
     except ClientDisconnect:
         raise Refused(400, "the request broke off") from None

@@ -205,12 +205,11 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections, and return when those that there are have ended."""
-        steps: list[tuple[float, Callable[[], object]]] = [
-            (self._seconds, self._underway.end),
-            (self._seconds + ANSWERING, self._cut_off),
-        ]
         loop = asyncio.get_running_loop()
-        timers = [loop.call_later(seconds, step) for seconds, step in steps]
+        timers = [
+            loop.call_later(self._seconds, self._underway.end),
+            loop.call_later(self._seconds + ANSWERING, self._cut_off),
+        ]
         try:
             await super().shutdown(sockets)
         finally:
@@ -224,26 +223,13 @@ class Server(uvicorn.Server):
 
 def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
     """Return the application of a configuration. Raises ConfigError and CheckpointError for what cannot be served."""
-    sources = [
-        ModelSource(Path(entry.path).expanduser(), entry.name, entry.which, entry.threads, entry.device, entry.decoding)
-        for entry in config.models
-    ]
     access = Access(config.limits, None if config.keys is None else Path(config.keys).expanduser(), say)
+    sources = list(map(ModelSource, config.models))
     pool = ModelPool(sources, waiting=config.limits.waiting, memory=config.memory, names=config.names, say=say)
     translations = Translations(pool, access, config.limits)
     documents = Documents(translations, config.documents, say)
     kept = Glossaries(None if config.glossaries is None else Path(config.glossaries).expanduser())
-    return build_app(
-        translations,
-        documents,
-        kept,
-        page=config.page,
-        metrics_token=config.metrics_token,
-        proxied=bool(config.proxies),
-        hosts=None if config.proxies else {config.host.lower(), socket.gethostname().lower()},
-        logged=config.log_requests,
-        say=say,
-    )
+    return build_app(config, translations, documents, kept, say)
 
 
 def connections_within(files: int, most: int = CONNECTIONS) -> int:

@@ -10,15 +10,15 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from ziggurat.serve.pool import Model
-from ziggurat.serve.queue import DeadlineExceeded, QueuedLine, QueueFull
+from ziggurat.serve.queue import DeadlineExceeded, FairQueue, QueuedLine, QueueFull
 from ziggurat.serve.text.alignment import rendered
-from ziggurat.serve.text.glossary import Tally, constrained
+from ziggurat.serve.text.glossary import Run, Tally, constrained
 from ziggurat.serve.text.paragraphs import AlignedText
 from ziggurat.serve.text.sentences import SentenceRequests, SentenceTranslation
 from ziggurat.system.errors import DataError
@@ -63,6 +63,7 @@ class TextTranslation:
         others: further ones, none like the best or like each other.
         ranks: which of its sentences' translations, from 1, each of `others` is made of.
         tally: what came of the glossary.
+        notices: counts, by kind, of what was not translated in the ordinary way (ziggurat.serve.notices).
         found: the translation of each sentence; through a third language by its text in the source language. With them
             a text can be made again of the second best.
         dropped: soft terms that did harm, by sentence.
@@ -76,6 +77,7 @@ class TextTranslation:
         self.others: list[AlignedText] = []
         self.ranks: list[int] = []
         self.tally = Tally()
+        self.notices: Counter[str] = Counter()
         self.found: dict[str, Translation] = {}
         self.dropped: dict[str, list[str]] = {}
         self.new: list[str] = []
@@ -110,10 +112,7 @@ class TextTranslation:
 
 
 class PendingLines:
-    """Lines in the queue of one model, and their translations to come.
-
-    Raises QueueFull unless they are `admitted`.
-    """
+    """Lines in the queue of one model, and their translations to come."""
 
     def __init__(
         self,
@@ -122,11 +121,9 @@ class PendingLines:
         request: TranslationRequest,
         options: TranslateOptions,
         constraints: Sequence[Sequence[str]] | None = None,
-        *,
-        admitted: bool = True,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self._queue, self._deadline = model.engine.queue, request.deadline
+        self.model, self._deadline = model, request.deadline
         self._futures: list[asyncio.Future[Translation]] = [loop.create_future() for _ in texts]
 
         def deliver(future: asyncio.Future[Translation], result: Translation | Exception) -> None:
@@ -140,11 +137,11 @@ class PendingLines:
         def done(future: asyncio.Future[Translation], result: Translation | Exception) -> None:
             loop.call_soon_threadsafe(deliver, future, result)
 
-        self._lines = [
+        self.lines = [
             QueuedLine(text, request.client, options, self._deadline, partial(done, future), tuple(phrases))
             for text, future, phrases in zip(texts, self._futures, constraints or [()] * len(texts), strict=True)
         ]
-        self._queue.put(self._lines, admitted=admitted)
+        model.engine.queue.put(self.lines)
 
     async def results(self) -> list[Translation]:
         """Return the translations. Raises DeadlineExceeded, ModelFailed."""
@@ -161,7 +158,7 @@ class PendingLines:
         """Take what is not done out of the queue and the search."""
         # A caller that is cancelled while it awaits them all has cancelled them all.
         if any(not future.done() or future.cancelled() for future in self._futures):
-            self._queue.remove(self._lines)
+            self.model.engine.queue.remove(self.lines)
         for future in self._futures:
             if future.done() and not future.cancelled():
                 future.exception()  # looked at: one failure is enough to tell
@@ -175,8 +172,8 @@ class TranslationRequest:
         deadline: `time.monotonic()` after which nobody waits for the answer any more.
         options: what is asked of the translations; soft ones of its terms are searched for here.
         run: calls a function, in a thread where it may take long.
-        progress: called with the sentences that are done and those that are known of, when these change.
-        patient: whether to wait for room in a full queue, in small groups, instead of being refused.
+        progress: of a document; called with the sentences that are done and those that are known of, when these change.
+            Where a queue is full a document waits for room, in small groups, instead of being refused.
     """
 
     def __init__(
@@ -184,18 +181,16 @@ class TranslationRequest:
         client: str,
         deadline: float,
         options: TranslateOptions,
-        run: Callable[[Callable[[], Any]], Awaitable[Any]],
-        progress: Callable[[int, int], object] = lambda done, total: None,
-        *,
-        patient: bool = False,
+        run: Run,
+        progress: Callable[[int, int], object] | None = None,
     ) -> None:
         self.client, self.deadline = client, deadline
         self._options = replace(options, terms=None)
         terms = options.terms
         # A search for terms would not know of words that are to be different.
         self._soft = terms if terms is not None and terms.has("soft") and not options.next_words else None
-        self._run, self._progress, self._patient = run, progress, patient
-        self._admitted = False
+        self._run, self._progress = run, progress
+        self._let_in = False
         self._under_way: set[PendingLines] = set()
         self._done = self._total = 0
 
@@ -213,7 +208,7 @@ class TranslationRequest:
             for text, work in zip(texts, works, strict=True):
                 await self._run(partial(text.begin, work, rank))
             # No other request comes between here and the last line that is put: nothing waits for anything.
-            started = self._enter(texts)
+            started = [None] * len(texts) if self._progress is not None else self._enter(texts)
             tasks = [asyncio.ensure_future(self._finished(*pair)) for pair in zip(texts, started, strict=True)]
             return list(await asyncio.gather(*tasks))
         finally:
@@ -227,22 +222,20 @@ class TranslationRequest:
 
     def _enter(self, texts: Sequence[TextTranslation]) -> list[PendingLines | None]:
         """Put the first sentences of all texts into the queues of their models."""
-        if self._patient:
-            return [None] * len(texts)
-        if not self._admitted:
-            if self._options.begun and sum(len(text.new) for text in texts) != 1:
-                raise DataError("a prefix goes with a text of one sentence; this one has none, or several")
-            room: Counter[str] = Counter()
-            models = {text.route[0].name: text.route[0] for text in texts if text.new}
+        if not self._let_in:
+            if self._options.begun and not any(text.new for text in texts):
+                raise DataError("a prefix goes with a text of one sentence; this one has none")
+            room: Counter[FairQueue] = Counter()
             for text in texts:
-                room[text.route[0].name] += len(text.new)
-            for name, model in models.items():
-                model.engine.queue.check(self.client, room[name])
-            self._admitted = True
-        return [self._first(text) if text.new else None for text in texts]
+                room[text.route[0].engine.queue] += len(text.new)
+            for queue, lines in (+room).items():
+                queue.check(self.client, lines)
+            self._let_in = True
+        return [self._put(text.route[0], text.new, self._of_model(text, 0)) if text.new else None for text in texts]
 
-    def _first(self, text: TextTranslation) -> PendingLines:
-        return self._put(text.route[0], text.new, self._options if len(text.route) == 1 else PLAIN)
+    def _of_model(self, text: TextTranslation, number: int) -> TranslateOptions:
+        """Return the options of a model of a text's route: only the last one is asked for more than a translation."""
+        return self._options if number == len(text.route) - 1 else PLAIN
 
     def _put(
         self,
@@ -250,10 +243,8 @@ class TranslationRequest:
         texts: Sequence[str],
         options: TranslateOptions,
         phrases: Sequence[Sequence[str]] | None = None,
-        *,
-        admitted: bool = True,
     ) -> PendingLines:
-        lines = PendingLines(model, texts, self, options, phrases, admitted=admitted)
+        lines = PendingLines(model, texts, self, options, phrases)
         self._under_way.add(lines)
         return lines
 
@@ -262,7 +253,7 @@ class TranslationRequest:
         while not text.ended:
             if text.new:
                 self._total += len(text.new)
-                self._progress(self._done, self._total)
+                self._tell()
                 found = await self._translated(text, started)
                 text.found |= dict(zip(text.new, found, strict=True))
                 started = None
@@ -271,18 +262,14 @@ class TranslationRequest:
 
     async def _translated(self, text: TextTranslation, started: PendingLines | None) -> list[Translation]:
         """Return the translations of a text's new sentences."""
-        said, last = list(text.new), text.route[-1]
-        found: list[Translation] = []
-        for model in text.route:
-            if started is not None:
-                found = await started.results()
-                self._count(len(said) if model is last else 0)
-                started = None
-            else:  # a request with a prefix has one sentence: what is asked of it again begins in the same way
-                options = self._options if model is last else PLAIN
-                found = await self._through(model, said, options, counted=model is last)
-            if model is not last:
+        said, found = list(text.new), list[Translation]()
+        for number, model in enumerate(text.route):
+            if number:
                 said = [translation.text for translation in found]
+            if started is not None and not number:
+                found = await self._results(started, text)
+            else:  # a request with a prefix has one sentence: what is asked of it again begins in the same way
+                found = await self._through(model, said, self._of_model(text, number), of=text)
         return found if self._soft is None else await self._with_soft_terms(text, said, found)
 
     async def _with_soft_terms(
@@ -297,7 +284,7 @@ class TranslationRequest:
             return [[each.term for each in own if not each.term.hard] for own in every]
 
         async def search(places: Sequence[int], phrases: Sequence[Sequence[str]]) -> list[Translation]:
-            return await self._through(text.route[-1], [said[n] for n in places], options, phrases, counted=False)
+            return await self._through(text.route[-1], [said[n] for n in places], options, phrases)
 
         found, dropped = await constrained(free, await self._run(found_terms), search, self._run)
         text.dropped |= {text.new[place]: phrases for place, phrases in dropped.items()}
@@ -310,48 +297,55 @@ class TranslationRequest:
         options: TranslateOptions,
         phrases: Sequence[Sequence[str]] | None = None,
         *,
-        counted: bool,
+        of: TextTranslation | None = None,
     ) -> list[Translation]:
-        """Return the translations of `texts` by one model, each with its phrases."""
-        if not self._patient:
-            found = await self._put(model, texts, options, phrases).results()
-            self._count(len(texts) if counted else 0)
-            return found
-        places = [range(begin, min(begin + _CHUNK, len(texts))) for begin in range(0, len(texts), _CHUNK)]
+        """Return the translations of `texts` by one model, each with its phrases; `of` as in `_results`."""
+        if self._progress is None:
+            return await self._results(self._put(model, texts, options, phrases), of)
         two = asyncio.Semaphore(2)
 
-        async def group(own: range) -> list[Translation]:
-            few, with_them = [texts[n] for n in own], None if phrases is None else [phrases[n] for n in own]
+        async def group(own: slice) -> list[Translation]:
             async with two:
-                found = await self._patiently(model, few, options, with_them)
-                self._count(len(few) if counted else 0)
-                return found
+                await self._room(model.engine.queue, len(texts[own]))
+                lines = self._put(model, texts[own], options, None if phrases is None else phrases[own])
+                found = await self._results(lines, of)
+                self._under_way.discard(lines)
+                slim: list[Translation] = await self._run(lambda: list(map(_slim, found)))
+                return slim
 
-        tasks = [asyncio.ensure_future(group(own)) for own in places]
+        groups = [slice(begin, begin + _CHUNK) for begin in range(0, len(texts), _CHUNK)]
+        tasks = [asyncio.ensure_future(group(own)) for own in groups]
         try:
             return [translation for found in await asyncio.gather(*tasks) for translation in found]
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _patiently(
-        self, model: Model, texts: Sequence[str], options: TranslateOptions, phrases: Sequence[Sequence[str]] | None
-    ) -> list[Translation]:
-        """Return the translations of a few sentences, once the queue has room for them."""
+    async def _room(self, queue: FairQueue, lines: int) -> None:
+        """Wait until a queue has room for so many lines. Raises DeadlineExceeded."""
         while True:
             try:
-                lines = self._put(model, texts, options, phrases, admitted=False)
-                break
+                return queue.check(self.client, lines)
             except QueueFull as full:
                 left = self.deadline - time.monotonic()
                 if left <= 0:
                     raise DeadlineExceeded("the deadline passed") from None
                 await asyncio.sleep(min(full.seconds, left, 5.0))
-        found = await lines.results()
-        self._under_way.discard(lines)
-        slim: list[Translation] = await self._run(lambda: list(map(_slim, found)))
-        return slim
 
-    def _count(self, done: int) -> None:
-        self._done += done
-        self._progress(self._done, self._total)
+    async def _results(self, lines: PendingLines, of: TextTranslation | None) -> list[Translation]:
+        """Return the translations of lines, counted as done and with notices for the text that they are `of`.
+
+        None: they were searched for before, and counted.
+        """
+        found = await lines.results()
+        if of is not None:
+            for line in lines.lines:
+                of.notices.update(line.notices)
+            if lines.model is of.route[-1]:
+                self._done += len(found)
+                self._tell()
+        return found
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self._done, self._total)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from starlette.requests import Request
 
@@ -16,6 +16,9 @@ from ziggurat.config.languages import main_language
 from ziggurat.data.cleaning.filters import MOST_CHARACTERS, identifier
 from ziggurat.serve.access import Access
 from ziggurat.serve.config import LimitsConfig
+from ziggurat.serve.glossaries import Entry
+from ziggurat.serve.interfaces.description import Dialect
+from ziggurat.serve.notices import notice_headers
 from ziggurat.serve.pool import Model, ModelPool
 from ziggurat.serve.requests import Refused
 from ziggurat.serve.text.glossary import Tally
@@ -26,7 +29,7 @@ from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.system.errors import DataError
 from ziggurat.translate.options import TranslateOptions
-from ziggurat.translate.terminology import Terms
+from ziggurat.translate.terminology import Term, Terms
 
 _SURE = 50.0  # per cent
 
@@ -75,13 +78,14 @@ class Detector:
         return next((code, share) for code, share in ranks if code != target or share >= _SURE)
 
 
-def work_of(text: str, options: Options, markup: MarkupRules | None, *, lines: bool) -> SentenceRequests[AlignedText]:
+def work_of(
+    text: str, options: Options, markup: MarkupRules | None, *, lines: bool
+) -> SentenceRequests[Result[AlignedText]]:
     """Return the work of translating a text; of markup the result has no sentences."""
     if markup is None:
-        outcome: Result[AlignedText] = yield from aligned_text(text, options, lines=lines)
-        return outcome.value
+        return (yield from aligned_text(text, options, lines=lines))
     marked = yield from (xml if markup.xml else html)(text, options, markup)
-    return AlignedText(marked.value, [], [])
+    return Result(AlignedText(marked.value, [], []), marked.notices)
 
 
 Value = TypeVar("Value")
@@ -97,14 +101,6 @@ _SHORT = 2000
 _THREADS = 4  # for longer ones, and for the detection of languages
 
 
-class Excess(NamedTuple):
-    """The limit exceeded: `texts` or `characters` of a request, how many were asked for, and the most."""
-
-    kind: str
-    asked: int
-    most: int
-
-
 class Translations:
     """Translation of texts by the models of a pool, for an event loop.
 
@@ -116,36 +112,30 @@ class Translations:
 
     def __init__(self, pool: ModelPool, access: Access, limits: LimitsConfig) -> None:
         self.pool, self.access, self.limits = pool, access, limits
-        self._languages = pool.languages
         self._detector = Detector(sorted({code for pair in pool.pairs for code in pair}))
         self._threads = ThreadPoolExecutor(_THREADS, "text")
         self.used: Counter[str] = Counter()
         """Characters that were translated since the start, by account; only the event loop counts."""
 
-    def client(self, request: Request, key: object, characters: int) -> str:
-        """Return who asks, by key or address. Raises Refused where it may not, or asks for too much."""
-        address = request.client.host if request.client else "unknown"
-        return self.access.client(key if isinstance(key, str) else None, address, characters)
+    def client(self, request: Request, dialect: Dialect, key: object, characters: int = 0) -> str:
+        """Return who asks, by the key in the header of its dialect, the one of a field, or its address.
+
+        Raises Refused where it may not, in the words of the dialect, or asks for too much.
+        """
+        given = request.headers.get("authorization", "")
+        if dialect.scheme and given.startswith(dialect.scheme):
+            key = given.removeprefix(dialect.scheme)
+        try:
+            return self.access.client(key if isinstance(key, str) else None, _address(request), characters)
+        except Refused as error:
+            if dialect.denied is None or error.status not in (400, 403):
+                raise
+            raise Refused(*dialect.denied) from None
 
     def holder(self, request: Request) -> str:
         """Return whose place a request takes that is still coming, by the key in its headers or its address."""
         _, _, key = request.headers.get("authorization", "").partition(" ")
-        return self.access.holder(key, request.client.host if request.client else "unknown")
-
-    def bearer(self, request: Request, characters: int, key: object = None) -> str:
-        """Return who asks under /v1, by the key of the header `Authorization: Bearer` or the one that is given.
-
-        Raises Refused as OpenAI does: 401 without a key, or with a wrong one.
-        """
-        given = request.headers.get("authorization", "")
-        try:
-            return self.client(
-                request, given.removeprefix("Bearer ") if given.startswith("Bearer ") else key, characters
-            )
-        except Refused as error:
-            if error.status not in (400, 403):
-                raise
-            raise Refused(401, "Incorrect API key provided", {"WWW-Authenticate": "Bearer"}) from None
+        return self.access.holder(key, _address(request))
 
     async def in_thread(self, work: Callable[[], Value]) -> Value:
         """Return the result of `work`, which is done beside the event loop."""
@@ -156,14 +146,14 @@ class Translations:
 
         Only those that can be translated from.
         """
-        return await self.in_thread(lambda: self._detector.rank(text, list(self._languages)))
+        return await self.in_thread(lambda: self._detector.rank(text, list(self.pool.languages)))
 
     async def detect_sources(self, texts: Sequence[str], target: str) -> list[tuple[str, float]]:
         """Return the language of each text, of those that lead to `target` and that one itself, with its confidence.
 
         Raises Refused (400) where no model translates into it.
         """
-        sources = [code for code, targets in self._languages.items() if target in targets]
+        sources = [code for code, targets in self.pool.languages.items() if target in targets]
         if not sources:
             raise Refused(400, f"no model translates into {target}")
         return await self.in_thread(lambda: [self._detector.source(text, sources, target) for text in texts])
@@ -201,17 +191,19 @@ class Translations:
             raise Refused(400, f"{given} is not supported")
         return code
 
-    def excess(self, texts: Sequence[str]) -> Excess | None:
-        """Return what of a request's texts is beyond the limits; None: nothing. Each interface has its own words."""
-        asked = {"texts": len(texts), "characters": sum(map(len, texts))}
-        beyond = (Excess(kind, count, getattr(self.limits, kind)) for kind, count in asked.items())
-        return next((each for each in beyond if each.asked > each.most), None)
+    def characters(
+        self, texts: Sequence[str], status: int = 413, said: str = "At most {most} {kind} in a request."
+    ) -> int:
+        """Return the characters of a request's texts.
 
-    def refuse_large(self, texts: Sequence[str]) -> int:
-        """Return the characters of a request's texts. Raises Refused (413) beyond the limits."""
-        if (excess := self.excess(texts)) is not None:
-            raise Refused(413, f"At most {excess.most} {excess.kind} in a request.")
-        return sum(map(len, texts))
+        Raises Refused beyond the limits, with this status and in the words of the interface, in which `{kind}`,
+        `{asked}` and `{most}` are filled in.
+        """
+        counts = {"texts": len(texts), "characters": sum(map(len, texts))}
+        for kind, asked in counts.items():
+            if asked > (most := getattr(self.limits, kind)):
+                raise Refused(status, said.format(kind=kind, asked=asked, most=most))
+        return counts["characters"]
 
     def never_softens(self, route: Sequence[Model]) -> str:
         """Return why soft terms cannot be searched for on this way; empty: they can."""
@@ -221,12 +213,20 @@ class Translations:
             return f"{route[-1].name} has a shortlist, which may lack what is to be searched for"
         return ""
 
-    def refuse_soft(self, source: str, target: str, terms: Terms | None) -> None:
-        """Raise Refused (400) for soft terms where a model cannot be told to search for them."""
-        sources = list(self._languages) if source == "auto" else [source]
-        for route in (self.route(each, target) for each in sources if terms is not None and terms.has("soft")):
-            if why := self.never_softens(route):
-                raise Refused(400, f"{why}: terms of the `glossary` need `mode: hard`")
+    def terms(self, entries: Sequence[Entry], sources: Collection[str], target: str) -> Terms | None:
+        """Return the glossary of a request from any of these languages; `auto` is any that there is.
+
+        A term without a mode is soft, and hard where a model cannot be told to search for it. Raises Refused (400) for
+        a term that asks to be soft there; DataError as Terms does.
+        """
+        if not entries:
+            return None
+        codes = set(self.pool.languages) if "auto" in sources else set(sources)
+        reasons = [self.never_softens(self.route(code, target)) for code in sorted(codes)]
+        why = next(filter(None, reasons), "")
+        if why and any(entry.mode == "soft" for entry in entries):
+            raise Refused(400, f"{why}: terms of the `glossary` need `mode: hard`, or none")
+        return Terms(Term(*entry[:2], entry.mode or ("hard" if why else "soft")) for entry in entries)
 
     def route(self, source: str, target: str) -> list[Model]:
         """Return the models that lead from one language to another; none where these are the same."""
@@ -276,27 +276,26 @@ class Translations:
         ]
         routed, lines = [text for text, _ in led], split == "lines"
         if options.begun:
-            self._refuse_several([text.source for text in routed], cuts, lines=lines)
+            sentences = sum(
+                sentence_count(text.source, cut, lines=lines) for text, cut in zip(routed, cuts, strict=True)
+            )
+            if sentences != 1:  # also where the second says the same as the first, and is not asked for
+                raise DataError(f"a prefix goes with a text of one sentence; this one has {sentences}")
         pairs = list(zip(routed, cuts, strict=True))
         works = [work_of(text.source, replace(cut, tally=text.tally), markup, lines=lines) for text, cut in pairs]
-        for text, best in zip(routed, await asking.results(works, routed), strict=True):
-            text.best = best
+        for text, outcome in zip(routed, await asking.results(works, routed), strict=True):
+            text.best = outcome.value
+            text.notices.update(outcome.notices)
         # Markup has one form only: the second best of two sentences may place the same tags in other ways.
         for rank in range(1, options.more + 1 if markup is None else 1):
             works = [work_of(text.source, cut, markup, lines=lines) for text, cut in pairs]
-            for text, other in zip(routed, await asking.results(works, routed, rank), strict=True):
+            for text, outcome in zip(routed, await asking.results(works, routed, rank), strict=True):
+                other = outcome.value
                 if other.text not in (text.best.text, *(each.text for each in text.others)):
                     text.others.append(other)
                     text.ranks.append(rank)
         self.used[self.access.account(client)] += sum(map(len, texts))
         return found
-
-    @staticmethod
-    def _refuse_several(texts: Sequence[str], cuts: Sequence[Options], *, lines: bool) -> None:
-        """Raise DataError unless the texts have one sentence, even where the second says the same as the first."""
-        sentences = sum(sentence_count(text, cut, lines=lines) for text, cut in zip(texts, cuts, strict=True))
-        if sentences != 1:
-            raise DataError(f"a prefix goes with a text of one sentence; this one has {sentences}")
 
     def cut(
         self,
@@ -319,6 +318,15 @@ class Translations:
     def close(self) -> None:
         """End the threads once they have done what they are at."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def noticed(found: Iterable[TextTranslation]) -> dict[str, str]:
+    """Return the header with the notices of texts, for an interface that has no field for them."""
+    return notice_headers(sum((text.notices for text in found), Counter[str]()))
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else "unknown"
 
 
 async def _at_once(work: Callable[[], Value]) -> Value:

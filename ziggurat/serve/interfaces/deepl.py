@@ -15,15 +15,14 @@ from starlette.responses import JSONResponse, Response
 from ziggurat.config.languages import main_language
 from ziggurat.serve.glossaries import Glossaries
 from ziggurat.serve.interfaces.description import DEEPL, Described, Field, Operation, flag, listed, record, text, whole
-from ziggurat.serve.requests import Refused, unless_gone
+from ziggurat.serve.requests import Refused, texts_of, unless_gone
 from ziggurat.serve.text.markup import HTML, MarkupRules, xml_tokens
 from ziggurat.serve.text.tokens import Token
 from ziggurat.serve.translation_request import PLAIN
-from ziggurat.serve.translations import Split, Translations
+from ziggurat.serve.translations import Split, Translations, noticed
 from ziggurat.system.errors import DataError
 from ziggurat.translate.terminology import Terms
 
-_SCHEME = "DeepL-Auth-Key "
 _UNLIMITED = 10**12
 """Characters that an account may have translated, as /v2/usage tells it: clients expect a number."""
 
@@ -44,7 +43,6 @@ _TAGS = {"anyOf": [text("with commas between them"), listed(text())]}
 
 TRANSLATE = Operation(
     DEEPL,
-    "Translate a list of texts",
     (
         Field("text", {"anyOf": [text(), listed(text())]}, required=True),
         SOURCE,
@@ -79,111 +77,30 @@ TRANSLATE = Operation(
             )
         }
     ),
+    noticed=True,
 )
 LANGUAGES = Operation(
     DEEPL,
-    "List the languages",
     (Field("type", text("", "source", "target")), KEY),
     listed(record({"language": text(), "name": text(), "supports_formality": flag()}, optional=["supports_formality"])),
 )
 USAGE = Operation(
     DEEPL,
-    "Tell how many characters were translated for a key, or without keys for all, since the server began",
     (KEY,),
     record({"character_count": whole(), "character_limit": whole()}),
 )
 
 
-class DeepLAccount:
-    """Who asks through DeepL's interface, in which languages, with which glossary.
+class DeepL:
+    """DeepL's paths for texts, and what its others need: who asks, in which languages, with which glossary.
 
     Args:
-        translations: what the server can do.
+        server: what the server can do.
         glossaries: those that clients keep.
     """
 
-    def __init__(self, translations: Translations, glossaries: Glossaries) -> None:
-        self._server, self.glossaries = translations, glossaries
-
-    def client(self, request: Request, fields: Mapping[str, Any], characters: int = 0) -> str:
-        """Return who asks. Raises Refused: 403 for a wrong key, 429, 413."""
-        given = request.headers.get("authorization", "")
-        key = given.removeprefix(_SCHEME) if given.startswith(_SCHEME) else fields.get("auth_key")
-        try:
-            return self._server.client(request, key, characters)
-        except Refused as error:
-            if error.status not in (400, 403):
-                raise
-            raise Refused(403, "Authorization failed. Please supply a valid DeepL-Auth-Key.") from None
-
-    def owner(self, client: str) -> str:
-        """Return whose glossaries a client may use: those of its key, or where no keys are needed everybody's."""
-        return self._server.access.account(client)
-
-    def code(self, given: Any, name: str) -> str:
-        """Return the code of a language as the models call it; DeepL's are in upper case, some with a region."""
-        if not isinstance(given, str) or not given:
-            raise Refused(400, f"Parameter '{name}' not specified.")
-        known = {code.lower(): code for pair in self._server.pool.pairs for code in pair}
-        found = known.get(given.lower()) or known.get(given.lower().partition("-")[0])
-        if found is None:
-            raise Refused(400, f"Value for '{name}' not supported.")
-        return found
-
-    def pair(self, fields: Mapping[str, Any]) -> tuple[str | None, str]:
-        """Return the languages of a request; None: that of the text is to be detected."""
-        target = self.code(fields.get("target_lang"), "target_lang")
-        if not fields.get("source_lang"):
-            return None, target
-        source = self.code(fields["source_lang"], "source_lang")
-        if source != target and not self._server.route(source, target):
-            raise Refused(400, "Value for 'source_lang' not supported.")
-        return source, target
-
-    @staticmethod
-    def refuse_unsupported(fields: Mapping[str, Any]) -> None:
-        """Raise Refused (400) for fields that would change translations in ways that this server cannot."""
-        for field in REFUSED:
-            if fields.get(field.name):
-                raise Refused(400, f"Value for '{field.name}' not supported.")
-        formality = fields.get("formality") or "default"
-        if formality in ("more", "less"):
-            raise Refused(400, "'formality' is not supported for given 'target_lang'.")
-        for name, given, known in (
-            ("formality", formality, _NEUTRAL),
-            ("model_type", fields.get("model_type") or _MODEL_TYPES[0], _MODEL_TYPES),
-            ("tag_handling_version", fields.get("tag_handling_version") or "v1", ("v1", "v2")),
-        ):
-            if given not in known:
-                raise Refused(400, f"Value for '{name}' not supported.")
-
-    def terms(self, fields: Mapping[str, Any], client: str, source: str | None, target: str) -> Terms | None:
-        """Return the glossary that a request names: soft, or hard where the model cannot search for its terms.
-
-        Raises Refused: there is none of this id (404), or it is of other languages (400).
-        """
-        given = fields.get("glossary_id")
-        if not given:
-            return None
-        if source is None:
-            raise Refused(400, "Use of a glossary requires the source_lang parameter to be specified.")
-        found = self.glossaries.get(self.owner(client), str(given))
-        if (found.source, found.target) != (source, target):
-            raise Refused(400, "Glossary language pair does not match the languages of the request.")
-        route = self._server.route(source, target)
-        return found.hard if self._server.never_softens(route) else found.soft
-
-
-class DeepL:
-    """DeepL's paths for texts.
-
-    Args:
-        translations: what the server can do.
-        account: who asks.
-    """
-
-    def __init__(self, translations: Translations, account: DeepLAccount) -> None:
-        self._server, self._account = translations, account
+    def __init__(self, server: Translations, glossaries: Glossaries) -> None:
+        self.server, self.glossaries = server, glossaries
 
     def routes(self) -> list[Described]:
         """Return the paths."""
@@ -196,25 +113,22 @@ class DeepL:
     async def translate(self, request: Request) -> Response:
         """Translate a list of texts."""
         fields = await TRANSLATE.fields(request)
-        given = fields.get("text")
-        texts = [given] if isinstance(given, str) else given
-        if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
-            raise Refused(400, "Parameter 'text' not specified.")
-        characters = self._server.refuse_large(texts)
-        self._account.refuse_unsupported(fields)
+        texts = texts_of(fields.get("text"), "Parameter 'text' not specified.")
+        characters = self.server.characters(texts)
+        self.refuse_unsupported(fields)
         markup, split = await self._markup(fields, texts), fields.get("split_sentences")
         if split is None:
             split = "1" if markup is None else "nonewlines"
         if str(split) not in _SPLITS:
             raise Refused(400, "Value for 'split_sentences' not supported.")
-        source, target = self._account.pair(fields)
-        client = self._account.client(request, fields, characters)
-        terms = self._account.terms(fields, client, source, target)
+        source, target = self.pair(fields)
+        client = self.client(request, fields, characters)
+        terms = self.terms(fields, client, source, target)
         if source is not None:
             sources = [source] * len(texts)
         else:
-            sources = [code for code, _ in await self._server.detect_sources(texts, target)]
-        work = self._server.translate(
+            sources = [code for code, _ in await self.server.detect_sources(texts, target)]
+        work = self.server.translate(
             texts, sources, target, client, replace(PLAIN, terms=terms), markup, _SPLITS[str(split)]
         )
         found = await unless_gone(request, work)
@@ -232,7 +146,8 @@ class DeepL:
                     }
                     for given, source, translation in zip(texts, sources, found, strict=True)
                 ]
-            }
+            },
+            headers=noticed(found),
         )
 
     async def _markup(self, fields: Mapping[str, Any], texts: Sequence[str]) -> MarkupRules | None:
@@ -240,27 +155,30 @@ class DeepL:
         handling = str(fields.get("tag_handling") or "")
         if handling not in ("", "html", "xml"):
             raise Refused(400, "Value for 'tag_handling' not supported.")
-        named = [_names(fields.get(name)) for name in ("ignore_tags", "splitting_tags", "non_splitting_tags")]
         if not handling:
             return None
+        ignored, splitting, others = (
+            _names(fields.get(name)) for name in ("ignore_tags", "splitting_tags", "non_splitting_tags")
+        )
         if handling == "html":
-            return _html_rules(*named)
+            inline = (HTML.inline - splitting) | others | ignored
+            return replace(HTML, copied=HTML.copied | ignored, inline=inline)
         outline = str(fields.get("outline_detection", "1")).lower() not in ("0", "false")
         try:
-            return await self._server.in_thread(
-                lambda: _xml_rules([xml_tokens(each) for each in texts], *named, outline=outline)
+            return await self.server.in_thread(
+                lambda: _xml_rules([xml_tokens(each) for each in texts], ignored, splitting, others, outline=outline)
             )
         except DataError:
             raise Refused(400, "Tag handling parsing failed, please check input.") from None
 
     async def languages(self, request: Request) -> Response:
-        """List the languages, `type` source or target."""
+        """List the languages."""
         fields = await LANGUAGES.fields(request)
-        self._account.client(request, fields)
+        self.client(request, fields)
         kind = str(fields.get("type") or "source")
         if kind not in ("source", "target"):
             raise Refused(400, "Value for 'type' not supported.")
-        pool = self._server.pool
+        pool = self.server.pool
         codes = list(pool.languages)
         if kind == "target":
             codes = sorted({target for targets in pool.languages.values() for target in targets})
@@ -269,19 +187,70 @@ class DeepL:
 
     async def usage(self, request: Request) -> Response:
         """Tell how many characters were translated for a key, or without keys for all, since the server began."""
-        account = self._server.access.account(self._account.client(request, await USAGE.fields(request)))
-        return JSONResponse({"character_count": self._server.used[account], "character_limit": _UNLIMITED})
+        account = self.server.access.account(self.client(request, await USAGE.fields(request)))
+        return JSONResponse({"character_count": self.server.used[account], "character_limit": _UNLIMITED})
+
+    def client(self, request: Request, fields: Mapping[str, Any], characters: int = 0) -> str:
+        """Return who asks. Raises Refused: 403 for a wrong key, 429, 413."""
+        return self.server.client(request, DEEPL, fields.get("auth_key"), characters)
+
+    def code(self, given: Any, name: str) -> str:
+        """Return the code of a language as the models call it; DeepL's are in upper case, some with a region."""
+        if not isinstance(given, str) or not given:
+            raise Refused(400, f"Parameter '{name}' not specified.")
+        known = {code.lower(): code for pair in self.server.pool.pairs for code in pair}
+        found = known.get(given.lower()) or known.get(given.lower().partition("-")[0])
+        if found is None:
+            raise Refused(400, f"Value for '{name}' not supported.")
+        return found
+
+    def pair(self, fields: Mapping[str, Any]) -> tuple[str | None, str]:
+        """Return the languages of a request; None: that of the text is to be detected."""
+        target = self.code(fields.get("target_lang"), "target_lang")
+        if not fields.get("source_lang"):
+            return None, target
+        source = self.code(fields["source_lang"], "source_lang")
+        if source != target and not self.server.route(source, target):
+            raise Refused(400, "Value for 'source_lang' not supported.")
+        return source, target
+
+    @staticmethod
+    def refuse_unsupported(fields: Mapping[str, Any]) -> None:
+        """Raise Refused (400) for fields that would change translations in ways that this server cannot."""
+        for field in REFUSED:
+            if fields.get(field.name):
+                raise Refused(400, f"Value for '{field.name}' not supported.")
+        if fields.get("formality") in ("more", "less"):
+            raise Refused(400, "'formality' is not supported for given 'target_lang'.")
+        for name, known in (
+            ("formality", _NEUTRAL),
+            ("model_type", _MODEL_TYPES),
+            ("tag_handling_version", ("v1", "v2")),
+        ):
+            if (fields.get(name) or known[0]) not in known:
+                raise Refused(400, f"Value for '{name}' not supported.")
+
+    def terms(self, fields: Mapping[str, Any], client: str, source: str | None, target: str) -> Terms | None:
+        """Return the glossary that a request names: soft, or hard where the model cannot search for its terms.
+
+        Raises Refused: there is none of this id (404), or it is of other languages (400).
+        """
+        given = fields.get("glossary_id")
+        if not given:
+            return None
+        if source is None:
+            raise Refused(400, "Use of a glossary requires the source_lang parameter to be specified.")
+        found = self.glossaries.get(self.server.access.account(client), str(given))
+        if (found.source, found.target) != (source, target):
+            raise Refused(400, "Glossary language pair does not match the languages of the request.")
+        route = self.server.route(source, target)
+        return found.hard if self.server.never_softens(route) else found.soft
 
 
 def _names(given: Any) -> frozenset[str]:
     """Return names of tags from a list, or from a text with commas between them."""
     every = given if isinstance(given, list) else [given]
     return frozenset(name.strip() for each in every if isinstance(each, str) for name in each.split(",")) - {""}
-
-
-def _html_rules(ignored: frozenset[str], splitting: frozenset[str], non_splitting: frozenset[str]) -> MarkupRules:
-    """Return the rules of HTML in which some elements are copied, break sentences or do not."""
-    return replace(HTML, copied=HTML.copied | ignored, inline=((HTML.inline - splitting) | non_splitting | ignored))
 
 
 def _xml_rules(

@@ -14,12 +14,11 @@ from starlette.responses import JSONResponse, Response
 
 from ziggurat.serve.documents import Document, Documents
 from ziggurat.serve.glossaries import Glossary, read_entries
-from ziggurat.serve.interfaces.deepl import FORMALITY, GLOSSARY, KEY, REFUSED, SOURCE, TARGET, DeepLAccount
+from ziggurat.serve.interfaces.deepl import FORMALITY, GLOSSARY, KEY, REFUSED, SOURCE, TARGET, DeepL
 from ziggurat.serve.interfaces.description import DEEPL, Described, Field, Operation, flag, listed, record, text, whole
 from ziggurat.serve.interfaces.files import name_of, sent
 from ziggurat.serve.requests import Refused
 from ziggurat.serve.text.documents.kinds import document_kind
-from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import DataError
 
 _STATUS = {"waiting": "queued", "translating": "translating", "done": "done", "failed": "error"}
@@ -35,10 +34,9 @@ _TELLS = record(
     }
 )
 _PAIRS = record({"supported_languages": listed(record({"source_lang": text(), "target_lang": text()}))})
-PAIRS = Operation(DEEPL, "List the pairs of languages that glossaries can be of: all that are translated", (), _PAIRS)
+PAIRS = Operation(DEEPL, (), _PAIRS)
 CREATE = Operation(
     DEEPL,
-    "Keep a glossary",
     (
         Field("name", text("", maxLength=1000), required=True),
         Field("source_lang", SOURCE.schema, required=True),
@@ -50,14 +48,13 @@ CREATE = Operation(
     _TELLS,
     status=201,
 )
-LISTED = Operation(DEEPL, "List the glossaries of a client", (), record({"glossaries": listed(_TELLS)}))
-ONE = Operation(DEEPL, "Tell what a glossary is", (), _TELLS)
-REMOVE = Operation(DEEPL, "Forget a glossary", status=204)
-ENTRIES = Operation(DEEPL, "Give the entries of a glossary", kinds={"text/tab-separated-values": "with tabs"})
+LISTED = Operation(DEEPL, (), record({"glossaries": listed(_TELLS)}))
+ONE = Operation(DEEPL, (), _TELLS)
+REMOVE = Operation(DEEPL, status=204)
+ENTRIES = Operation(DEEPL, kinds={"text/tab-separated-values": "with tabs"})
 
 SUBMIT = Operation(
     DEEPL,
-    "Take a document",
     (
         SOURCE,
         TARGET,
@@ -74,7 +71,6 @@ SUBMIT = Operation(
 _DOCUMENT_KEY = Field("document_key", text("as it was told when the document was taken"), required=True)
 STATUS = Operation(
     DEEPL,
-    "Tell how far a document is",
     (_DOCUMENT_KEY,),
     record(
         {
@@ -87,19 +83,20 @@ STATUS = Operation(
         optional=("seconds_remaining", "billed_characters", "error_message"),
     ),
 )
-RESULT = Operation(DEEPL, "Give a translated document", (_DOCUMENT_KEY,), kinds={"*/*": "the document"})
+RESULT = Operation(DEEPL, (_DOCUMENT_KEY,), kinds={"*/*": "the document"}, noticed=True)
 
 
-class DeepLGlossaries:
-    """DeepL's paths for glossaries.
+class DeepLResources:
+    """DeepL's paths for glossaries and documents.
 
     Args:
-        translations: what the server can do.
-        account: who asks.
+        deepl: who asks.
+        documents: those that are translated.
     """
 
-    def __init__(self, translations: Translations, account: DeepLAccount) -> None:
-        self._server, self._account = translations, account
+    def __init__(self, deepl: DeepL, documents: Documents) -> None:
+        self._deepl, self._documents = deepl, documents
+        self._server, self._glossaries = deepl.server, deepl.glossaries
 
     def routes(self) -> list[Described]:
         """Return the paths."""
@@ -110,6 +107,9 @@ class DeepLGlossaries:
             Described("/v2/glossaries/{id}", self.one, ONE),
             Described("/v2/glossaries/{id}", self.remove, REMOVE, ["DELETE"]),
             Described("/v2/glossaries/{id}/entries", self.entries, ENTRIES),
+            Described("/v2/document", self.submit, SUBMIT, ["POST"]),
+            Described("/v2/document/{id}", self.status, STATUS, ["GET", "POST"]),
+            Described("/v2/document/{id}/result", self.result, RESULT, ["GET", "POST"]),
         ]
 
     async def pairs(self, request: Request) -> Response:
@@ -130,12 +130,12 @@ class DeepLGlossaries:
             raise Refused(400, "Parameter 'entries' not specified.")
         if not fields.get("source_lang"):
             raise Refused(400, "Parameter 'source_lang' not specified.")
-        source, target = self._account.pair(fields)
+        source, target = self._deepl.pair(fields)
         kind = str(fields.get("entries_format") or "tsv")
 
         def make() -> Glossary:
             try:
-                return self._account.glossaries.add(owner, name, source or "", target, read_entries(entries, kind))
+                return self._glossaries.add(owner, name, source or "", target, read_entries(entries, kind))
             except DataError as error:
                 raise Refused(400, f"Invalid glossary entries provided: {error}") from None
 
@@ -144,56 +144,29 @@ class DeepLGlossaries:
     async def listed(self, request: Request) -> Response:
         """List the glossaries of a client."""
         owner = self._owner(request, {})
-        found = await self._server.in_thread(lambda: self._account.glossaries.of(owner))
+        found = await self._server.in_thread(lambda: self._glossaries.of(owner))
         return JSONResponse({"glossaries": [_told(glossary) for glossary in found]})
 
     async def one(self, request: Request) -> Response:
         """Tell what a glossary is."""
-        return JSONResponse(_told(self._found(request)))
+        return JSONResponse(_told(self._glossary(request)))
 
     async def entries(self, request: Request) -> Response:
-        """Give the entries of a glossary, with tabs."""
-        lines = "\n".join(f"{source}\t{target}" for source, target in self._found(request).entries)
+        """Give the entries of a glossary."""
+        lines = "\n".join(f"{source}\t{target}" for source, target in self._glossary(request).entries)
         return Response(lines, media_type="text/tab-separated-values")
 
     async def remove(self, request: Request) -> Response:
         """Forget a glossary."""
         owner, name = self._owner(request, {}), request.path_params["id"]
-        await self._server.in_thread(lambda: self._account.glossaries.remove(owner, name))
+        await self._server.in_thread(lambda: self._glossaries.remove(owner, name))
         return Response(status_code=204)
-
-    def _owner(self, request: Request, fields: Mapping[str, Any]) -> str:
-        return self._account.owner(self._account.client(request, fields))
-
-    def _found(self, request: Request) -> Glossary:
-        return self._account.glossaries.get(self._owner(request, {}), request.path_params["id"])
-
-
-class DeepLDocuments:
-    """DeepL's paths for documents.
-
-    Args:
-        account: who asks.
-        documents: those that are translated.
-    """
-
-    def __init__(self, account: DeepLAccount, documents: Documents) -> None:
-        self._account, self._documents = account, documents
-
-    def routes(self) -> list[Described]:
-        """Return the paths."""
-        return [
-            Described("/v2/document", self.submit, SUBMIT, ["POST"]),
-            Described("/v2/document/{id}", self.status, STATUS, ["GET", "POST"]),
-            Described("/v2/document/{id}/result", self.result, RESULT, ["GET", "POST"]),
-        ]
 
     async def submit(self, request: Request) -> Response:
         """Take a document."""
-        if not self._documents.config.enabled:
-            raise Refused(403, "Documents are not translated on this server.")
-        async with self._documents.uploading(request), SUBMIT.upload(request) as (fields, upload):
-            self._account.refuse_unsupported(fields)
+        disabled = "Documents are not translated on this server."
+        async with self._documents.uploading(request, SUBMIT, disabled) as (fields, upload):
+            self._deepl.refuse_unsupported(fields)
             name = name_of(str(fields.get("filename") or upload.filename or ""))
             try:
                 kind = document_kind(name)
@@ -202,15 +175,15 @@ class DeepLDocuments:
             wanted = str(fields.get("output_format") or "").lower().removeprefix(".")
             if wanted and f".{wanted}" not in kind.endings:
                 raise Refused(400, "Value for 'output_format' not supported.")
-            source, target = self._account.pair(fields)
-            client = self._account.client(request, fields)
-            terms = self._account.terms(fields, client, source, target)
+            source, target = self._deepl.pair(fields)
+            client = self._deepl.client(request, fields)
+            terms = self._deepl.terms(fields, client, source, target)
             given = await self._documents.submit(Document(client, name, source or "auto", target, terms), upload.file)
         return JSONResponse({"document_id": given.id, "document_key": given.key})
 
     async def status(self, request: Request) -> Response:
         """Tell how far a document is."""
-        given = self._found(request, await STATUS.fields(request))
+        given = self._document(request, await STATUS.fields(request))
         told: dict[str, Any] = {"document_id": given.id, "status": _STATUS[given.status]}
         if given.status == "translating" and given.done:
             left = (time.monotonic() - given.began) * (given.total - given.done) / given.done
@@ -223,12 +196,18 @@ class DeepLDocuments:
 
     async def result(self, request: Request) -> Response:
         """Give a translated document."""
-        given = self._found(request, await RESULT.fields(request))
+        given = self._document(request, await RESULT.fields(request))
         if given.status != "done":
             raise Refused(503, "Document translation is not done.")
         return sent(self._documents.opened(given), given)
 
-    def _found(self, request: Request, fields: Mapping[str, Any]) -> Document:
+    def _owner(self, request: Request, fields: Mapping[str, Any]) -> str:
+        return self._server.access.account(self._deepl.client(request, fields))
+
+    def _glossary(self, request: Request) -> Glossary:
+        return self._glossaries.get(self._owner(request, {}), request.path_params["id"])
+
+    def _document(self, request: Request, fields: Mapping[str, Any]) -> Document:
         try:
             given = self._documents.get(request.path_params["id"])
         except Refused:

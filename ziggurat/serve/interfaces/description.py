@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.datastructures import UploadFile
@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ziggurat import __version__
+from ziggurat.serve.notices import HEADER
 from ziggurat.serve.requests import Refused, fields_of, upload_of
 from ziggurat.system.errors import printable
 
@@ -70,6 +71,8 @@ class Dialect:
         error: an error's content, given the status and a text.
         error_schema: the schema of that.
         security: how a key is given, by a name of that way; as OpenAPI has it. Empty: in a field.
+        scheme: what stands before a key in the header `Authorization`; empty: keys are in a field alone.
+        denied: status, text and headers for a key that is missing or wrong; None: as LibreTranslate says it.
     """
 
     name: str
@@ -77,6 +80,8 @@ class Dialect:
     error: Callable[[int, str], Schema]
     error_schema: Schema
     security: Mapping[str, Schema] = field(default_factory=dict)
+    scheme: str = ""
+    denied: tuple[int, str, Mapping[str, str]] | None = None
 
 
 def _plain(status: int, said: str) -> Schema:
@@ -97,18 +102,37 @@ _NULL: Schema = {"type": ["string", "null"]}
 _KIND = text("", "invalid_request_error", "server_error")
 _OPENAI = record({"error": record({"message": text(), "type": _KIND, "param": _NULL, "code": _NULL})})
 _BEARER: Schema = {"bearer": {"type": "http", "scheme": "bearer"}}
-_KEY: Schema = {
-    "type": "apiKey",
-    "in": "header",
-    "name": "Authorization",
-    "description": "`DeepL-Auth-Key` and the key",
+_NO_BEARER = (401, "Incorrect API key provided", {"WWW-Authenticate": "Bearer"})
+_AUTH_KEY: Schema = {
+    "DeepL-Auth-Key": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Authorization",
+        "description": "`DeepL-Auth-Key` and the key",
+    }
 }
 
 LIBRETRANSLATE = Dialect("LibreTranslate", "/", _plain, _PLAIN)
 SERVER = Dialect("Server", "/", _plain, _PLAIN, _BEARER)
-DEEPL = Dialect("DeepL", "/v2", _deepl, record({"message": text()}), {"DeepL-Auth-Key": _KEY})
-OPENAI = Dialect("OpenAI", "/v1", _openai, _OPENAI, _BEARER)
-OWN = Dialect("Ziggurat", "/v1", _openai, _OPENAI, _BEARER)
+DEEPL = Dialect(
+    name="DeepL",
+    prefix="/v2",
+    error=_deepl,
+    error_schema=record({"message": text()}),
+    security=_AUTH_KEY,
+    scheme="DeepL-Auth-Key ",
+    denied=(403, "Authorization failed. Please supply a valid DeepL-Auth-Key.", {}),
+)
+OPENAI = Dialect(
+    name="OpenAI",
+    prefix="/v1",
+    error=_openai,
+    error_schema=_OPENAI,
+    security=_BEARER,
+    scheme="Bearer ",
+    denied=_NO_BEARER,
+)
+OWN = replace(OPENAI, name="Ziggurat")
 
 
 def dialect_of(path: str) -> Dialect:
@@ -136,7 +160,6 @@ class Operation:
 
     Attributes:
         dialect: whose it is.
-        summary: in a line.
         takes: fields of the request, in the query or, where it is posted, as JSON or a form.
         answer: the schema of the answer as JSON; None: it is none.
         kinds: further kinds of content, each with what it is; of documents, any.
@@ -144,16 +167,17 @@ class Operation:
         file: whether the request is a form with a file.
         strict: whether other fields than its own are refused (400). Programs written for another server send some that
             do not matter here; a misspelt field of our own API would be ignored silently.
+        noticed: whether notices are in a header of the answer (ziggurat.serve.notices).
     """
 
     dialect: Dialect
-    summary: str
     takes: Sequence[Field] = ()
     answer: Schema | None = None
     kinds: Mapping[str, str] = field(default_factory=dict)
     status: int = 200
     file: bool = False
     strict: bool = False
+    noticed: bool = False
 
     async def fields(self, request: Request) -> dict[str, Any]:
         """Return the fields of a request, as `fields_of` does; only those that it takes."""
@@ -173,7 +197,7 @@ class Operation:
             raise Refused(400, f"unknown field `{printable(unknown[0])}`; {hint}")
         return {each.name: fields[each.name] for each in self.takes if each.name in fields}
 
-    def described(self, path: str, method: str) -> Schema:
+    def described(self, path: str, method: str, summary: str) -> Schema:
         """Return the operation as OpenAPI has it."""
         parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -181,7 +205,7 @@ class Operation:
         ]
         found: Schema = {
             "operationId": re.sub(r"\W+", "_", f"{method}{path}").strip("_").lower(),
-            "summary": self.summary,
+            "summary": summary,
             "tags": [self.dialect.name],
             "responses": {
                 str(self.status): {"description": "the answer", **self._content()},
@@ -209,7 +233,10 @@ class Operation:
         content: Schema = {kind: {"schema": text(what)} for kind, what in self.kinds.items()}
         if self.answer is not None:
             content[_JSON] = {"schema": self.answer}
-        return {"content": content} if content else {}
+        found: Schema = {"content": content} if content else {}
+        if self.noticed:
+            found["headers"] = {HEADER: {"description": "notices, where there are any", "schema": text()}}
+        return found
 
     def _body(self) -> Schema:
         properties = {each.name: each.schema for each in self.takes}
@@ -220,7 +247,7 @@ class Operation:
 
 
 class Described(Route):
-    """A path whose operation is declared."""
+    """A path whose operation is declared; its summary is the first line of the endpoint's docstring."""
 
     def __init__(
         self,
@@ -231,6 +258,7 @@ class Described(Route):
     ) -> None:
         super().__init__(path, endpoint, methods=list(methods))
         self.operation = operation
+        self.summary = (endpoint.__doc__ or "").partition("\n")[0].removesuffix(".")
 
 
 def specification(routes: Sequence[Described]) -> Schema:
@@ -240,7 +268,7 @@ def specification(routes: Sequence[Described]) -> Schema:
     for route in routes:
         path = _CONVERTER.sub("}", route.path)
         for method in sorted((route.methods or set()) - {"HEAD"}):
-            paths.setdefault(path, {})[method.lower()] = route.operation.described(path, method)
+            paths.setdefault(path, {})[method.lower()] = route.operation.described(path, method, route.summary)
     return {
         "openapi": "3.1.0",
         "info": {

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ziggurat.serve.documents import Document, Documents
-from ziggurat.serve.glossaries import terms_of
+from ziggurat.serve.documents import UNKNOWN, Document, Documents
+from ziggurat.serve.glossaries import entries_of
 from ziggurat.serve.interfaces.description import (
     LIBRETRANSLATE,
     OWN,
@@ -26,6 +26,9 @@ from ziggurat.serve.interfaces.description import (
     text,
     whole,
 )
+from ziggurat.serve.interfaces.libretranslate import KEY, SOURCE, TARGET
+from ziggurat.serve.interfaces.native import NOTICE
+from ziggurat.serve.notices import notice_headers, notice_records
 from ziggurat.serve.requests import Refused, unless_gone
 from ziggurat.serve.text.documents.kinds import document_kind
 from ziggurat.serve.translations import Translations
@@ -48,6 +51,7 @@ def sent(file: BinaryIO, given: Document) -> Response:
         "Content-Disposition": f'attachment; filename="{given.translated_name}"',
         "Content-Length": str(given.size),
         "Content-Security-Policy": "default-src 'none'; sandbox",
+        **notice_headers(given.notices),
     }
     return StreamingResponse(blocks(), media_type=document_kind(given.name).media_type, headers=headers)
 
@@ -59,24 +63,15 @@ def name_of(given: str | None) -> str:
     return shown if len(shown) <= 100 else shown[-100:]
 
 
-_SOURCE = Field("source", text("the code of its language, or `auto`"), required=True)
-_TARGET = Field("target", text("the code of the language to translate into"), required=True)
-_KEY = Field("api_key", text("an API key, where the server asks for one"))
-
 TRANSLATE = Operation(
     LIBRETRANSLATE,
-    "Translate a document; the answer comes when it is done",
-    (_SOURCE, _TARGET, _KEY),
+    (SOURCE, TARGET, KEY),
     record({"translatedFileUrl": text("where it is", format="uri")}),
     file=True,
 )
-DOWNLOAD = Operation(LIBRETRANSLATE, "Give a translated document", kinds={"*/*": "the document"})
+DOWNLOAD = Operation(LIBRETRANSLATE, kinds={"*/*": "the document"}, noticed=True)
 _APPLIED = record(
     {"source": text(), "target": text(), "mode": text("", "soft", "hard"), "found": whole(), "applied": whole()}
-)
-_NOTICE = record(
-    {"kind": text("as docs/documents.md names it"), "count": whole(), "place": text("of the first")},
-    optional=("place",),
 )
 _STATE = record(
     {
@@ -89,21 +84,20 @@ _STATE = record(
         "target": text(),
         "error": text("why it failed"),
         "glossary": listed(_APPLIED, "what came of the terms"),
-        "notices": listed(_NOTICE, "what was not translated in the ordinary way"),
+        "notices": listed(NOTICE, "what was not translated in the ordinary way"),
     },
     optional=("error", "glossary", "notices"),
 )
 SUBMIT = Operation(
     OWN,
-    "Take a document; it is translated when its turn comes",
-    (_SOURCE, _TARGET, Field("glossary", text("JSON, as /v1/translate takes it")), _KEY),
+    (SOURCE, TARGET, Field("glossary", text("JSON, as /v1/translate takes it")), KEY),
     _STATE,
     status=202,
     file=True,
 )
-PROGRESS = Operation(OWN, "Tell how far a document is", (), _STATE)
-REMOVE = Operation(OWN, "Give a document up, or remove it", status=204)
-FILE = Operation(OWN, "Give a translated document", kinds={"*/*": "the document"})
+PROGRESS = Operation(OWN, (), _STATE)
+REMOVE = Operation(OWN, status=204)
+FILE = Operation(OWN, kinds={"*/*": "the document"}, noticed=True)
 
 
 class Files:
@@ -129,10 +123,9 @@ class Files:
         ]
 
     async def translate(self, request: Request) -> Response:
-        """Translate a document as LibreTranslate does: the answer comes when it is done."""
-        if not self._documents.config.enabled:
-            raise Refused(403, "Files translation are disabled on this server.")
-        async with self._documents.uploading(request), TRANSLATE.upload(request) as (fields, upload):
+        """Translate a document; the answer comes when it is done."""
+        disabled = "Files translation are disabled on this server."
+        async with self._documents.uploading(request, TRANSLATE, disabled) as (fields, upload):
             for name in ("source", "target"):
                 if not fields.get(name):
                     raise Refused(400, f"Invalid request: missing {name} parameter")
@@ -143,12 +136,12 @@ class Files:
                 document_kind(name)
             except DataError:
                 raise Refused(400, "Invalid request: file format not supported") from None
-            client = self._server.client(request, fields.get("api_key"), 0)
+            client = self._server.client(request, LIBRETRANSLATE, fields.get("api_key"))
             source, target = await self._pair(fields)
             given = await self._documents.submit(Document(client, name, source, target), upload.file)
         assert given.task is not None
         try:
-            await unless_gone(request, _settled(given.task))
+            await unless_gone(request, asyncio.wait([given.task]))
         except Refused:
             await self._documents.remove(given)
             raise
@@ -161,22 +154,21 @@ class Files:
         """Give a translated document."""
         name = request.path_params["name"]
         given = self._documents.get(name.partition(".")[0])
-        if name != given.file_name:
-            raise Refused(404, "there is no such document, or its time is over")
-        return self._sent(given)
+        if name != given.file_name or given.status != "done":
+            raise Refused(404, UNKNOWN)
+        return sent(self._documents.opened(given), given)
 
     async def submit(self, request: Request) -> Response:
         """Take a document; it is translated when its turn comes."""
-        if not self._documents.config.enabled:
-            raise Refused(403, "documents are not translated on this server")
-        async with self._documents.uploading(request), SUBMIT.upload(request) as (fields, upload):
+        disabled = "documents are not translated on this server"
+        async with self._documents.uploading(request, SUBMIT, disabled) as (fields, upload):
             name = name_of(upload.filename)
             if not name or not fields.get("source") or not fields.get("target"):
                 raise Refused(400, "a form with `file`, `source`, `target` and, if wanted, `glossary` is needed")
-            client = self._server.bearer(request, 0, fields.get("api_key"))
+            client = self._server.client(request, OWN, fields.get("api_key"))
             source, target = await self._pair(fields)
-            terms = terms_of(_glossary(fields.get("glossary")), self._server.limits.glossary_terms)
-            self._server.refuse_soft(source, target, terms)
+            entries = entries_of(_glossary(fields.get("glossary")), self._server.limits.glossary_terms)
+            terms = self._server.terms(entries, [source], target)
             given = await self._documents.submit(Document(client, name, source, target, terms), upload.file)
         return JSONResponse(_progress(given), 202)
 
@@ -194,7 +186,7 @@ class Files:
         given = self._documents.get(request.path_params["id"])
         if given.status != "done":
             raise Refused(409, f"the document is not done: it is {given.status}")
-        return self._sent(given)
+        return sent(self._documents.opened(given), given)
 
     async def _pair(self, fields: Mapping[str, Any]) -> tuple[str, str]:
         """Return the languages of a document, `auto` where its own is to be detected."""
@@ -204,15 +196,6 @@ class Files:
             return source, self._server.code(target)
         (source,), target, _ = await self._server.languages([""], source, target)
         return source, target
-
-    def _sent(self, given: Document) -> Response:
-        if given.status != "done":
-            raise Refused(404, "there is no such document, or its time is over")
-        return sent(self._documents.opened(given), given)
-
-
-async def _settled(task: asyncio.Task[None]) -> None:
-    await asyncio.wait([task])
 
 
 def _glossary(given: Any) -> Any:
@@ -240,8 +223,5 @@ def _progress(given: Document) -> dict[str, Any]:
     if given.terms is not None and given.status == "done":
         record["glossary"] = given.tally.records(given.terms)
     if given.notices and given.status == "done":
-        record["notices"] = [
-            {"kind": kind, "count": count, **({"place": given.places[kind]} if kind in given.places else {})}
-            for kind, count in sorted(given.notices.items())
-        ]
+        record["notices"] = notice_records(given.notices, given.places)
     return record

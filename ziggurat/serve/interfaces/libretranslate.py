@@ -23,15 +23,17 @@ from ziggurat.serve.interfaces.description import (
     text,
     whole,
 )
-from ziggurat.serve.requests import Refused, unless_gone
+from ziggurat.serve.requests import Refused, texts_of, unless_gone
 from ziggurat.serve.text.documents.kinds import KINDS
 from ziggurat.serve.text.markup import HTML
-from ziggurat.serve.translations import Translations
+from ziggurat.serve.translations import Translations, noticed
 from ziggurat.translate.options import TranslateOptions
 
 FORMATS = ("text", "html")
 
-_KEY = Field("api_key", text("an API key, where the server asks for one"))
+SOURCE = Field("source", text("the code of its language, or `auto`"), required=True)
+TARGET = Field("target", text("the code of the language to translate into"), required=True)
+KEY = Field("api_key", text("an API key, where the server asks for one"))
 _DETECTED = record({"confidence": number("from 0 to 100"), "language": text("its code")})
 _NAMED = record({"code": text(), "name": text()})
 
@@ -43,14 +45,13 @@ def _one_or_many(each: Schema, about: str = "") -> Schema:
 
 TRANSLATE = Operation(
     LIBRETRANSLATE,
-    "Translate one text or a list of texts",
     (
         Field("q", _one_or_many(text(), "a text, or several"), required=True),
-        Field("source", text("the code of its language, or `auto`"), required=True),
-        Field("target", text("the code of the language to translate into"), required=True),
+        SOURCE,
+        TARGET,
         Field("format", text("`html` keeps tags", *FORMATS)),
         Field("alternatives", whole("further translations of each text", minimum=0)),
-        _KEY,
+        KEY,
     ),
     record(
         {
@@ -60,22 +61,20 @@ TRANSLATE = Operation(
         },
         optional=("alternatives", "detectedLanguage"),
     ),
+    noticed=True,
 )
 DETECT = Operation(
     LIBRETRANSLATE,
-    "Tell the language of a text",
-    (Field("q", _one_or_many(text()), required=True), _KEY),
+    (Field("q", _one_or_many(text()), required=True), KEY),
     listed(_DETECTED),
 )
 LANGUAGES = Operation(
     LIBRETRANSLATE,
-    "List the languages, each with those that it can be translated into, itself among them",
     (),
     listed(record({"code": text(), "name": text(), "targets": listed(text())})),
 )
 SETTINGS = Operation(
     LIBRETRANSLATE,
-    "Tell a page what the server offers",
     (),
     record(
         {
@@ -90,7 +89,7 @@ SETTINGS = Operation(
         }
     ),
 )
-SUGGEST = Operation(LIBRETRANSLATE, "Refuse a better translation that somebody suggests: they are not collected")
+SUGGEST = Operation(LIBRETRANSLATE)
 
 
 class LibreTranslate:
@@ -120,12 +119,12 @@ class LibreTranslate:
         for name in ("q", "source", "target"):
             if not fields.get(name):
                 raise Refused(400, f"Invalid request: missing {name} parameter")
-        texts = self._texts(fields["q"])
+        texts, characters = self._texts(fields["q"])
         kind = str(fields.get("format") or "text")
         if kind not in FORMATS:
             raise Refused(400, f"{kind} format is not supported")
         alternatives = self._alternatives(fields.get("alternatives"))
-        client = self._server.client(request, fields.get("api_key"), sum(map(len, texts)))
+        client = self._server.client(request, LIBRETRANSLATE, fields.get("api_key"), characters)
         sources, target, detected = await self._server.languages(texts, str(fields["source"]), str(fields["target"]))
         options, markup = TranslateOptions(n_best=alternatives + 1), HTML if kind == "html" else None
         found = await unless_gone(request, self._server.translate(texts, sources, target, client, options, markup))
@@ -137,16 +136,16 @@ class LibreTranslate:
             answer["alternatives"] = others if many else others[0]
         if detected is not None:
             answer["detectedLanguage"] = detected if many else detected[0]
-        return JSONResponse(answer)
+        return JSONResponse(answer, headers=noticed(found))
 
     async def detect(self, request: Request) -> Response:
         """Tell the language of a text."""
         fields = await DETECT.fields(request)
         if not fields.get("q"):
             raise Refused(400, "Invalid request: missing q parameter")
-        said = "\n".join(self._texts(fields["q"]))
-        self._server.client(request, fields.get("api_key"), 0)
-        found = await self._server.detect(said)
+        texts, _ = self._texts(fields["q"])
+        self._server.client(request, LIBRETRANSLATE, fields.get("api_key"))
+        found = await self._server.detect("\n".join(texts))
         return JSONResponse([{"confidence": confidence, "language": code} for code, confidence in found])
 
     async def languages(self, request: Request) -> Response:
@@ -187,14 +186,11 @@ class LibreTranslate:
         """Refuse a better translation that somebody suggests: they are not collected."""
         raise Refused(403, "Suggestions are disabled on this server.")
 
-    def _texts(self, q: Any) -> list[str]:
-        """Return the texts of a request. Raises Refused where they are none, or beyond the limits."""
-        texts = list(q) if isinstance(q, list) else [q]
-        if not all(isinstance(each, str) for each in texts):
-            raise Refused(400, "Invalid request: q parameter must be a text or a list of texts")
-        if (excess := self._server.excess(texts)) is not None:
-            raise Refused(400, f"Invalid request: request ({excess.asked}) exceeds text limit ({excess.most})")
-        return texts
+    def _texts(self, q: Any) -> tuple[list[str], int]:
+        """Return the texts of a request and their characters. Raises Refused where they are none, or too many."""
+        texts = texts_of(q, "Invalid request: q parameter must be a text or a list of texts")
+        beyond = "Invalid request: request ({asked}) exceeds text limit ({most})"
+        return texts, self._server.characters(texts, 400, beyond)
 
     def _alternatives(self, asked: Any) -> int:
         most = self._server.limits.alternatives

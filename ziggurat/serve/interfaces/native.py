@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ziggurat import __version__
-from ziggurat.serve.glossaries import terms_of
+from ziggurat.serve.glossaries import entries_of
 from ziggurat.serve.interfaces.description import (
     OWN,
     Described,
@@ -24,12 +25,14 @@ from ziggurat.serve.interfaces.description import (
     text,
     whole,
 )
-from ziggurat.serve.requests import Refused, unless_gone
+from ziggurat.serve.interfaces.libretranslate import FORMATS
+from ziggurat.serve.notices import notice_records
+from ziggurat.serve.requests import Refused, texts_of, unless_gone
 from ziggurat.serve.text.alignment import piece_spans
 from ziggurat.serve.text.documents.kinds import KINDS
 from ziggurat.serve.text.markup import HTML
-from ziggurat.serve.text.sentences import Link, units
-from ziggurat.serve.translation_request import TextTranslation
+from ziggurat.serve.text.sentences import units
+from ziggurat.serve.translation_request import TextTranslation, ranked
 from ziggurat.serve.translations import Translations
 from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Hypothesis
@@ -43,6 +46,8 @@ def native_response(found: TextTranslation, source: str, options: TranslateOptio
         record["alternatives"] = [other.text for other in found.others]
     if plain and (options.more or options.alignments or options.scores):
         record["sentences"] = _sentences(found, options)
+    if found.notices:
+        record["notices"] = notice_records(found.notices)
     if options.terms is not None:
         records = found.tally.records(options.terms)
         record["glossary"] = [
@@ -91,7 +96,7 @@ def _hypothesis(found: TextTranslation, source: tuple[int, int], said: str, rank
     translation = found.found.get(found.source[slice(*source)])
     if translation is None:
         return None
-    hypothesis = translation.hypotheses[min(rank, len(translation.hypotheses) - 1)]
+    (hypothesis,) = ranked(translation, rank).hypotheses
     return hypothesis if hypothesis.text.strip() == said else None
 
 
@@ -119,22 +124,14 @@ def _word_links(found: TextTranslation) -> list[list[list[int]]]:
         there = _overlapped(targets, link.target_start, link.target_end)
         # A link of many words with many says that a stretch became another, not which word became which.
         if len(here) > 1 and len(there) > 1:
-            if not _is_same(found, link):
+            came_through = found.source[slice(*link[:2])] == found.best.text[slice(*link[2:])]
+            if not came_through:  # as an address does
                 continue
             here, there = [link[:2]], [link[2:]]
         number = bisect_right(begins, link.source_start) - 1
         if number >= 0:
             listed[number] |= {(*source, *target): None for source in here for target in there}
     return [[list(link) for link in links] for links in listed]
-
-
-def _is_same(found: TextTranslation, link: Link) -> bool:
-    """Return whether a stretch came through unchanged, such as an address."""
-    source, target = (
-        found.source[link.source_start : link.source_end],
-        found.best.text[link.target_start : link.target_end],
-    )
-    return source == target
 
 
 def _overlapped(spans: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
@@ -147,8 +144,6 @@ def _overlapped(spans: Sequence[tuple[int, int]], start: int, end: int) -> list[
             found.append(span)
     return found
 
-
-_FORMATS = ("text", "html")
 
 _SPAN: Schema = listed(whole(), "characters from one place to another, exclusive", minItems=2, maxItems=2)
 _SCORE: Schema = {"type": ["number", "null"], "description": "null: put together of several translations"}
@@ -164,6 +159,15 @@ _SENTENCE = record(
     },
     optional=("alternatives", "tokens", "links"),
 )
+NOTICE = record(
+    {
+        "kind": text("as docs/documents.md names it"),
+        "count": whole(),
+        "text": text("in words"),
+        "place": text("of the first"),
+    },
+    optional=("place",),
+)
 _TRANSLATION = record(
     {
         "text": text(),
@@ -174,17 +178,17 @@ _TRANSLATION = record(
         "glossary": listed(
             record({**_TERM, "found": whole(), "applied": whole(), "dropped": whole("sentences it would have harmed")})
         ),
+        "notices": listed(NOTICE, "what was not translated in the ordinary way"),
     },
-    optional=("detected", "alternatives", "sentences", "glossary"),
+    optional=("detected", "alternatives", "sentences", "glossary", "notices"),
 )
 TRANSLATE = Operation(
     OWN,
-    "Translate a text or a list of texts, with what is asked for beside the translations",
     (
         Field("text", {"oneOf": [text(), listed(text())]}, required=True),
         Field("source", text("a code; without, or `auto`: it is detected")),
         Field("target", text("a code"), required=True),
-        Field("format", text("`html` has neither sentences nor alternatives", *_FORMATS)),
+        Field("format", text("`html` has neither sentences nor alternatives", *FORMATS)),
         Field("alternatives", whole("further translations, of the text and of each sentence", minimum=0)),
         Field("scores", flag("each sentence's score and the log-probability of each token")),
         Field("alignments", flag("`links` between words")),
@@ -196,8 +200,9 @@ TRANSLATE = Operation(
             {
                 "oneOf": [
                     listed(record(_TERM, optional=["mode"])),
-                    {"type": "object", "additionalProperties": text(), "description": "soft terms"},
-                ]
+                    {"type": "object", "additionalProperties": text(), "description": "terms without a mode"},
+                ],
+                "description": "terms without `mode` are soft, and hard where the model cannot search for them",
             },
         ),
         Field("api_key", text("an API key, where no header has it")),
@@ -205,25 +210,23 @@ TRANSLATE = Operation(
     record({"translations": listed(_TRANSLATION)}),
     strict=True,
 )
+_LIMITS = ("characters", "texts", "alternatives", "file_bytes", "glossary_terms")
 _PAIR = record(
     {
         "source": text(),
         "target": text(),
         "models": listed(text("name"), "one, or two that lead through a third language"),
-        "soft_terms": flag("whether terms of a glossary can be searched for; where not, they need `mode: hard`"),
+        "soft_terms": flag("whether terms of a glossary can be searched for; where not, `mode: soft` is refused"),
         "prefixes": flag("whether a translation can be told how to begin"),
     }
 )
 SETTINGS = Operation(
     OWN,
-    "Tell what the server offers; no key is needed",
     (),
     record(
         {
             "version": text("of Ziggurat"),
-            "limits": record(
-                dict.fromkeys(("characters", "texts", "alternatives", "file_bytes", "glossary_terms"), whole())
-            ),
+            "limits": record(dict.fromkeys(_LIMITS, whole())),
             "key_required": flag(),
             "languages": listed(record({"code": text(), "name": text(), "targets": listed(text())})),
             "pairs": listed(_PAIR),
@@ -254,19 +257,12 @@ class NativeApi:
 
     async def settings(self, request: Request) -> Response:
         """Tell what the server offers; no key is needed."""
-        server = self._server
-        limits, pool = server.limits, server.pool
+        server, pool = self._server, self._server.pool
         names = {code: pool.language_name(code) for pair in pool.pairs for code in pair}
         return JSONResponse(
             {
                 "version": __version__,
-                "limits": {
-                    "characters": limits.characters,
-                    "texts": limits.texts,
-                    "alternatives": limits.alternatives,
-                    "file_bytes": limits.file_bytes,
-                    "glossary_terms": limits.glossary_terms,
-                },
+                "limits": {name: getattr(server.limits, name) for name in _LIMITS},
                 "key_required": server.access.required,
                 "languages": [
                     {"code": code, "name": name, "targets": pool.languages.get(code, [])}
@@ -292,14 +288,20 @@ class NativeApi:
     async def translate(self, request: Request) -> Response:
         """Translate a text or a list of texts, with what is asked for beside the translations."""
         fields = await TRANSLATE.fields(request)
-        texts = self._texts(fields.get("text"))
+        texts = texts_of(fields.get("text"), "`text` is a text or a list of texts")
+        characters = self._server.characters(texts)
         source, target = fields.get("source", "auto"), fields.get("target")
         if not isinstance(source, str) or not isinstance(target, str) or not source or not target:
             raise Refused(400, "`source` is a language code or `auto`, `target` is a language code")
         options, markup = self._options(fields, texts), HTML if fields.get("format") == "html" else None
-        client = self._server.bearer(request, sum(map(len, texts)), fields.get("api_key"))
+        entries = entries_of(fields.get("glossary"), self._server.limits.glossary_terms)
+        client = self._server.client(request, OWN, fields.get("api_key"), characters)
         sources, target, detected = await self._server.languages(texts, source, target)
-        self._check_models(sources, target, options)
+        if options.begun and any(len(self._server.route(code, target)) != 1 for code in sources):
+            raise Refused(
+                400, "`prefix` and `next_words` need a model that leads from `source` to `target`; here two do, or none"
+            )
+        options = replace(options, terms=self._server.terms(entries, sources, target))
         found = await unless_gone(request, self._server.translate(texts, sources, target, client, options, markup))
         if options.alignments:
             _check_alignments(found)
@@ -315,17 +317,10 @@ class NativeApi:
             answer["detected"] = language
         return JSONResponse({"translations": answers})
 
-    def _texts(self, given: Any) -> list[str]:
-        texts = [given] if isinstance(given, str) else given
-        if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
-            raise Refused(400, "`text` is a text or a list of texts")
-        self._server.refuse_large(texts)
-        return texts
-
     def _options(self, fields: Mapping[str, Any], texts: Sequence[str]) -> TranslateOptions:
         kind, prefix = fields.get("format", "text"), fields.get("prefix") or ""
-        if kind not in _FORMATS:
-            raise Refused(400, f"`format` is one of {', '.join(_FORMATS)}")
+        if kind not in FORMATS:
+            raise Refused(400, f"`format` is one of {', '.join(FORMATS)}")
         if not isinstance(prefix, str) or len(prefix) > self._server.limits.characters:
             raise Refused(400, "`prefix` is the text that the translation must begin with")
         most = self._server.limits.alternatives
@@ -343,19 +338,7 @@ class NativeApi:
             prefix=prefix.strip(),
             complete=_flag(fields, "complete") and bool(prefix.strip()),
             next_words=next_words,
-            terms=terms_of(fields.get("glossary"), self._server.limits.glossary_terms),
         )
-
-    def _check_models(self, sources: Sequence[str], target: str, options: TranslateOptions) -> None:
-        """Raise Refused for what the models of these languages cannot do."""
-        for source in set(sources):
-            route = self._server.route(source, target)
-            if options.begun and len(route) != 1:
-                raise Refused(
-                    400,
-                    "`prefix` and `next_words` need a model that leads from `source` to `target`; here two do, or none",
-                )
-            self._server.refuse_soft(source, target, options.terms)
 
 
 def _number(given: Any) -> int | None:

@@ -26,7 +26,7 @@ from ziggurat.serve.interfaces.description import (
 )
 from ziggurat.serve.pool import Model
 from ziggurat.serve.requests import Refused, unless_gone
-from ziggurat.serve.translations import Translations
+from ziggurat.serve.translations import Translations, noticed
 from ziggurat.system.errors import printable
 from ziggurat.translate.options import TranslateOptions
 
@@ -56,7 +56,6 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
 
 COMPLETE = Operation(
     OPENAI,
-    "Translate the last message of the user; others, and settings of sampling, do not matter",
     (
         Field("model", text("the name of a model, or `source-target`"), required=True),
         Field("messages", listed(_MESSAGE), required=True),
@@ -89,10 +88,11 @@ COMPLETE = Operation(
     ),
     kinds={"text/event-stream": "with `stream`: chunks, of which one is the translation"},
     strict=True,
+    noticed=True,
 )
 _MODEL = record({"id": text(), "object": text("", "model"), "created": whole(), "owned_by": text()})
-MODELS = Operation(OPENAI, "List the models", (), record({"object": text("", "list"), "data": listed(_MODEL)}))
-MODEL = Operation(OPENAI, "Tell of one model", (), _MODEL)
+MODELS = Operation(OPENAI, (), record({"object": text("", "list"), "data": listed(_MODEL)}))
+MODEL = Operation(OPENAI, (), _MODEL)
 
 
 class OpenAI:
@@ -119,10 +119,9 @@ class OpenAI:
         fields = await COMPLETE.fields(request)
         said, name = _message(fields.get("messages")), fields.get("model")
         count, streamed, told = self._asked(fields)
-        if (excess := self._server.excess([said])) is not None:
-            raise Refused(400, f"the message is longer than {excess.most} {excess.kind}")
+        self._server.characters([said], 400, "the message is longer than {most} {kind}")
         source, target, model = self._named(name)
-        client = self._server.bearer(request, len(said))
+        client = self._server.client(request, OPENAI, None, len(said))
         options = TranslateOptions(n_best=count)
         work = self._server.translate([said], [source], target, client, options, model=model)
         (found,) = await unless_gone(request, work)
@@ -132,8 +131,10 @@ class OpenAI:
         tokens = [len(_TOKEN.findall(said)), sum(len(_TOKEN.findall(text)) for text in texts)]
         usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
+        headers = noticed([found])
         if streamed:
-            return StreamingResponse(_events(head, texts, usage if told else None), media_type="text/event-stream")
+            events = _events(head, texts, usage if told else None)
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
         choices = [
             {
                 "index": number,
@@ -143,7 +144,8 @@ class OpenAI:
             }
             for number, text in enumerate(texts)
         ]
-        return JSONResponse({**head, "object": "chat.completion", "choices": choices, "usage": usage})
+        answer = {**head, "object": "chat.completion", "choices": choices, "usage": usage}
+        return JSONResponse(answer, headers=headers)
 
     def _asked(self, fields: Mapping[str, Any]) -> tuple[int, bool, bool]:
         """Return how many choices are asked for, whether as events, and whether these end with the usage.
@@ -171,12 +173,12 @@ class OpenAI:
 
     async def models(self, request: Request) -> Response:
         """List the models."""
-        self._server.bearer(request, 0)
+        self._server.client(request, OPENAI, None)
         return JSONResponse({"object": "list", "data": list(map(self._told, self._server.pool.models))})
 
     async def model(self, request: Request) -> Response:
         """Tell of one model."""
-        self._server.bearer(request, 0)
+        self._server.client(request, OPENAI, None)
         name = request.path_params["name"]
         self._named(name)
         return JSONResponse(self._told(name))

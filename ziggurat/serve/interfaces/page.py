@@ -48,4 +48,4 @@ def _route(path: str, content: bytes, kind: str) -> Described:
 
     what = "the page for people" if path == "/" else "a part of the page"
     kinds = {kind.partition(";")[0]: what}
-    return Described(path, page, Operation(SERVER, "Show the page to people", kinds=kinds))
+    return Described(path, page, Operation(SERVER, kinds=kinds))

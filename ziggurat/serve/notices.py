@@ -1,0 +1,73 @@
+"""Notices: what of a text or document was not translated in the ordinary way, in words for people and as data.
+
+Works on texts count some (ziggurat.serve.text.sentences.Result), translators others (ziggurat.translate.results), each
+by the same kinds. The command line prints them, and answers of a server hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ziggurat.translate.results import Notices
+
+KINDS = {
+    "unaligned": "translated by segments for lack of an alignment",
+    "protected_again": "translated again since something was missing",
+    "not_parsed": "messages left as they are, since they could not be parsed",
+    "endings_kept": "endings of ordinals left as they are",
+    "in_segments": "paragraphs divided at their tags",
+    "terms_again": "translated again since a term was missing",
+    "nothing_to_translate": "document with nothing to translate",
+    "no_cues": "file without any cue that is understood",
+    "times_unread": "times of cues not understood",
+    "not_shown": "blocks without times left as they are",
+    "left_out": "embedded files left as they are",
+    "too_long": "translations longer than their units allow",
+    "other_languages": "units without a source in the model's language",
+}
+"""KINDS has the meaning of each kind that a work on a text or document counts, as it stands behind the number."""
+
+KINDS_OF_LINES = {
+    "blank_lines": "blank",
+    "long_lines": "translated in parts",
+    "unfinished": "cut at the length limit",
+    "unmet": "without phrases they should contain",
+    "untagged": "without a tag, so in a language that the model chose",
+    "tag_as_text": "with a tag as text",
+    "in_pieces": "in subword pieces already",
+    "unknown": "with text that the vocabulary lacks",
+    "too_large": "times out of memory, and translated in smaller batches",
+}
+"""KINDS_OF_LINES has the meaning of each kind that a translator counts, of lines or of a text's sentences."""
+
+HEADER = "X-Ziggurat-Notices"
+"""HEADER is the header of answers in the form of another server, which has no field for notices."""
+
+
+def notice_text(kind: str, count: int, place: str = "") -> str:
+    """Return a notice in words, with the place of the first where there is one."""
+    meaning = KINDS.get(kind) or KINDS_OF_LINES.get(kind, kind)
+    return f"{count:,} {meaning}{f' ({place})' if place else ''}"
+
+
+def notice_records(notices: Mapping[str, int], places: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Return notices as answers of our own API have them, in the order of their kinds."""
+    records = []
+    for kind, count in sorted(notices.items()):
+        place = (places or {}).get(kind, "")
+        record = {"kind": kind, "count": count, "text": notice_text(kind, count, place)}
+        records.append({**record, "place": place} if place else record)
+    return records
+
+
+def notice_headers(notices: Mapping[str, int]) -> dict[str, str]:
+    """Return the header of an answer with these notices, such as `unaligned=2, unfinished=1`; none: no header."""
+    return {HEADER: ", ".join(f"{kind}={count}" for kind, count in sorted(notices.items()))} if notices else {}
+
+
+def silent_notices() -> Notices:
+    """Return notices of a translator that are counted and not told: they quote what people translate, for no log."""
+    notices = Notices()
+    notices.told |= dict.fromkeys(KINDS_OF_LINES.keys() - {"too_large"}, "")
+    return notices
