@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
@@ -84,14 +85,24 @@ _NOTICES = {
     "left_out": "embedded files left as they are",
     "too_long": "translations longer than their units allow",
     "other_languages": "units without a source in the model's language",
+    "left_by_key": "texts left as they are for their keys",
+    "not_read": "resources of other types left as they are",
 }
 
 
-def _refuse_for_documents(given: Mapping[str, bool]) -> None:
-    """Raise ConfigError for options of lines of text; `given` tells of each whether it was given."""
+def _refuse(given: Mapping[str, bool], reason: str) -> None:
+    """Raise ConfigError with the reason for an option of which `given` tells that it was given."""
     for option, is_given in given.items():
         if is_given:
-            raise ConfigError(f"`{option}` is for lines of text; with `--document` leave it out")
+            raise ConfigError(f"`{option}` {reason}")
+
+
+class DocumentForm(NamedTuple):
+    """Options of documents: patterns to protect, keys to leave, and whether results are also printed as JSON."""
+
+    protect: tuple[str, ...]
+    leave: tuple[str, ...]
+    json: bool
 
 
 def _translate_documents(
@@ -101,25 +112,31 @@ def _translate_documents(
     output: str,
     tag: str | None,
     terminology: str | None,
+    form: DocumentForm,
 ) -> None:
     """Translate documents; `output` is a file, or a folder in which they keep their names.
 
     A folder is made where several documents, or one and a name that ends in `/`, find none.
     """
-    from ziggurat.serve.text.documents.archive import Settings
     from ziggurat.serve.text.documents.kinds import document, document_kind
     from ziggurat.serve.text.sentences import Options, run
-    from ziggurat.serve.text.splitting import sentencex_splitter
+    from ziggurat.serve.text.settings import Settings
+    from ziggurat.serve.text.splitting import Protection, sentencex_splitter
 
     # Everything that can be wrong with the files is found before the model is loaded.
     places, asked = _places(paths, output, terminology), _asked(tag, terminology)
     source, target = _languages(models[0])
     split = sentencex_splitter(source)
-    limits = Settings(Options(split)).limits
-    contents = {path: read_bounded(Path(path), limits.size) for path in paths}
+
+    def settings(*, aligned: bool) -> Settings:  # for each document, of which the patterns have their time
+        options = Options(split, aligned, protect=Protection(form.protect) if form.protect else None)
+        return Settings(options, source, target, leave=form.leave)
+
+    if form.leave and not any(document_kind(path).keyed for path in paths):
+        raise ConfigError("`--leave` is for documents whose texts have keys, such as .json, .po or .xml")
+    contents = {path: read_bounded(Path(path), settings(aligned=True).limits.size) for path in paths}
     for path in paths:
-        document_kind(path)
-        next(document(contents[path], path, Settings(Options(split), source, target)), None)
+        next(document(contents[path], path, settings(aligned=True)), None)
     with (
         warnings_shown(),
         open_engine(models, opening, beside_lines=asked.terms is not None) as engine,
@@ -130,7 +147,6 @@ def _translate_documents(
         aligned = tells_alignments(translator)
         if not aligned:
             say("no alignments from this model: text with tags inside of sentences is translated segment by segment")
-        settings = Settings(Options(split, aligned), source, target)
         for path in paths:
             began, sentences = time.perf_counter(), Counter[str]()
 
@@ -140,16 +156,21 @@ def _translate_documents(
                 sentences["asked"] += len(wanted)
                 return _rendered(translator, wanted, Path(path).name, replace(asked, alignments=aligned))
 
-            outcome = run(document(contents[path], path, settings), translate)
+            outcome = run(document(contents[path], path, settings(aligned=aligned)), translate)
             if _is_folder(paths, output):  # made now, so that whatever went wrong before leaves none behind
                 Path(output).mkdir(exist_ok=True)
             with output_stream(places[path]) as out:
                 out.write(outcome.value)
+            took, records = time.perf_counter() - began, outcome.notices.records()
+            if form.json:
+                record = {"document": path, "output": places[path], "sentences": sentences["asked"]}
+                print(json.dumps({**record, "seconds": round(took, 3), "notices": records}), flush=True)
             told = "".join(
-                f", {n:,} {_NOTICES.get(kind, kind)}{f' ({place})' if (place := outcome.places.get(kind)) else ''}"
-                for kind, n in sorted(outcome.notices.items())
+                f", {each['count']:,} {_NOTICES.get(each['kind'], each['kind'])}"
+                + (f" ({each['place']})" if "place" in each else "")
+                for each in records
             )
-            told = f"{duration(time.perf_counter() - began)}{told}{notices_text(translator.notices)}"
+            told = f"{duration(took)}{told}{notices_text(translator.notices)}"
             say(f"{places[path]}: {counted(sentences['asked'], 'sentence')} in {told}")
             translator.notices.clear()
 
@@ -223,8 +244,31 @@ def translate(
             rich_help_panel=WHAT,
         ),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="JSON lines: text, tokens, scores, n-best.", rich_help_panel=_FORM)
+    protect: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--protect",
+            metavar="REGEX",
+            help="With --document: what this pattern matches comes through unchanged; repeat for more.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    leave: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--leave",
+            metavar="KEY",
+            help="With --document: text of this key (JSON, Android, gettext, XLIFF) stays; `*` for any characters.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="JSON lines: text, tokens, scores, n-best; of each document its notices.",
+            rich_help_panel=_FORM,
+        ),
     ] = False,
     window: Annotated[
         int | None,
@@ -305,12 +349,15 @@ def translate(
         engine,
     )
     if document:
-        by_line = {"--input": input != "-", "--json": json, "--window": window is not None, "--quality": quality}
+        by_line = {"--input": input != "-", "--window": window is not None, "--quality": quality}
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
         bulk = {"--job": job is not None, "--shard": shard is not None, "--merge": merge, "--ray": ray is not None}
-        _refuse_for_documents({**by_line, "--workers": workers is not None, **bulk})
-        _translate_documents([model, *(ensemble or [])], opening, document, output, tag, terminology)
+        lines_only = {**by_line, "--workers": workers is not None, **bulk}
+        _refuse(lines_only, "is for lines of text; with `--document` leave it out")
+        form_of = DocumentForm(tuple(protect or ()), tuple(leave or ()), as_json)
+        _translate_documents([model, *(ensemble or [])], opening, document, output, tag, terminology, form_of)
         return
+    _refuse({"--protect": bool(protect), "--leave": bool(leave)}, "goes with `--document`")
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
     check_one_stream(input, *beside)
     refuse_overwriting(output, input, *beside)
@@ -322,9 +369,9 @@ def translate(
     options = JobOptions(job, shard, merge, ray, asked, threads, device)
     if job is not None:
         inputs = {"lines": input, "prefixes": prefix, "constraints": constraints, "terminology": terminology}
-        shown = "json" if json else "quality" if quality else "text"
+        shown = "json" if as_json else "quality" if quality else "text"
         size = window or WINDOW_LINES
-        wanted = _asked(tag, terminology, scores=json)
+        wanted = _asked(tag, terminology, scores=as_json)
         _translate_job(options, models, opening, inputs, output, form=shown, asked=wanted, shard_lines=size)
         return
     interactive = input == "-" and sys.stdin.isatty()
@@ -336,7 +383,7 @@ def translate(
     if processes > 1 and lines_ahead == 1:
         raise ConfigError("several `--workers` read ahead; answering each line before the next is read takes one")
     # (2) Files beside the lines are opened; a model is loaded.
-    wanted, columns = _asked(tag, terminology, scores=json), _columns(prefix, constraints)
+    wanted, columns = _asked(tag, terminology, scores=as_json), _columns(prefix, constraints)
     with (
         warnings_shown(),
         open_engine(
@@ -348,7 +395,7 @@ def translate(
         ) as translator,
     ):
         n_best = translator.decoding.n_best
-        if translator.decoding.alignments and not json:
+        if translator.decoding.alignments and not as_json:
             say("warning: `alignments=true` shows only in the results of `--json`; this text has none")
         if interactive:
             say("One sentence a line; Ctrl-D ends.")
@@ -358,7 +405,7 @@ def translate(
         translations = translator.translate_stream(lines, wanted, window=lines_ahead, **columns)
 
         def form(translation: Translation, number: int) -> str:
-            return translation.to_json() if json else translation.to_text(number, n_best, quality=quality)
+            return translation.to_json() if as_json else translation.to_text(number, n_best, quality=quality)
 
         # With a window of 1 somebody waits for each line before writing the next.
         flush = interactive or window == 1

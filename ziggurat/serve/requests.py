@@ -115,6 +115,21 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def texts_of(given: Any, name: str) -> tuple[str, ...]:
+    """Return the texts of a field called `name`, which has one text or a list of them; none: it is not given.
+
+    Raises Refused (400) for anything else, or more than MOST_TEXTS.
+    """
+    texts = [given] if isinstance(given, str) else given or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts) or len(texts) > MOST_TEXTS:
+        raise Refused(400, f"`{name}` is a text, or a list of at most {MOST_TEXTS} texts")
+    return tuple(text for text in texts if text)
+
+
+MOST_TEXTS = 50
+"""MOST_TEXTS is the most patterns, or keys, of a request."""
+
+
 @asynccontextmanager
 async def upload_of(request: Request) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
     """Read a form with one file; yield its other fields and the file, open for as long as the context lasts.

@@ -26,7 +26,7 @@ from ziggurat.serve.interfaces.description import (
     text,
     whole,
 )
-from ziggurat.serve.requests import Refused, unless_gone
+from ziggurat.serve.requests import Refused, texts_of, unless_gone
 from ziggurat.serve.text.documents.kinds import document_kind
 from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import DataError
@@ -96,7 +96,14 @@ _STATE = record(
 SUBMIT = Operation(
     OWN,
     "Take a document; it is translated when its turn comes",
-    (_SOURCE, _TARGET, Field("glossary", text("JSON, as /v1/translate takes it")), _KEY),
+    (
+        _SOURCE,
+        _TARGET,
+        Field("glossary", text("JSON, as /v1/translate takes it")),
+        Field("protect", listed(text(), "patterns (Python's `regex`) of what comes through unchanged")),
+        Field("leave", listed(text(), "keys (JSON, Android, gettext, XLIFF, TMX) whose text stays")),
+        _KEY,
+    ),
     _STATE,
     status=202,
     file=True,
@@ -177,7 +184,12 @@ class Files:
             source, target = await self._pair(fields)
             terms = terms_of(_glossary(fields.get("glossary")), self._server.limits.glossary_terms)
             self._server.refuse_soft(source, target, terms)
-            given = await self._documents.submit(Document(client, name, source, target, terms), upload.file)
+            protect, leave = (texts_of(fields.get(field), field) for field in ("protect", "leave"))
+            self._server.protection(protect)  # refuses what cannot be read
+            if leave and not document_kind(name).keyed:
+                raise Refused(400, f"`leave`: the texts of {document_kind(name).name} have no keys")
+            document = Document(client, name, source, target, terms, protect, leave)
+            given = await self._documents.submit(document, upload.file)
         return JSONResponse(_progress(given), 202)
 
     async def progress(self, request: Request) -> Response:
@@ -240,8 +252,5 @@ def _progress(given: Document) -> dict[str, Any]:
     if given.terms is not None and given.status == "done":
         record["glossary"] = given.tally.records(given.terms)
     if given.notices and given.status == "done":
-        record["notices"] = [
-            {"kind": kind, "count": count, **({"place": given.places[kind]} if kind in given.places else {})}
-            for kind, count in sorted(given.notices.items())
-        ]
+        record["notices"] = given.notices.records()
     return record

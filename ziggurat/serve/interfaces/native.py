@@ -24,7 +24,7 @@ from ziggurat.serve.interfaces.description import (
     text,
     whole,
 )
-from ziggurat.serve.requests import Refused, unless_gone
+from ziggurat.serve.requests import Refused, texts_of, unless_gone
 from ziggurat.serve.text.alignment import piece_spans
 from ziggurat.serve.text.documents.kinds import KINDS
 from ziggurat.serve.text.markup import HTML
@@ -149,6 +149,7 @@ def _overlapped(spans: Sequence[tuple[int, int]], start: int, end: int) -> list[
 
 
 _FORMATS = ("text", "html")
+_PROTECT = "patterns (Python's `regex`) of what comes through unchanged"
 
 _SPAN: Schema = listed(whole(), "characters from one place to another, exclusive", minItems=2, maxItems=2)
 _SCORE: Schema = {"type": ["number", "null"], "description": "null: put together of several translations"}
@@ -200,6 +201,7 @@ TRANSLATE = Operation(
                 ]
             },
         ),
+        Field("protect", {"oneOf": [text(), listed(text())], "description": _PROTECT}),
         Field("api_key", text("an API key, where no header has it")),
     ),
     record({"translations": listed(_TRANSLATION)}),
@@ -344,6 +346,7 @@ class NativeApi:
             complete=_flag(fields, "complete") and bool(prefix.strip()),
             next_words=next_words,
             terms=terms_of(fields.get("glossary"), self._server.limits.glossary_terms),
+            protect=texts_of(fields.get("protect"), "protect"),
         )
 
     def _check_models(self, sources: Sequence[str], target: str, options: TranslateOptions) -> None:

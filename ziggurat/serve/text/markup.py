@@ -21,7 +21,8 @@ import regex
 
 from ziggurat.serve.text.paragraphs import original_pieces, paragraphs
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim, marked
-from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
+from ziggurat.serve.text.sentences import Options, Result, SentenceRequests, TextNotices
+from ziggurat.serve.text.settings import language_of
 from ziggurat.serve.text.tokens import ATTRIBUTE, Spelling, Token, element_ends, html_tokens, read_xml
 from ziggurat.system.errors import DataError
 
@@ -93,12 +94,14 @@ class MarkupForm:
         spellings: the sources of the texts in it, by text.
         xml: whether every `&` must be an entity.
         quote: around an attribute's value; empty for text.
+        escape: what the format does to text before it is markup.
     """
 
     raw: str
     spellings: Spellings = field(default_factory=Spellings)
     xml: bool = False
     quote: str = ""
+    escape: Callable[[str], str] = str
 
     @cached_property
     def _spelling(self) -> Spelling:
@@ -111,7 +114,7 @@ class MarkupForm:
             if isinstance(piece, str):
                 said = self.spellings.next(piece)
                 if said is None:
-                    said = self._spelling.of(piece)
+                    said = self._spelling.of(self.escape(piece))
                     if self.quote:
                         said = said.replace(self.quote, "&quot;" if self.quote == '"' else "&#39;")
                 template.append(said)
@@ -216,6 +219,7 @@ class MarkupRules:
         attributes: attributes with text to be translated; none: attributes are kept.
         xml: whether text must be well-formed XML.
         languages: of the source and the translation: a page (`html`) that says that it is in the one says the other.
+        escape: what the format does to text before it is markup.
     """
 
     inline: frozenset[str]
@@ -229,6 +233,7 @@ class MarkupRules:
     attributes: frozenset[str] = frozenset()
     xml: bool = False
     languages: tuple[str, str] = ("", "")
+    escape: Callable[[str], str] = str
 
 
 HTML = MarkupRules(
@@ -269,7 +274,7 @@ _LANGUAGE = regex.compile(r"""((?<=\s)(?:xml:)?lang\s*+=\s*+)(["']?+)(?P<code>[A
 
 def html(text: str, options: Options, rules: MarkupRules = HTML) -> SentenceRequests[Result[str]]:
     """Return the work of translating HTML, a document or a part of one; nothing is added around it."""
-    notices: Counter[str] = Counter()
+    notices = TextNotices()
     tokens = list(html_tokens(text))
     said = yield from written(markup_template(tokens, rules), options, notices)
     return Result(said, notices)
@@ -280,7 +285,7 @@ def xml(text: str, options: Options, rules: MarkupRules) -> SentenceRequests[Res
 
     Raises DataError, when the work begins, for what is not well-formed.
     """
-    notices: Counter[str] = Counter()
+    notices = TextNotices()
     said = yield from written(markup_template(xml_tokens(text), rules), options, notices)
     return Result(said, notices)
 
@@ -391,7 +396,8 @@ class _Segmenter:
             spellings = Spellings()
             for token in texts:
                 spellings.add(token.text, token.raw)
-            form = MarkupForm("".join(token.raw for token in texts), spellings, self.rules.xml)
+            raw = "".join(token.raw for token in texts)
+            form = MarkupForm(raw, spellings, self.rules.xml, escape=self.rules.escape)
             self.done += filled(self.run, form)
             self.run, self.run_raw, self.last = [], [], ""
 
@@ -430,7 +436,7 @@ class _Segmenter:
     def _language(self, found: regex.Match[str]) -> str:
         """Return an attribute with the language of the translation in place of the source's."""
         source, target = self.rules.languages
-        is_source = _first_part(found["code"]) == _first_part(source)
+        is_source = language_of(found["code"]) == language_of(source)
         return f"{found[1]}{found[2]}{target}{found[2]}" if is_source else found[0]
 
     def _raw(self, token: Token) -> Raw:
@@ -459,11 +465,6 @@ def _shown_blank(token: Token, inside: str) -> str:
         return "\n"
     spelled = (*(said.get(name, "") for name in ("equiv-text", "equiv", "disp")), inside)
     return "\n" if any(map(_LINE_BREAK.search, spelled)) else ""
-
-
-def _first_part(code: str) -> str:
-    """Return a language code without its region."""
-    return regex.split("[-_]", code.lower())[0]
 
 
 def _untranslated(token: Token) -> bool:

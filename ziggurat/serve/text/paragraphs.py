@@ -30,6 +30,7 @@ from ziggurat.serve.text.sentences import (
     SentenceRequests,
     SentenceTranslation,
     Target,
+    TextNotices,
     Unit,
     sentence,
     together,
@@ -76,7 +77,7 @@ def plain_text(text: str, options: Options) -> SentenceRequests[Result[str]]:
 
 def aligned_text(text: str, options: Options, *, lines: bool = True) -> SentenceRequests[Result[AlignedText]]:
     """Return the work of `plain_text` with the sentences and links; without `lines` the text is one paragraph."""
-    notices: Counter[str] = Counter()
+    notices = TextNotices()
     parts = _LINE_ENDS.split(text) if lines else [text]
     written = [bool(part.strip()) for part in parts]  # ends of lines are not
     whole = [SpannedText(part) for part, has_text in zip(parts, written, strict=True) if has_text]
@@ -160,7 +161,7 @@ def _units(text: SpannedText, options: Options) -> tuple[list[tuple[int, int]], 
     copied.sort(key=lambda mark: mark.start)
     elements = [Item(mark.start, mark.end) for mark in copied]
     own = set(elements)
-    items = sorted({*elements, *_outside(protected(text.text), elements)})
+    items = sorted({*elements, *_outside(protected(text.text, options.protect), elements)})
     starts = [item.start for item in items]
     edges = sorted({place for mark in text.all_marks() for place in (mark.start, mark.end)})
     if options.split is None:

@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import regex
 
-from ziggurat.serve.text.splitting import BRANCHES, Item, Splitter, has_words, occurrences, protected
+from ziggurat.serve.text.splitting import BRANCHES, Item, Protection, Splitter, has_words, occurrences, protected
 from ziggurat.translate.results import UNSPACED_SCRIPTS
 from ziggurat.translate.terminology import Terms
 
@@ -52,19 +52,36 @@ class SentenceTranslation:
     links: Sequence[Link] | None = None
 
 
-@dataclass(frozen=True)
-class Result(Generic[Value]):
-    """The result of a work.
+class TextNotices(Counter[str]):
+    """Counts of what was not translated in the ordinary way, by kind (docs/documents.md).
 
     Attributes:
-        value: the translated text or document.
-        notices: what was not translated in the ordinary way, by kind (docs/documents.md).
-        places: of the first of a kind of notice, where it has one: a line, a part of an archive, the id of a unit.
+        places: of the first of a kind, where it has one: a line, a key, a part of an archive, the id of a unit.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, str] = {}
+
+    def add(self, kind: str, place: str, count: int = 1) -> None:
+        """Count what is at a place."""
+        self[kind] += count
+        self.places.setdefault(kind, place)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the counts as JSON has them: `kind`, `count`, and `place` where there is one."""
+        return [
+            {"kind": kind, "count": count, **({"place": self.places[kind]} if kind in self.places else {})}
+            for kind, count in sorted(self.items())
+        ]
+
+
+@dataclass(frozen=True)
+class Result(Generic[Value]):
+    """The translated text or document that a work results in, and what was not translated in the ordinary way."""
+
     value: Value
-    notices: Counter[str] = field(default_factory=Counter)
-    places: dict[str, str] = field(default_factory=dict)
+    notices: TextNotices = field(default_factory=TextNotices)
 
 
 SentenceRequests: TypeAlias = Generator[list[str], list[SentenceTranslation], Value]
@@ -195,6 +212,7 @@ class Options:
         again: whether a sentence is asked for again where something that must come through is missing.
         terms: a glossary, whose hard terms must come out; soft terms are the caller's responsibility.
         tally: where what came of the terms is counted.
+        protect: patterns of what must come through unchanged, beside what always must.
         admit: is given the paragraphs, perhaps in several calls, before they are cut; what it raises ends the work.
     """
 
@@ -203,6 +221,7 @@ class Options:
     again: bool = True
     terms: Terms | None = None
     tally: Tally | None = None
+    protect: Protection | None = None
     admit: Callable[[Sequence[str]], None] | None = None
 
 
@@ -235,7 +254,7 @@ def sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceReq
     (answer,) = yield [unit.text]
     answer = _trimmed(answer)
     text, links = answer.text, answer.links
-    fixed = _located(unit, text, links) if options.again else []
+    fixed = _located(unit, text, links, options.protect) if options.again else []
     if fixed is None:
         notices["protected_again"] += 1
         return (yield from _cut_out(unit, options, notices))
@@ -273,7 +292,7 @@ def _trimmed(answer: SentenceTranslation) -> SentenceTranslation:
 # Whether everything came through
 
 
-def _located(unit: Unit, text: str, links: Sequence[Link] | None) -> list[Link] | None:
+def _located(unit: Unit, text: str, links: Sequence[Link] | None, protect: Protection | None) -> list[Link] | None:
     """Return where each item is in the translation; None unless there are the same, each as often as in the source."""
     if not unit.items or text == unit.text:
         return [Link(item.start, item.end, item.start, item.end) for item in unit.items]
@@ -289,7 +308,7 @@ def _located(unit: Unit, text: str, links: Sequence[Link] | None) -> list[Link] 
         places[literal, True] = _likeliest(unit, literal, here, own, links)
         taken += [(at, at + len(literal)) for at in places[literal, True]]
     # (2) The others are found by pattern, as they were in the source.
-    found = [item for item in protected(text) if not _overlaps(taken, item.start, item.end)]
+    found = [item for item in protected(text, protect) if not _overlaps(taken, item.start, item.end)]
     wanted = [item for i, item in enumerate(unit.items) if i not in unit.copied]
     if Counter(text[i.start : i.end] for i in found) != Counter(unit.text[i.start : i.end] for i in wanted):
         return None

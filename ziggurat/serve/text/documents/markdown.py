@@ -17,11 +17,11 @@ from typing import Any
 import regex
 
 from ziggurat.serve.text.charsets import decoded
-from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.lines import LINE, file_work
 from ziggurat.serve.text.documents.markdown_inline import Inline, folded
 from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, Template, markup_template
-from ziggurat.serve.text.sentences import Result, SentenceRequests
+from ziggurat.serve.text.sentences import Result, SentenceRequests, TextNotices
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.tokens import html_tokens
 from ziggurat.system.errors import ConfigError
 
@@ -136,7 +136,7 @@ def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     """
     text, charset = decoded(content, name)
     template = _Reader(LINE.findall(text), attributes=settings.attributes).template()
-    return (yield from file_work(template, charset, settings))
+    return (yield from file_work(template, charset, settings, TextNotices()))
 
 
 @lru_cache(maxsize=1)

@@ -15,12 +15,13 @@ from urllib.parse import unquote
 
 import regex
 
-from ziggurat.serve.text.documents.archive import Archive, Settings
+from ziggurat.serve.text.documents.archive import Archive
 from ziggurat.serve.text.documents.opendocument import xml_members
 from ziggurat.serve.text.markup import Raw, Template, TemplateGroup, add, filled
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.tokens import Token, read_xml, spelt
+from ziggurat.serve.text.settings import Settings
+from ziggurat.serve.text.tokens import Token, read_xml, spelt, xml_ends
 
 _SPACES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
@@ -84,8 +85,7 @@ def _office(
     templates = {part: _Part(xml.tokens).template() for part, xml in documents.items()}
     outcome = yield from xml_members(archive, documents, templates, settings)
     for part in filter(_EMBEDDED.fullmatch, archive.names):
-        outcome.notices["left_out"] += 1
-        outcome.places.setdefault("left_out", part)
+        outcome.notices.add("left_out", part)
     return outcome
 
 
@@ -167,16 +167,9 @@ class _Part:
     """One XML file of the archive."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
-        self.tokens = tokens
-        self.ends: dict[int, int] = {}
+        self.tokens, self.ends = tokens, xml_ends(tokens)
         # Templates of paragraphs by place: one in a text box is met again when the source of that around it is kept.
         self.made: dict[int, Template] = {}
-        stack: list[int] = []
-        for place, token in enumerate(tokens):
-            if token.kind == "open":
-                stack.append(place)
-            elif token.kind == "close":
-                self.ends[stack.pop()] = place
 
     def template(self, begin: int = 0, end: int | None = None) -> Template:
         """Return the template of the tokens from `begin` to `end`, with a slot for each paragraph."""

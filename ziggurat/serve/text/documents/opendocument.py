@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import posixpath
-from collections import Counter
 from dataclasses import replace
 from urllib.parse import unquote
 
 import regex
 
-from ziggurat.serve.text.documents.archive import Archive, Settings
+from ziggurat.serve.text.documents.archive import Archive
 from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, MarkupRules, Template, markup_template, written
-from ziggurat.serve.text.sentences import Result, SentenceRequests, together
+from ziggurat.serve.text.sentences import Result, SentenceRequests, TextNotices, together
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.tokens import Xml, read_xml, spelt
 from ziggurat.system.errors import DataError
 
@@ -77,7 +77,7 @@ def xml_members(
     archive: Archive, documents: dict[str, Xml], templates: dict[str, Template], settings: Settings
 ) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating templates of an archive's members; all others keep their bytes."""
-    notices: Counter[str] = Counter()
+    notices = TextNotices()
     said = yield from together([written(template, settings.options, notices) for template in templates.values()])
     changed = {
         part: documents[part].encoded(text)
