@@ -200,6 +200,7 @@ def best_boundary(centres: Sequence[float | None], at: float, allowed: Sequence[
 _CLOSES = regex.compile(r"[.,;:!?…)\]}»”’。，；：！？、）」』]")
 _OPENS = regex.compile(r"[(\[{«“‘（「『]")
 _TOUCHES = regex.compile(r"[\p{L}\p{N}]")
+_SPACED = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{N}}]")
 
 
 @dataclass(frozen=True)
@@ -369,11 +370,18 @@ def _cut_out(unit: Unit, options: Options, notices: Counter[str]) -> SentenceReq
 
 
 def _without(unit: Unit) -> tuple[str, list[int]]:
-    """Return the text without its items, and for each of its characters the place in the whole text."""
+    """Return the text without its items, and for each of its characters the place in the whole text.
+
+    An item between two words that no blank divides (`one%stwo`) leaves a blank.
+    """
     kept: list[int] = []
     begin = 0
+    blanks = set[int]()
     for item in [*unit.items, Item(len(unit.text), len(unit.text))]:
         stretch = range(begin, item.start)
+        if kept and stretch and _divides(unit.text, kept[-1] + 1, begin):
+            blanks.add(begin - 1)
+            kept.append(begin - 1)
         # One of the two blanks around an item goes with it.
         if kept and stretch and unit.text[kept[-1]].isspace() and begin:
             if unit.text[stretch[0]].isspace():
@@ -386,7 +394,12 @@ def _without(unit: Unit) -> tuple[str, list[int]]:
         kept.pop()
     while kept and unit.text[kept[0]].isspace():
         kept.pop(0)
-    return "".join(unit.text[place] for place in kept), kept
+    return "".join(" " if place in blanks else unit.text[place] for place in kept), kept
+
+
+def _divides(text: str, start: int, end: int) -> bool:
+    """Return whether what is taken out from `start` to `end` divides two words, without a blank on either side."""
+    return start < end and bool(_SPACED.match(text[start - 1 : start]) and _SPACED.match(text[end : end + 1]))
 
 
 def _larger(places: Sequence[int]) -> tuple[int, int]:
@@ -422,6 +435,8 @@ def _put_back(unit: Unit, target: Target) -> Target:
                 begin += 1
         fixed.append(Link(item.start, item.end, len(text), len(text) + item.end - item.start))
         text += unit.text[item.start : item.end]
+        if _divides(unit.text, item.start, item.end) and target.text[begin : begin + 1].isspace():
+            begin += 1  # the blank that stood for it
         rest = target.text[begin:]
         if rest and not rest[0].isspace() and _blank_after(unit.text, item.end, rest[0]):
             text += " "

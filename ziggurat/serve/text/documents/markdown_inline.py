@@ -169,6 +169,11 @@ class _Run:
 
     def _emphasis(self, raw: str) -> None:
         for number in reversed(range(len(self.opened))):
+            if self.opened[number][0] == raw and self.opened[number][1] == len(self.pieces) - 1:  # nothing is in it
+                self.opened.pop()
+                self._as_text(-1, raw)
+                self._add_text(raw)
+                return
             if self.opened[number][0] == raw:
                 self.closed.append((raw, self.opened.pop(number)[1], len(self.pieces)))
                 self._add(Close(raw, raw))
@@ -251,6 +256,12 @@ def folded(label: str) -> str:
     return " ".join(label.split()).lower().upper()
 
 
+def _is_empty(pieces: Sequence[Piece], number: int) -> bool:
+    """Return whether emphasis without text begins at a piece: `**` would be read as another mark."""
+    first, second = pieces[max(number, 0)], pieces[number + 1] if number + 1 < len(pieces) else None
+    return isinstance(first, Open) and isinstance(second, Close) and first.name in ("*", "_", "**", "__", "~~")
+
+
 class _Shortcut(NamedTuple):
     """The end of a link whose text is also its label (`[text]`): another text needs the label beside it."""
 
@@ -286,9 +297,11 @@ class _Form:
         """Return the pieces as strings and slots."""
         template: Template = []
         begin = 0  # of a link's text
-        for piece in pieces:
+        for number, piece in enumerate(pieces):
             if isinstance(piece, str):
                 template.append(self._text(piece, template))
+                continue
+            if _is_empty(pieces, number) or _is_empty(pieces, number - 1):
                 continue
             raw = piece.raw
             if isinstance(raw, _Shortcut):
