@@ -1,4 +1,4 @@
-"""`python -m tools.documents`: of documents nothing is lost, doubled or skipped in silence, and what is gets counted."""
+"""`python -m tools.documents`: nothing of a document is lost, doubled or skipped in silence."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from ziggurat.serve.queue import DeadlineExceeded
 from ziggurat.serve.requests import REQUEST, Refused
 from ziggurat.serve.text.documents.kinds import document, document_kind
 from ziggurat.serve.text.glossary import Tally
-from ziggurat.serve.text.sentences import Options, Result, SentenceRequests, TextNotices
+from ziggurat.serve.text.sentences import Options, TextNotices, watched
 from ziggurat.serve.text.settings import Limits, Settings
 from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.serve.translations import Translations
@@ -140,11 +140,12 @@ async def translated(
     leave = (*config.leave, *given.leave)
     settings = Settings(cut, given.source, given.target, leave=leave, limits=limits)
 
-    def counted(characters: int) -> None:
-        server.access.spend(given.client, characters)
-        given.characters = characters
+    def counted(sentences: list[str]) -> None:  # before the first of them is translated
+        if not given.characters:
+            given.characters = sum(map(len, sentences))
+            server.access.spend(given.client, given.characters)
 
-    work = _counted(document(content, given.name, settings), counted)
+    work = watched(document(content, given.name, settings), counted)
     request = TranslationRequest(given.client, deadline, options, run, progress, patient=True)
     (outcome,) = await request.results([work], [TextTranslation(route)])
     server.used[server.access.account(given.client)] += given.characters
@@ -169,20 +170,6 @@ class _Bound:
         ):
             if found > most:
                 raise DataError(f"{self._name}: more than {most:,} {kind}; divide it")
-
-
-def _counted(work: SentenceRequests[Result[bytes]], counted: Callable[[int], None]) -> SentenceRequests[Result[bytes]]:
-    """Return the same work, which tells the characters of all sentences before the first of them is translated."""
-    try:
-        asked = next(work)
-        counted(sum(map(len, asked)))
-        while True:
-            asked = work.send((yield asked))
-    except StopIteration as ended:
-        outcome: Result[bytes] = ended.value
-        return outcome
-    finally:
-        work.close()
 
 
 def _beginning(given: Document, content: bytes, limits: Limits) -> str:

@@ -195,11 +195,6 @@ def links(page: str) -> list[tuple[str, str]]:
     return re.findall('<a href="([^"]*)"()', MarkdownIt().render(page))
 
 
-def test_descriptions_of_images_stay_where_attributes_do() -> None:
-    text = "![alt](a.png)\n\n<img alt=words>\n"
-    assert translated(text, upper, Settings(SETTINGS.options, attributes=False)) == text
-
-
 def test_a_quotation_is_read_as_one_text_without_its_marks() -> None:
     asked: list[str] = []
 

@@ -468,3 +468,18 @@ def test_a_message_that_loses_a_placeholder_is_found_by_its_key() -> None:
     content = json.dumps({"a": "Two words", "b": "Open %s file now"}).encode()
     notices = run(document(content, "a.json", SETTINGS), permuting(1, change=swapped)).notices
     assert notices.records() == [{"kind": "protected_again", "count": 1, "place": "key b"}]
+
+
+@pytest.mark.parametrize(
+    ("locale", "becomes"), [("en", "de"), ("en_GB", "de"), ("de", "de"), ("de_AT", "de_AT"), ("", "")]
+)
+def test_the_language_of_a_file_of_messages_becomes_the_target(locale: str, becomes: str) -> None:
+    assert in_json({"@@locale": locale, "a": "Two"}, upper, "app.arb") == {"@@locale": becomes, "a": "tWO"}
+
+
+@pytest.mark.parametrize(
+    "content", [{"@@locale": "it", "a": "Due"}, {"locale": "fr-CA", "translations": {"a": "Deux"}}]
+)
+def test_files_of_messages_of_another_language_are_refused(content: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="take another model"):
+        in_json(content, upper)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import unescape
 from typing import Protocol, TypeAlias
@@ -249,10 +249,10 @@ HTML = MarkupRules(
     blank=_names("br"),
     seen=_names("img audio canvas iframe map object picture svg video"),
 )
-"""Rules of HTML; `dataclasses.replace(HTML, attributes=HTML_ATTRIBUTES)` also translates attributes."""
+"""HTML are the rules of HTML in texts and messages, whose attributes are kept."""
 
-HTML_ATTRIBUTES = _names("alt title placeholder aria-label")
-"""Attributes of HTML that people read."""
+PAGES = replace(HTML, attributes=_names("alt title placeholder aria-label"))
+"""PAGES are the rules of HTML in documents: attributes that people read are translated, too."""
 
 _LONGEST_COPY = 100
 """Characters of a copied element that the model is shown; the text of a longer one would only disturb it."""
@@ -386,7 +386,6 @@ class _Segmenter:
         self.last = piece[-1:] or self.last if isinstance(piece, str) else self.last
 
     def _divide(self, raw: Raw) -> None:
-        """End the run with a tag that breaks sentences."""
         self._flush()
         add(self.done, raw)
 
@@ -402,7 +401,6 @@ class _Segmenter:
             self.run, self.run_raw, self.last = [], [], ""
 
     def _copy(self, place: int, end: int) -> None:
-        """Copy an element untouched."""
         inside = self.tokens[place : end + 1]
         raw = "".join(token.raw for token in inside)
         name = self.tokens[place].name

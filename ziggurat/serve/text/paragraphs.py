@@ -109,7 +109,6 @@ def sentence_count(text: str, options: Options, *, lines: bool = True) -> int:
 def _line(
     text: SpannedText, options: Options, notices: Counter[str]
 ) -> SentenceRequests[tuple[Target, list[SentencePair]]]:
-    """Return the work of translating a paragraph without marks."""
     spans, units = _units(text, options)
     return (yield from _translated(text, spans, units, options, notices))
 
@@ -140,7 +139,6 @@ def _distinct(work: SentenceRequests[Value]) -> SentenceRequests[Value]:
 
 
 def _paragraph(text: SpannedText, options: Options, notices: Counter[str]) -> SentenceRequests[list[Piece]]:
-    """Return the work of translating one paragraph."""
     if steps(text, text.text) <= MAX_STEPS:
         spans, units = _units(text, options)
         target, _ = yield from _translated(text, spans, units, options, notices)

@@ -173,21 +173,20 @@ def _following(pieces: Sequence[Piece], partners: set[int]) -> list[str]:
 
 def _partners(pieces: Sequence[Piece]) -> set[int]:
     """Return the places of openings and closings that pair up, with only pairs between them."""
-    stack: list[int] = []
+    stack: list[tuple[int, str]] = []
     pairs: list[tuple[int, int]] = []
     names: dict[str, int] = {}  # open elements by name: a closing of another name must not search the whole stack
     single: list[int] = []
     for place, piece in enumerate(pieces):
         if isinstance(piece, Open):
-            stack.append(place)
+            stack.append((place, piece.name))
             names[piece.name] = names.get(piece.name, 0) + 1
         elif isinstance(piece, Close):
             if not names.get(piece.name):
                 single.append(place)
                 continue
             while True:
-                opened = stack.pop()
-                name = _name(pieces[opened])
+                opened, name = stack.pop()
                 names[name] -= 1
                 if name == piece.name:
                     break
@@ -196,7 +195,7 @@ def _partners(pieces: Sequence[Piece]) -> set[int]:
                 pairs.append((opened, place))
             else:
                 single += [opened, place]
-    single = sorted(single + stack)
+    single = sorted(single + [place for place, _ in stack])
     # A pair that holds a single one is no pair; pairs are ordered by their ends, so those inside come first, and a pair
     # broken up is itself inside of those around it, which hold the same single one.
     partners: set[int] = set()
@@ -205,10 +204,6 @@ def _partners(pieces: Sequence[Piece]) -> set[int]:
         if inside == len(single) or single[inside] > closed:
             partners |= {opened, closed}
     return partners
-
-
-def _name(piece: Piece) -> str:
-    return piece.name if isinstance(piece, Open) else ""
 
 
 MAX_STEPS = 4_000_000
@@ -485,7 +480,6 @@ class _Projection:
         return end if at == after else min(start + at - before, end)
 
     def _copy_to(self, end: int) -> None:
-        """Write the text up to `end`."""
         if end > self.cursor:
             self.out.append(self.target.text[self.cursor : end])
             self.cursor = end

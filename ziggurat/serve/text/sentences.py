@@ -40,13 +40,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class SentenceTranslation:
-    """The translation of a sentence.
-
-    Attributes:
-        text: the translation.
-        links: which characters of the sentence became which of `text`, the surest first where two disagree; None:
-            not known.
-    """
+    """The translation of a sentence, and what became of which of its characters, the surest first; None: not known."""
 
     text: str
     links: Sequence[Link] | None = None
@@ -100,6 +94,20 @@ def run(work: SentenceRequests[Value], translate: Callable[[list[str]], list[Sen
     except StopIteration as ended:
         result: Value = ended.value
         return result
+
+
+def watched(work: SentenceRequests[Value], tell: Callable[[list[str]], object]) -> SentenceRequests[Value]:
+    """Return the same work, which tells each list of sentences before it asks for them."""
+    try:
+        asked = next(work)
+        while True:
+            tell(asked)
+            asked = work.send((yield asked))
+    except StopIteration as ended:
+        result: Value = ended.value
+        return result
+    finally:
+        work.close()
 
 
 def together(works: Sequence[SentenceRequests[Value]]) -> SentenceRequests[list[Value]]:
@@ -268,14 +276,12 @@ def sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceReq
 
 
 def _unchanged(unit: Unit) -> Target:
-    """Return the sentence as its own translation."""
     fixed = [Link(item.start, item.end, item.start, item.end) for item in unit.items]
     spans = units(unit.text, [(item.start, item.end) for item in unit.items])
     return Target(unit.text, [Link(start, end, start, end) for start, end in spans], fixed)
 
 
 def _trimmed(answer: SentenceTranslation) -> SentenceTranslation:
-    """Return an answer without white space at its ends."""
     text = answer.text.strip()
     if text == answer.text:
         return answer
@@ -352,7 +358,6 @@ def _likeliest(unit: Unit, literal: str, here: list[int], own: int, links: Seque
 
 
 def _cut_out(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
-    """Return the work of translating a sentence without its items, which are put back by the alignment."""
     text, places = _without(unit)
     if not options.aligned or not text:
         return (yield from _segments(unit))
@@ -374,9 +379,7 @@ def _without(unit: Unit) -> tuple[str, list[int]]:
 
     An item between two words that no blank divides (`one%stwo`) leaves a blank.
     """
-    kept: list[int] = []
-    begin = 0
-    blanks = set[int]()
+    kept, blanks, begin = list[int](), set[int](), 0
     for item in [*unit.items, Item(len(unit.text), len(unit.text))]:
         stretch = range(begin, item.start)
         if kept and stretch and _divides(unit.text, kept[-1] + 1, begin):

@@ -25,7 +25,6 @@ class Limits:
     Attributes:
         size: most bytes of the file.
         unpacked: most bytes of all members of an archive, unpacked.
-        ratio: most bytes that one byte of an archive may expand to, checked from 16 MiB on.
         members: most members of an archive.
         pieces: most tags and entities, lines or strings of a file, or of all of an archive's members that are read,
             counted in the bytes before anything is read.
@@ -33,7 +32,6 @@ class Limits:
 
     size: int = 64 << 20
     unpacked: int = 256 << 20
-    ratio: int = 200
     members: int = 10_000
     pieces: int = 2_000_000
 
@@ -50,7 +48,6 @@ class Settings:
     Attributes:
         options: how text is cut and put together again.
         source, target: language codes, for formats that hold them; empty: not known.
-        attributes: whether attributes of HTML that people read are translated (`alt`, `title`, ...).
         leave: keys whose text stays, in formats with keys (`DocumentKind.keyed`); `*` stands for any characters.
         limits: limits of the file.
     """
@@ -58,7 +55,6 @@ class Settings:
     options: Options
     source: str = ""
     target: str = ""
-    attributes: bool = True
     leave: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
@@ -70,6 +66,16 @@ class Settings:
                 f"{name}: is from {printable(source or '?')!r} to {printable(target or '?')!r}, and the model from "
                 f"{self.source or '?'!r} to {self.target or '?'!r}; take another model, or change the file's languages"
             )
+
+    def becomes_target(self, language: str, name: str) -> bool:
+        """Return whether a file's language, which its translation says too, is the source and becomes the target.
+
+        Raises DataError for another language than these two: a copy that is to be translated may say the target's.
+        """
+        if not language.strip() or language_of(language) == language_of(self.target):
+            return False
+        self.refuse_languages(language, "", name)
+        return bool(self.target)
 
     def leaves(self, *keys: str) -> bool:
         """Return whether what these keys lead to is left as it is: one of them, or dotted all up to one, is named."""

@@ -133,7 +133,6 @@ def _within_limit(text: str, begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def _stripped(text: str, begin: int, end: int) -> tuple[int, int]:
-    """Return the span without white space at its ends."""
     while begin < end and text[begin].isspace():
         begin += 1
     while begin < end and text[end - 1].isspace():

@@ -16,7 +16,7 @@ from ziggurat.serve.text.documents.bilingual import CDATA, HTML_TAG, html_in_xml
 from ziggurat.serve.text.documents.messages import placed, with_own_elements
 from ziggurat.serve.text.markup import HTML, Template, markup_template, written
 from ziggurat.serve.text.sentences import Result, SentenceRequests, TextNotices
-from ziggurat.serve.text.settings import Settings, language_of
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import has_words
 from ziggurat.serve.text.tokens import Spelling, Token, html_tokens, read_xml, xml_ends
 from ziggurat.system.errors import DataError, printable
@@ -46,10 +46,8 @@ def android(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
         )
     out = [token.raw for token in tokens]
     locale = tokens[root].attributes.get("tools:locale", "")
-    if language_of(locale) != language_of(settings.target):
-        settings.refuse_languages(locale, "", name)
-        if locale and settings.target:
-            out[root] = _LOCALE.sub(rf"\g<1>{settings.target}", out[root])
+    if settings.becomes_target(locale, name):
+        out[root] = _LOCALE.sub(rf"\g<1>{settings.target}", out[root])
     notices, wanted = TextNotices(), list[tuple[int, str]]()
     for place, key, called in _strings(tokens, ends, root, notices):
         if settings.leaves(key):
@@ -95,7 +93,6 @@ def _children(tokens: Sequence[Token], ends: dict[int, int], parent: int) -> Ite
 
 
 def _template(inside: Sequence[Token]) -> Template:
-    """Return the template of what is in a string."""
     if len(inside) == 1 and inside[0].kind == "text":
         if _REFERENCE.fullmatch(inside[0].text):
             return [inside[0].raw]

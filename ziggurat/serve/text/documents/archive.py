@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from ziggurat.serve.text.settings import TAGS, Limits
 from ziggurat.system.errors import DataError, printable
 
+_MAX_RATIO = 200
+"""_MAX_RATIO is the most bytes that one byte of an archive may expand to, checked from _RATIO_FREE bytes on."""
 _RATIO_FREE = 1 << 24
 _BLOCK = 1 << 18
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -37,7 +39,6 @@ class Archive:
         self._check(len(content))
 
     def _check(self, packed: int) -> None:
-        """Raise DataError for an archive that is not read."""
         if len(set(self.names)) != len(self.names):
             raise DataError(f"{self.name}: two members have the same name")
         total = 0
@@ -53,9 +54,9 @@ class Archive:
             total += info.file_size
         if total > self.limits.unpacked:
             raise DataError(f"{self.name}: its members have {total:,} bytes, more than {self.limits.unpacked:,}")
-        if total > _RATIO_FREE and total > self.limits.ratio * packed:
+        if total > _RATIO_FREE and total > _MAX_RATIO * packed:
             raise DataError(
-                f"{self.name}: {packed:,} bytes expand to {total:,}, over {self.limits.ratio} times as many; documents "
+                f"{self.name}: {packed:,} bytes expand to {total:,}, over {_MAX_RATIO} times as many; documents "
                 "do not compress so well"
             )
 

@@ -206,7 +206,6 @@ def _inside_codes(tokens: Sequence[Token]) -> list[bool]:
 
 
 def _is_own(token: Token, is_inside: bool) -> bool:
-    """Return whether a token is text with tags of HTML."""
     return token.kind == "text" and not is_inside and bool(HTML_TAG.search(token.text))
 
 

@@ -17,7 +17,7 @@ import regex
 from ziggurat.serve.text.charsets import decoded
 from ziggurat.serve.text.documents.messages import message, placed
 from ziggurat.serve.text.sentences import Result, SentenceRequests, TextNotices
-from ziggurat.serve.text.settings import Settings, language_of
+from ziggurat.serve.text.settings import Settings
 from ziggurat.system.errors import printable
 from ziggurat.system.small_files import parse_json
 
@@ -37,7 +37,8 @@ class _Value(NamedTuple):
 def json_values(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating JSON: strings that are values. Numbers, order and layout stay as they are.
 
-    Raises DataError: not JSON, nested more than 64 deep, or larger than ziggurat.system.small_files.MAX_BYTES allows.
+    Raises DataError: not JSON, nested more than 64 deep, larger than ziggurat.system.small_files.MAX_BYTES, or of
+    another language than those of `settings`.
     """
     text, charset = decoded(content, name)
     shape = _shape(parse_json(text.encode(), name), name)  # refuses what is not JSON, or nested too deeply
@@ -54,12 +55,9 @@ def json_values(content: bytes, name: str, settings: Settings) -> SentenceReques
     works = [partial(message, values[number], settings.options) for number in wanted]
     done = yield from placed(works, [_place(places[number]) for number in wanted], notices)
     said = dict(zip(wanted, done, strict=True))
-    if settings.source and settings.target:
-        said |= {
-            number: settings.target
-            for number, value in enumerate(places)
-            if value.path == shape.language and language_of(values[number]) == language_of(settings.source)
-        }
+    for number, value in enumerate(places):
+        if value.path == shape.language and settings.becomes_target(values[number], name):
+            said[number] = settings.target
     ascii_only = text.isascii() and "\\u" in text
     out, at = [], 0
     for number, after in sorted(said.items()):
@@ -75,7 +73,6 @@ def _place(value: _Value) -> str:
 
 
 def _values(text: str) -> list[_Value]:
-    """Return the strings that are values."""
     values: list[_Value] = []
     path: list[str] = []  # the key in each object that is open; empty in lists
     for found in _TOKEN.finditer(text):
@@ -127,7 +124,6 @@ class _Shape(NamedTuple):
 
 
 def _shape(content: Any, name: str) -> _Shape:
-    """Return the shape of a file."""
     ending = PurePath(name).suffix.lower()
     if ending == ".webmanifest":
         return _Shape(last=_MANIFEST)

@@ -16,7 +16,7 @@ from ziggurat.serve.text.documents import (
     office,
     opendocument,
 )
-from ziggurat.serve.text.sentences import Result, SentenceRequests
+from ziggurat.serve.text.sentences import Result, SentenceRequests, watched
 from ziggurat.serve.text.settings import LINES, TAGS, Settings
 from ziggurat.system.errors import DataError, printable
 
@@ -96,7 +96,6 @@ _OTHERS = {
 
 
 def _refuse_other(content: bytes, kind: DocumentKind, name: str) -> None:
-    """Raise DataError for a file that is not what its name says."""
     for begins, what in _OTHERS.items():
         if content.startswith(begins):
             raise DataError(f"{name}: {what}")
@@ -131,20 +130,9 @@ def document(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     _refuse_other(content, kind, name)
     # Told at once: reading and cutting a large file take minutes.
     settings.limits.refuse_many(_count(content, kind.marks), name)
-    return (yield from _watched(kind.work(content, name, settings)))
-
-
-def _watched(work: SentenceRequests[Result[bytes]]) -> SentenceRequests[Result[bytes]]:
-    """Return the same work, which tells it where no sentence was asked for."""
-    count = 0
-    try:
-        asked = next(work)
-        while True:
-            count += len(asked)
-            asked = work.send((yield asked))
-    except StopIteration as ended:
-        outcome: Result[bytes] = ended.value
-    if not count:
+    asked = list[str]()
+    outcome = yield from watched(kind.work(content, name, settings), lambda sentences: asked.extend(sentences[:1]))
+    if not asked:
         outcome.notices["nothing_to_translate"] += 1
     return outcome
 

@@ -11,8 +11,7 @@ import regex
 
 from ziggurat.serve.text.charsets import Charset, decoded
 from ziggurat.serve.text.markup import (
-    HTML,
-    HTML_ATTRIBUTES,
+    PAGES,
     Form,
     MarkupForm,
     PlainForm,
@@ -71,11 +70,7 @@ def html_file(content: bytes, name: str, settings: Settings) -> SentenceRequests
     text, charset = decoded(content, name, labels[0] if labels else "")
     if not charset.declared:
         text = _DECLARED.sub(_utf8_declared, text[:_HEAD]) + text[_HEAD:]
-    rules = replace(
-        HTML,
-        attributes=HTML_ATTRIBUTES if settings.attributes else frozenset(),
-        languages=(settings.source, settings.target),
-    )
+    rules = replace(PAGES, languages=(settings.source, settings.target))
     outcome = yield from html(text, settings.options, rules)
     errors = "replace" if charset.codec.startswith("utf") else "xmlcharrefreplace"
     return Result(charset.encoded(outcome.value, errors), outcome.notices)
@@ -161,7 +156,6 @@ class _Cues:
         return self.done
 
     def _begins(self, place: int) -> bool:
-        """Return whether a line has the times of a cue."""
         line = self.lines[place].rstrip("\r\n")
         if self.is_web:
             return "-->" in line

@@ -62,15 +62,9 @@ _ENDS_LINE = regex.compile(r"[\r\n][ \t>]*+$")
 
 
 class Inline:
-    """Reader of text with inline markup.
+    """Reader of text with inline markup; `labels` are those of the links that the file defines, folded."""
 
-    Attributes:
-        attributes: whether descriptions of images are translated.
-        labels: of the links that the file defines, folded.
-    """
-
-    def __init__(self, *, attributes: bool) -> None:
-        self.attributes = attributes
+    def __init__(self) -> None:
         self.labels: set[str] = set()
 
     def template(self, text: str, breaks: Sequence[str] = (), *, escaped: str = "", begins: bool = False) -> Template:
@@ -90,7 +84,7 @@ class Inline:
 
     def image(self, found: regex.Match[str], raw: str, escaped: str) -> EmptyElement:
         """Return an image, whose description is translated."""
-        if not (self.attributes and found["alt"].strip()) or "\n" in found[0]:
+        if not found["alt"].strip() or "\n" in found[0]:
             return EmptyElement(raw)
         form = _Form(escaped=f"[]{escaped}")
         shown = unescape(found["alt"])
@@ -182,7 +176,6 @@ class _Run:
         self._add(Open(raw, raw))
 
     def _end_link(self, kind: str, start: int, span: str, raw: str) -> None:
-        """Take a bracket that may end a link."""
         place, begin = self.links.pop() if self.links else (-1, 0)
         label = " ".join(self.text[begin : min(start, begin + _LONGEST_LABEL)].split())
         if place < 0 or (kind == "short" and folded(label) not in self.inline.labels):
@@ -225,7 +218,6 @@ def _respelt(run: _Run) -> dict[str, str]:
 
 
 def _mark(kind: str, raw: str) -> Piece:
-    """Return the piece of a sign or tag."""
     if kind in ("code", "math"):
         return Verbatim(raw, raw.strip("`$").strip() if "\n" not in raw and "\r" not in raw else "")
     if kind == "shown":

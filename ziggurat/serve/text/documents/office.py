@@ -90,7 +90,6 @@ def _office(
 
 
 def _content_types(archive: Archive, name: str) -> dict[str, str]:
-    """Return the content type of each member that has one."""
     part = "[Content_Types].xml"
     if part not in archive.names:
         return {}
@@ -235,7 +234,6 @@ class _Paragraph:
         return [*template, TemplateGroup(filled(pieces, form), source=part.template(begin, last)), tail]
 
     def _inline(self, begin: int, end: int) -> None:
-        """Read runs and what is around and between them."""
         place, part = begin, self.part
         while place < end:
             token, after = part.tokens[place], part.after(place)
@@ -250,7 +248,6 @@ class _Paragraph:
             place = after
 
     def _around(self, place: int) -> None:
-        """Read an element around runs."""
         part, end = self.part, self.part.ends[place]
         begin, last = place + 1, end
         for child in part.children(place):
