@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 from tests.cli.conftest import Ziggurat
 from tests.serve.text.files import docx, members, odt
 from ziggurat.serve.text.alignment import control_pieces, rendered
-from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.translate.translator import load_translator
 
@@ -78,7 +79,8 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--json"], "`--json` is for lines of text"),
+        (["--protect", "("], "the pattern '(' cannot be read"),
+        (["--leave", "id"], "`--leave` is for documents whose texts have keys"),
         (["--workers", "2"], "`--workers` is for lines of text"),
         (["--quality"], "`--quality` is for lines of text"),
         (["--shard", "1/2"], "`--shard` is for lines of text"),
@@ -143,3 +145,31 @@ def test_a_second_document_without_its_option_is_told_where_it_belongs(
     status, _, errors = ziggurat("translate", trained, *names)
     assert status == 2
     assert f"`--document {tmp_path / 'b.txt'}`" in errors
+
+
+def test_json_has_the_notices_of_each_document(ziggurat: Ziggurat, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(
+        '{"id": "Su divusim.", "b": "Su ACME ne.", "c": "{n, plural, }"}', encoding="utf-8"
+    )
+    (tmp_path / "b.txt").write_text("12\n")
+    names = ["--document", tmp_path / "a.json", "--document", tmp_path / "b.txt", "--output", tmp_path / "out/"]
+    status, said, _ = ziggurat("translate", trained, *SHORT, *names, "--json", "--leave", "id", "--protect", "ACME")
+    assert status == 0
+    first, second = map(json.loads, said.splitlines())
+    assert (first["document"], first["output"]) == (str(tmp_path / "a.json"), str(tmp_path / "out" / "a.json"))
+    assert {(each["kind"], each["place"]) for each in first["notices"]} >= {
+        ("left_by_key", "key id"),
+        ("not_parsed", "key c"),
+    }
+    assert second["notices"] == [{"kind": "nothing_to_translate", "count": 1}]
+    assert (first["sentences"] > 0, second["sentences"]) == (True, 0)
+    written = json.loads((tmp_path / "out" / "a.json").read_text(encoding="utf-8"))
+    assert written["id"] == "Su divusim."
+    assert "ACME" in written["b"]
+
+
+def test_options_of_documents_go_with_documents(ziggurat: Ziggurat, trained: Path) -> None:
+    for option in ("--protect", "--leave"):
+        status, _, errors = ziggurat("translate", trained, option, "x")
+        assert status == 2
+        assert f"`{option}` goes with `--document`" in errors

@@ -381,6 +381,24 @@ def test_a_glossary_and_the_language_of_a_document(serve: Serve) -> None:
     assert bad.status_code == 400
 
 
+def test_patterns_and_keys_of_a_document(serve: Serve) -> None:
+    client = serve(documents={"leave": ["id"]})
+    file = {"file": ("f.json", b'{"id": "Das Haus", "note": "Der Hund", "text": "Der Zorb Cloud ist da."}')}
+    form = {**DE_EN, "protect": ["Zorb Cloud", "x{2}"], "leave": "no*"}
+    name = client.post("/v1/documents", files=file, data=form).json()["id"]
+    found = until(client, name, "done", "failed")
+    assert {"kind": "left_by_key", "count": 2, "place": "key id"} in found["notices"]
+    said = client.get(f"/v1/documents/{name}/file").json()
+    assert (said["id"], said["note"]) == ("Das Haus", "Der Hund")
+    assert "Zorb Cloud" in said["text"] != "Der Zorb Cloud ist da."
+    for more, reason in (({"protect": "("}, "cannot be read"), ({"leave": ["a"] * 51}, "`leave`")):
+        answer = client.post("/v1/documents", files=file, data={**form, **more})
+        assert answer.status_code == 400
+        assert reason in answer.json()["error"]["message"]
+    answer = client.post("/v1/documents", files={"file": ("f.txt", TEXT)}, data=form)
+    assert (answer.status_code, "no keys" in answer.json()["error"]["message"]) == (400, True)
+
+
 def test_documents_can_be_forbidden(serve: Serve) -> None:
     client = serve(documents={"enabled": False})
     answer = client.post("/translate_file", files={"file": ("f.txt", TEXT)}, data=DE_EN)

@@ -299,6 +299,10 @@ def test_languages_are_detected_and_lead_through_a_third(serve: Serve) -> None:
         ({"text": "a", "glossary": {"a": " "}}, 400, "glossary's term"),
         ({"text": "a", "glossary": [{"source": "a", "target": "b"}, {"source": "a ", "target": "c"}]}, 400, "twice"),
         ({"text": "a", "glossary": {str(n): "x" for n in range(9)}}, 413, "at most 8 terms"),
+        ({"text": "a", "protect": "("}, 400, "the pattern '(' cannot be read"),
+        ({"text": "a", "protect": [1]}, 400, "`protect`"),
+        ({"text": "a", "protect": ["a"] * 51}, 400, "at most 50"),
+        ({"text": "a" * 60, "protect": r"(?:a+)+(?=b)c|(a|a)+\1\1z"}, 400, "patterns to protect took more than"),
         ({"text": "a", "glossary": [{"source": "a", "target": "b", "mode": "wet"}]}, 400, "mode"),
     ],
 )
@@ -308,3 +312,12 @@ def test_what_is_refused(serve: Serve, fields: dict[str, Any], status: int, said
     assert answer.status_code == status, answer.text
     assert said in answer.json()["error"]["message"]
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_what_patterns_match_comes_through(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serve(protect=[r"\bQX-\d+"])
+    for more, wanted in (({}, ["QX-17"]), ({"protect": "Zorb Cloud"}, ["QX-17", "Zorb Cloud"])):
+        for form in ("text", "html"):
+            said = {"text": "Der Zorb Cloud QX-17 ist da.", "format": form, **DE_EN, **more}
+            found = client.post("/v1/translate", json=said).json()["translations"][0]["text"]
+            assert all(found.count(text) == 1 for text in wanted)

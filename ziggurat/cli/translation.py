@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 import typer
 
@@ -68,6 +69,19 @@ if TYPE_CHECKING:
     from ziggurat.translate.results import Translation
 
 
+def _refuse(given: Mapping[str, bool], reason: str) -> None:
+    """Raise ConfigError with the reason for an option of which `given` tells that it was given."""
+    for option, is_given in given.items():
+        if is_given:
+            raise ConfigError(f"`{option}` {reason}")
+
+
+class DocumentForm(NamedTuple):
+    """Options of documents: patterns to protect, keys to leave, and whether results are also printed as JSON."""
+
+    protect: tuple[str, ...]
+    leave: tuple[str, ...]
+    json: bool
 
 
 def _translate_documents(
@@ -77,26 +91,32 @@ def _translate_documents(
     output: str,
     tag: str | None,
     terminology: str | None,
+    form: DocumentForm,
 ) -> None:
     """Translate documents; `output` is a file, or a folder in which they keep their names.
 
     A folder is made where several documents, or one and a name that ends in `/`, find none.
     """
-    from ziggurat.serve.notices import notice_records
-    from ziggurat.serve.text.documents.archive import Settings
     from ziggurat.serve.text.documents.kinds import document, document_kind
     from ziggurat.serve.text.sentences import Options, run
-    from ziggurat.serve.text.splitting import sentencex_splitter
+    from ziggurat.serve.text.settings import Settings
+    from ziggurat.serve.text.splitting import Protection, sentencex_splitter
 
     # Everything that can be wrong with the files is found before the model is loaded.
     places, asked = _places(paths, output, terminology), _asked(tag, terminology)
     source, target = model_languages(models[0], opening)
     split = sentencex_splitter(source)
-    limits = Settings(Options(split)).limits
-    contents = {path: read_bounded(Path(path), limits.size) for path in paths}
+
+    def settings(*, aligned: bool) -> Settings:  # for each document, of which the patterns have their time
+        options = Options(split, aligned, protect=Protection(form.protect) if form.protect else None)
+        return Settings(options, source, target, leave=form.leave)
+
+    if form.leave and not any(document_kind(path).keyed for path in paths):
+        raise ConfigError("`--leave` is for documents whose texts have keys, such as .json, .po or .xml")
+    contents = {path: read_bounded(Path(path), settings(aligned=True).limits.size) for path in paths}
     for path in paths:
         document_kind(path)
-        next(document(contents[path], path, Settings(Options(split), source, target)), None)
+        next(document(contents[path], path, settings(aligned=True)), None)
     with warnings_shown(), open_engine(models, opening, beside_lines=asked.terms is not None) as engine:
         translator = cast("TextTranslator", engine)  # it is in this process
         from ziggurat.translate.options import tells_alignments
@@ -104,7 +124,6 @@ def _translate_documents(
         aligned = tells_alignments(translator)
         if not aligned:
             say("no alignments from this model: text with tags inside of sentences is translated segment by segment")
-        settings = Settings(Options(split, aligned), source, target)
         for path in paths:
             began, sentences = time.perf_counter(), Counter[str]()
 
@@ -114,13 +133,17 @@ def _translate_documents(
                 sentences["asked"] += len(wanted)
                 return _rendered(translator, wanted, Path(path).name, replace(asked, alignments=aligned))
 
-            outcome = run(document(contents[path], path, settings), translate)
+            outcome = run(document(contents[path], path, settings(aligned=aligned)), translate)
             if _is_folder(paths, output):  # made now, so that whatever went wrong before leaves none behind
                 Path(output).mkdir(exist_ok=True)
             with output_stream(places[path]) as out:
                 out.write(outcome.value)
-            told = "".join(f", {each['text']}" for each in notice_records(outcome.notices, outcome.places))
-            told = f"{duration(time.perf_counter() - began)}{told}{notices_text(translator.notices)}"
+            took, records = time.perf_counter() - began, outcome.notices.records()
+            if form.json:
+                record = {"document": path, "output": places[path], "sentences": sentences["asked"]}
+                print(json.dumps({**record, "seconds": round(took, 3), "notices": records}), flush=True)
+            told = "".join(f", {each['text']}" for each in records)
+            told = f"{duration(took)}{told}{notices_text(translator.notices)}"
             say(f"{places[path]}: {counted(sentences['asked'], 'sentence')} in {told}")
             translator.notices.clear()
 
@@ -179,8 +202,31 @@ def translate(
             rich_help_panel=WHAT,
         ),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="JSON lines: text, tokens, scores, n-best.", rich_help_panel=_FORM)
+    protect: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--protect",
+            metavar="REGEX",
+            help="With --document: what this pattern matches comes through unchanged; repeat for more.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    leave: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--leave",
+            metavar="KEY",
+            help="With --document: text of this key (JSON, Android, gettext, XLIFF) stays; `*` for any characters.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="JSON lines: text, tokens, scores, n-best; of each document its notices.",
+            rich_help_panel=_FORM,
+        ),
     ] = False,
     window: Annotated[
         int | None,
@@ -281,14 +327,15 @@ def translate(
         (source_model, target_model),
     )
     if document:
-        by_line = {"--input": input != "-", "--json": json, "--window": window is not None, "--quality": quality}
+        by_line = {"--input": input != "-", "--window": window is not None, "--quality": quality}
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
         bulk = {"--job": job is not None, "--shard": shard is not None, "--merge": merge, "--ray": ray is not None}
-        refused = {**by_line, "--workers": workers is not None, **bulk}
-        if given := [option for option, is_given in refused.items() if is_given]:
-            raise ConfigError(f"`{given[0]}` is for lines of text; with `--document` leave it out")
-        _translate_documents([model, *(ensemble or [])], opening, document, output, tag, terminology)
+        lines_only = {**by_line, "--workers": workers is not None, **bulk}
+        _refuse(lines_only, "is for lines of text; with `--document` leave it out")
+        form_of = DocumentForm(tuple(protect or ()), tuple(leave or ()), as_json)
+        _translate_documents([model, *(ensemble or [])], opening, document, output, tag, terminology, form_of)
         return
+    _refuse({"--protect": bool(protect), "--leave": bool(leave)}, "goes with `--document`")
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
     check_one_stream(input, *beside)
     refuse_records(Path(input), "--input")
@@ -304,10 +351,10 @@ def translate(
             raise ConfigError("`--source-model` and `--target-model` do not go with `--job`; translate without it")
         inputs = {"lines": input, "prefixes": prefix, "constraints": constraints, "terminology": terminology}
         shown: Literal["json", "quality", "text"] = "text"
-        if json or quality:
-            shown = "json" if json else "quality"
+        if as_json or quality:
+            shown = "json" if as_json else "quality"
         size = window or WINDOW_LINES
-        wanted, take = _asked(tag, terminology, scores=json), partial(write_parts, output)
+        wanted, take = _asked(tag, terminology, scores=as_json), partial(write_parts, output)
         with warnings_shown():
             chosen = model_choice(models, opening).identified()
             merged = translation_job(
@@ -325,14 +372,14 @@ def translate(
     if processes > 1 and lines_ahead == 1:
         raise ConfigError("several `--workers` read ahead; answering each line before the next is read takes one")
     # (2) Files beside the lines are opened; a model is loaded.
-    wanted, columns = _asked(tag, terminology, scores=json), _columns(prefix, constraints)
+    wanted, columns = _asked(tag, terminology, scores=as_json), _columns(prefix, constraints)
     beside_lines = bool(columns) or wanted.terms is not None
     with (
         warnings_shown(),
         open_engine(models, opening, workers=processes, beside_lines=beside_lines, lines=total) as translator,
     ):
         n_best = translator.decoding.n_best
-        if translator.decoding.alignments and not json:
+        if translator.decoding.alignments and not as_json:
             say("warning: `alignments=true` shows only in the results of `--json`; this text has none")
         if interactive:
             say("One sentence a line; Ctrl-D ends.")
@@ -342,7 +389,7 @@ def translate(
         translations = translator.translate_stream(lines, wanted, window=lines_ahead, **columns)
 
         def form(translation: Translation, number: int) -> str:
-            return translation.to_json() if json else translation.to_text(number, n_best, quality=quality)
+            return translation.to_json() if as_json else translation.to_text(number, n_best, quality=quality)
 
         # With a window of 1 somebody waits for each line before writing the next.
         flush = interactive or window == 1

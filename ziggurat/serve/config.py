@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from ziggurat.config.base import PathText, Section, Size, Threads
+from ziggurat.serve.text.splitting import Protection
+
+
+def _patterns(patterns: list[str]) -> list[str]:
+    Protection(patterns)
+    return patterns
 
 
 class ModelConfigEntry(Section):
@@ -90,6 +96,8 @@ class DocumentsConfig(Section):
     """Most bytes of a document's members, unpacked."""
     seconds: float = Field(default=3600.0, gt=0, le=604_800)
     """Seconds in which a document must have been received, and then translated."""
+    leave: list[str] = Field(default_factory=list)
+    """Keys of JSON, Android, gettext, XLIFF and TMX whose text stays; `*` stands for any characters."""
 
 
 class ServeConfig(Section):
@@ -114,6 +122,8 @@ class ServeConfig(Section):
     """Limits of requests and clients."""
     documents: DocumentsConfig = DocumentsConfig()
     """Documents."""
+    protect: Annotated[list[str], AfterValidator(_patterns)] = Field(default_factory=list)
+    """Patterns (of the library `regex`) of what comes through unchanged in every text and document."""
     glossaries: PathText | None = None
     """File in which the glossaries of DeepL's interface are kept; null: in memory, until the server ends."""
     page: bool = True

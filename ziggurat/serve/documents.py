@@ -29,12 +29,13 @@ from starlette.requests import Request
 from ziggurat.serve.access import ConcurrencyLimit
 from ziggurat.serve.config import DocumentsConfig
 from ziggurat.serve.interfaces.description import Operation
+from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.queue import DeadlineExceeded
 from ziggurat.serve.requests import REQUEST, Refused
-from ziggurat.serve.text.documents.archive import Limits, Settings
 from ziggurat.serve.text.documents.kinds import document, document_kind
 from ziggurat.serve.text.glossary import Run, Tally
 from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.settings import Limits, Settings
 from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import DataError, ZigguratError
@@ -60,12 +61,14 @@ class Document:
         name: as the client calls it, without folders; for people and for the kind, never a path.
         source, target: language codes; `auto` until it is detected.
         terms: a glossary.
+        protect: patterns of what must come through unchanged.
+        leave: keys whose text stays.
         status: `waiting`, `translating`, `done` or `failed`.
         done, total: sentences that are translated, and that are known of.
         characters: of the sentences, of which one that occurs again counts once.
         error: why it failed.
         tally: what came of the glossary.
-        notices: what was not translated in the ordinary way, by kind; `places` has where the first of a kind is.
+        notices: what was not translated in the ordinary way.
         size: bytes that it takes in the folder.
         ended: `time.monotonic()` when it was done or failed.
     """
@@ -75,6 +78,8 @@ class Document:
     source: str
     target: str
     terms: Terms | None = None
+    protect: Sequence[str] = ()
+    leave: tuple[str, ...] = ()
     id: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     key: str = field(default_factory=lambda: secrets.token_hex(32))
     status: str = "waiting"
@@ -83,8 +88,7 @@ class Document:
     characters: int = 0
     error: Exception | None = None
     tally: Tally = field(default_factory=Tally)
-    notices: Counter[str] = field(default_factory=Counter)
-    places: dict[str, str] = field(default_factory=dict)
+    notices: TextNotices = field(default_factory=TextNotices)
     size: int = 0
     ended: float = 0.0
     began: float = 0.0
@@ -128,8 +132,13 @@ async def translated(
     route = server.route(given.source, given.target)
     if not route:
         raise Refused(400, f"no model translates from {given.source} into {given.target}")
-    cut = replace(server.cut(given.source, route, given.terms, given.tally), admit=_bounded(given.name, config))
-    work = document(content, given.name, Settings(cut, given.source, given.target, limits=limits))
+    cut = replace(
+        server.cut(given.source, route, given.terms, given.tally),
+        admit=_bounded(given.name, config),
+        protect=server.protection(given.protect),
+    )
+    leave = (*config.leave, *given.leave)
+    work = document(content, given.name, Settings(cut, given.source, given.target, leave=leave, limits=limits))
     text = TextTranslation(route)
 
     def progress(done: int, total: int) -> None:
@@ -143,7 +152,8 @@ async def translated(
     request = TranslationRequest(given.client, time.monotonic() + config.seconds, options, run, progress)
     (outcome,) = await request.results([work], [text])
     server.used[server.access.account(given.client)] += given.characters
-    given.notices, given.places = outcome.notices + text.notices, outcome.places
+    given.notices = outcome.notices
+    given.notices.include(text.notices)
     return outcome.value
 
 

@@ -6,6 +6,7 @@ by the same kinds. The command line prints them, and answers of a server hold th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ KINDS = {
     "left_out": "embedded files left as they are",
     "too_long": "translations longer than their units allow",
     "other_languages": "units without a source in the model's language",
+    "left_by_key": "texts left as they are for their keys",
+    "not_read": "resources of other types left as they are",
 }
 """KINDS has the meaning of each kind that a work on a text or document counts, as it stands behind the number."""
 
@@ -51,14 +54,36 @@ def notice_text(kind: str, count: int, place: str = "") -> str:
     return f"{count:,} {meaning}{f' ({place})' if place else ''}"
 
 
-def notice_records(notices: Mapping[str, int], places: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Return notices as answers of our own API have them, in the order of their kinds."""
-    records = []
-    for kind, count in sorted(notices.items()):
-        place = (places or {}).get(kind, "")
-        record = {"kind": kind, "count": count, "text": notice_text(kind, count, place)}
-        records.append({**record, "place": place} if place else record)
-    return records
+class TextNotices(Counter[str]):
+    """Counts of what was not translated in the ordinary way, by kind (docs/documents.md).
+
+    Attributes:
+        places: of the first of a kind, where it has one: a line, a key, a part of an archive, the id of a unit.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, str] = {}
+
+    def add(self, kind: str, place: str, count: int = 1) -> None:
+        """Count what is at a place."""
+        self[kind] += count
+        self.places.setdefault(kind, place)
+
+    def include(self, others: Mapping[str, int]) -> None:
+        """Add other counts, with their places where they have them."""
+        self.update(others)
+        if isinstance(others, TextNotices):
+            self.places = others.places | self.places
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the counts as JSON has them: `kind`, `count`, `text` and, where there is one, `place`, by kind."""
+        records = []
+        for kind, count in sorted(self.items()):
+            place = self.places.get(kind, "")
+            record = {"kind": kind, "count": count, "text": notice_text(kind, count, place)}
+            records.append({**record, "place": place} if place else record)
+        return records
 
 
 def notice_headers(notices: Mapping[str, int]) -> dict[str, str]:

@@ -73,6 +73,24 @@ def texts_of(given: Any, refusal: str) -> list[str]:
     return texts
 
 
+def optional_texts(given: Any, name: str) -> tuple[str, ...]:
+    """Return the texts of the field `name` (patterns or keys), which may be left out.
+
+    Raises Refused (400) for anything but one text or a list of them, or more than MOST_TEXTS.
+    """
+    if not given:
+        return ()
+    refusal = f"`{name}` is a text, or a list of at most {MOST_TEXTS} texts"
+    texts = texts_of(given, refusal)
+    if len(texts) > MOST_TEXTS:
+        raise Refused(400, refusal)
+    return tuple(text for text in texts if text)
+
+
+MOST_TEXTS = 50
+"""MOST_TEXTS is the most patterns, or keys, of a request."""
+
+
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
     """Return the result of `work`, which is cancelled when the client goes away before. The body must have been read.
 

@@ -226,7 +226,7 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
     access = Access(config.limits, None if config.keys is None else Path(config.keys).expanduser(), say)
     sources = list(map(ModelSource, config.models))
     pool = ModelPool(sources, waiting=config.limits.waiting, memory=config.memory, names=config.names, say=say)
-    translations = Translations(pool, access, config.limits)
+    translations = Translations(pool, access, config.limits, config.protect)
     documents = Documents(translations, config.documents, say)
     kept = Glossaries(None if config.glossaries is None else Path(config.glossaries).expanduser())
     return build_app(config, translations, documents, kept, say)

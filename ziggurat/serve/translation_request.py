@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.pool import Model
 from ziggurat.serve.queue import DeadlineExceeded, FairQueue, QueuedLine, QueueFull
 from ziggurat.serve.text.alignment import rendered
@@ -77,7 +78,7 @@ class TextTranslation:
         self.others: list[AlignedText] = []
         self.ranks: list[int] = []
         self.tally = Tally()
-        self.notices: Counter[str] = Counter()
+        self.notices = TextNotices()
         self.found: dict[str, Translation] = {}
         self.dropped: dict[str, list[str]] = {}
         self.new: list[str] = []

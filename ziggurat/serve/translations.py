@@ -25,7 +25,7 @@ from ziggurat.serve.text.glossary import Tally
 from ziggurat.serve.text.markup import MarkupRules, html, xml
 from ziggurat.serve.text.paragraphs import AlignedText, aligned_text, sentence_count
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
-from ziggurat.serve.text.splitting import sentencex_splitter
+from ziggurat.serve.text.splitting import Protection, sentencex_splitter
 from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.system.errors import DataError
 from ziggurat.translate.options import TranslateOptions
@@ -110,8 +110,8 @@ class Translations:
         limits: limits of requests.
     """
 
-    def __init__(self, pool: ModelPool, access: Access, limits: LimitsConfig) -> None:
-        self.pool, self.access, self.limits = pool, access, limits
+    def __init__(self, pool: ModelPool, access: Access, limits: LimitsConfig, protect: Sequence[str] = ()) -> None:
+        self.pool, self.access, self.limits, self._protect = pool, access, limits, tuple(protect)
         self._detector = Detector(sorted({code for pair in pool.pairs for code in pair}))
         self._threads = ThreadPoolExecutor(_THREADS, "text")
         self.used: Counter[str] = Counter()
@@ -258,8 +258,10 @@ class Translations:
         All sentences of a request are let into the queues, or none. Raises QueueFull, DeadlineExceeded, ModelFailed,
         ConfigError and DataError; where the caller is cancelled, so are the sentences.
         """
-        # Hard terms are put back by the alignment where a translation has lost them.
+        # Hard terms, and what patterns match, are put back by the alignment where a translation has lost them.
         aligned = markup is not None or (options.terms is not None and options.terms.has("hard"))
+        protection = self.protection(options.protect)
+        aligned = aligned or protection is not None
         long = sum(map(len, texts)) > _SHORT
         asking = TranslationRequest(
             client,
@@ -270,10 +272,8 @@ class Translations:
         routes = [self.route(source, target) if model is None else [model] for source in sources]
         found = [TextTranslation(route, text) for text, route in zip(texts, routes, strict=True)]
         led = [(text, code) for text, code in zip(found, sources, strict=True) if text.route]
-        cuts = [
-            replace(self.cut(code, text.route, options.terms, split=split != "none"), again=not options.begun)
-            for text, code in led
-        ]
+        cuts = [self.cut(code, text.route, options.terms, split=split != "none") for text, code in led]
+        cuts = [replace(cut, again=not options.begun, protect=protection) for cut in cuts]
         routed, lines = [text for text, _ in led], split == "lines"
         if options.begun:
             sentences = sum(
@@ -285,7 +285,7 @@ class Translations:
         works = [work_of(text.source, replace(cut, tally=text.tally), markup, lines=lines) for text, cut in pairs]
         for text, outcome in zip(routed, await asking.results(works, routed), strict=True):
             text.best = outcome.value
-            text.notices.update(outcome.notices)
+            text.notices.include(outcome.notices)
         # Markup has one form only: the second best of two sentences may place the same tags in other ways.
         for rank in range(1, options.more + 1 if markup is None else 1):
             works = [work_of(text.source, cut, markup, lines=lines) for text, cut in pairs]
@@ -296,6 +296,11 @@ class Translations:
                     text.ranks.append(rank)
         self.used[self.access.account(client)] += sum(map(len, texts))
         return found
+
+    def protection(self, patterns: Sequence[str] = ()) -> Protection | None:
+        """Return the patterns of the configuration and those of a request. Raises ConfigError as Protection does."""
+        every = (*self._protect, *patterns)
+        return Protection(every) if every else None
 
     def cut(
         self,

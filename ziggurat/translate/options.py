@@ -30,6 +30,7 @@ class TranslateOptions:
         scores: with the log-probability of each token; our own engine always gives these.
         tag: put before every source sentence; None: no tag.
         terms: a terminology for lines that contain its terms; a glossary, where a server applies it around the search.
+        protect: patterns of what must come through unchanged, which a server applies around the search.
         prefix: what each translation must begin with, where lines have no prefixes of their own.
         complete: a prefix ends with a whole word; otherwise its last word may go on.
         next_words: the n best differ in the word after the prefix.
@@ -42,6 +43,7 @@ class TranslateOptions:
     scores: bool = False
     tag: str | None = None
     terms: Terms | None = None
+    protect: tuple[str, ...] = ()
     prefix: str = ""
     complete: bool = False
     next_words: bool = False

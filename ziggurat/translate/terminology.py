@@ -2,7 +2,7 @@
 
 A term has a mode. One of a `constraint` is given to a constrained search. Terms of a glossary are `soft`, left to the
 search, which may inflect them, or `hard`, letter by letter (ziggurat.serve.text.glossary). Looking terms up takes time
-that does not grow with their number.
+that grows only with the number of those that begin with the same word.
 
 This module does not need PyTorch, nor does a command that reads such files.
 """
@@ -25,6 +25,8 @@ MAX_TERM = 200
 LETTER = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])\w")
 """LETTER is a letter of a word; in scripts without blanks a term may begin and end next to another letter."""
 _WORD = regex.compile(r"\w")
+_FIRST = regex.compile(rf"(?:(?![{UNSPACED_SCRIPTS}])\w)++|.", flags=regex.DOTALL)
+"""_FIRST is the word that a term or text begins with; in scripts without blanks, and of other signs, a character."""
 
 
 class Term(NamedTuple):
@@ -83,7 +85,9 @@ class Terms:
             known = self._any_case if term.source == term.source.lower() else self._exact
             if known.setdefault(term.source, term) is not term:
                 raise DataError(f"the glossary has the term {printable(term.source, 60)!r} twice")
-        self._lengths = sorted({len(term.source) for term in self.terms}, reverse=True)
+        self._lengths: dict[str, list[int]] = {}  # of the terms that begin with a word, the longest first
+        for length, first in sorted({(len(term.source), _first(term.source)) for term in self.terms}, reverse=True):
+            self._lengths.setdefault(first, []).append(length)
 
     @classmethod
     def of(cls, terminology: Mapping[str, str]) -> Terms:
@@ -104,7 +108,7 @@ class Terms:
         for start in range(len(text)):
             if start < end or text[start].isspace() or (start and self._inside(text[start], text[start - 1])):
                 continue
-            for length in self._lengths:
+            for length in self._lengths.get(_first(text, start), ()):
                 stop = start + length
                 if stop > len(text) or (stop < len(text) and self._inside(text[stop - 1], text[stop])):
                     continue
@@ -122,6 +126,10 @@ class Terms:
     def _inside(self, own: str, beside: str) -> bool:
         """Return whether a term that begins or ends with the character `own` would be part of a longer word."""
         return bool(LETTER.match(own) and self._beside.match(beside))
+
+
+def _first(text: str, start: int = 0) -> str:
+    return _FIRST.match(text, start)[0].lower()
 
 
 def phrase_ids(phrases: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:

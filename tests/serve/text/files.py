@@ -205,6 +205,7 @@ TEXTS: dict[str, str] = {
     "a.po": 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n#: a.c:1\n#, c-format\nmsgid "Open %s file\\n"\n'
     'msgstr ""\n\nmsgid "Done"\nmsgstr "Fertig"\n\nmsgctxt "x"\nmsgid "one \\"file\\""\nmsgid_plural ""\n"%d files"\nmsgstr[0] ""\n'
     'msgstr[1] ""\n',
+    "a.xml": '<?xml version="1.0" encoding="utf-8"?>\n<resources>\n  <string name="a">Hello <b>bold</b> %1$s</string>\n</resources>\n',
     "a.json": '{"title": "Hello {name}", "n": 1.50, "list": ["two words", null, {"key words": "a <b>bold</b> \\u00fc \\" thing"}],\n'
     ' "url": "http://x.y"}\n',
 }

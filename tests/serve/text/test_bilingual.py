@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.serve.text.fakes import Translate, identity, upper
-from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
 from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation, run
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import DataError
 
@@ -137,7 +137,7 @@ def test_any_html_comes_back(parts: list[str], cdata: bool) -> None:
 def test_a_target_beyond_its_limit_is_told(attributes: str, is_long: bool) -> None:
     outcome = read('<source>a &amp; <g id="1">bold</g></source>', upper, attributes)[1]
     assert outcome.notices == ({"too_long": 1} if is_long else {})
-    assert outcome.places == ({"too_long": "unit u"} if is_long else {})
+    assert outcome.notices.places == ({"too_long": "unit u"} if is_long else {})
 
 
 def test_limits_of_xliff_2() -> None:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from tests.serve.text.fakes import Translate, identity
 from tests.serve.text.files import FILES, TEXTS
-from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import DataError
 
@@ -41,7 +41,7 @@ def saying(text: str) -> Translate:
 
 
 @pytest.mark.parametrize("encoding", sorted(MARKS))
-@pytest.mark.parametrize("name", [name for name in TEXTS if not name.endswith((".xlf", ".tmx", ".po"))])
+@pytest.mark.parametrize("name", [name for name in TEXTS if not name.endswith((".xlf", ".tmx", ".po", ".xml"))])
 def test_a_mark_stays_and_is_not_shown_to_the_model(name: str, encoding: str) -> None:
     asked: list[str] = []
 

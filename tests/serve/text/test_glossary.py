@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serve.text.fakes import Translate, permuting, swapped, upper
+from tests.serve.text.fakes import Translate, permuting, steps, swapped, upper
 from ziggurat.serve.text.glossary import Tally, times
 from ziggurat.serve.text.markup import html
 from ziggurat.serve.text.paragraphs import aligned_text
@@ -39,6 +39,24 @@ def test_terms_are_found_as_whole_words(sources: set[str], text: str) -> None:
         else:
             begin += 1
     assert [(f.start, f.end, f.term.source) for f in terms.found(text)] == expected
+
+
+@given(st.sets(st.sampled_from([*WORDS, "İb", "日本", "日", "b日", "a-b", "-a"])), st.text("aAbİ日本 .-", max_size=20))
+def test_they_are_found_whatever_they_begin_with(sources: set[str], text: str) -> None:
+    found = Terms([Term(source, "x") for source in sources]).found(text)
+    alone = [(each.start, each.end) for source in sources for each in Terms([Term(source, "x")]).found(text)]
+    assert {(each.start, each.end) for each in found} <= set(alone)
+    assert {start for start, _ in alone} <= {place for each in found for place in range(each.start, each.end)}
+
+
+def test_terms_of_other_lengths_cost_nothing_where_they_do_not_begin() -> None:
+    text = "some words of a text " * 20
+
+    def cost(number: int) -> int:
+        terms = Terms([Term(f"z{'y' * n}", "x") for n in range(number)] + [Term("words", "x")])
+        return steps(lambda: terms.found(text))
+
+    assert cost(190) == cost(1)
 
 
 def test_terms_in_scripts_without_blanks() -> None:

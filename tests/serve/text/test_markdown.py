@@ -11,9 +11,9 @@ from markdown_it import MarkdownIt
 
 from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
 from ziggurat.serve.text.documents import markdown
-from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import ConfigError
 
@@ -193,11 +193,6 @@ def test_links_bind_more_tightly_than_emphasis(text: str) -> None:
 
 def links(page: str) -> list[tuple[str, str]]:
     return re.findall('<a href="([^"]*)"()', MarkdownIt().render(page))
-
-
-def test_descriptions_of_images_stay_where_attributes_do() -> None:
-    text = "![alt](a.png)\n\n<img alt=words>\n"
-    assert translated(text, upper, Settings(SETTINGS.options, attributes=False)) == text
 
 
 def test_a_quotation_is_read_as_one_text_without_its_marks() -> None:

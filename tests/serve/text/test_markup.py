@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html as entities
 import random
 from collections import Counter
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.inspect.browser import opened
 from tests.serve.text.fakes import Translate, identity, permuting, steps, swapped, upper
-from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, MarkupRules, html, xml
+from ziggurat.serve.text.markup import HTML, PAGES, MarkupRules, html, xml
 from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.serve.text.tokens import html_tokens
@@ -276,7 +275,7 @@ def test_copied_elements_come_through(copied: str) -> None:
 NO = "translate=no"
 
 
-PAGES = [
+UNTRANSLATED = [
     f"<p {NO}>keep words<p>TEXT",
     f"<p {NO}>keep <b>words</b><div>TEXT</div></p>TEXT",
     f"<ul><li {NO}>keep<ul><li>keep</ul>keep<li>TEXT</ul>TEXT",
@@ -301,7 +300,7 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", UNTRANSLATED)
 def test_an_element_without_an_end_tag_ends_where_browsers_end_it(page: str) -> None:
     assert translated(page.replace("TEXT", "text"), upper).value == page
 
@@ -324,7 +323,7 @@ def test_chromium_ends_elements_in_the_same_places() -> None:
     tags = [f"<{sign}{name}>" for name in ("p", "ul", "li", "div", "dl", "h1", "section") for sign in ("", "/")]
     tags += ["<ol>", "<dd>"]
     tags += [f"<{name} {NO}>" for name in ("p", "li", "dt", "dd", "div")]
-    pages = [page for page in PAGES if "<code>" not in page]  # which browsers open anew in the next paragraph
+    pages = [page for page in UNTRANSLATED if "<code>" not in page]  # which browsers open anew in the next paragraph
     pages += ["".join(f"{rng.choice(tags)}w{n} " for n in range(rng.randint(2, 8))) for _ in range(100)]
     with opened() as browser:
         shown = browser.new_page()
@@ -398,7 +397,7 @@ def test_breaks() -> None:
 
 
 def test_attributes_are_translated_where_asked_for() -> None:
-    rules = dataclasses.replace(HTML, attributes=HTML_ATTRIBUTES)
+    rules = PAGES
     text = "<p>See <img src=a alt=\"one 'two'\" title='say \"x\"'> <a title=bare>here</a>"
     text += ' <input placeholder="Na&amp;me"></p>'
     said = run(html(text, OPTIONS, rules), upper).value
@@ -425,7 +424,7 @@ def test_attributes_are_translated_where_asked_for() -> None:
     ],
 )
 def test_attributes_are_found_where_browsers_find_them(text: str, said: str) -> None:
-    assert run(html(text, OPTIONS, dataclasses.replace(HTML, attributes=HTML_ATTRIBUTES)), upper).value == said
+    assert run(html(text, OPTIONS, PAGES), upper).value == said
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
-from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.icu import MAX_DEPTH, Argument, IcuChoice, IcuText, MessageError, Part, parse
 from ziggurat.serve.text.documents.kinds import document, document_kind
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import protected, sentencex_splitter
 from ziggurat.system.errors import DataError
 
@@ -420,3 +420,66 @@ def test_bytes_of_a_letter_are_that_letter(escape: str) -> None:
     content = f'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\nmsgid "a {escape} b"\nmsgstr ""\n'
     outcome = run(document(content.encode(), "a.po", SETTINGS), upper)
     assert 'msgstr "A é B"' in outcome.value.decode()
+
+
+@pytest.mark.parametrize(
+    ("header", "is_refused"),
+    [
+        ("Language: de", False),
+        ("Language: de_AT", False),
+        ("Language: de@formal", False),
+        ("Language: deu", False),
+        ("Language: ", False),
+        ("Language: it", True),
+        ("Language: ita_IT", True),
+        ("Language-Team: it", False),
+        ("X-Source-Language: en-GB", False),
+        ("X-Source-Language: fr", True),
+        ("Project-Id-Version: x\\nLanguage: pt_BR", True),
+    ],
+)
+def test_messages_of_other_languages_are_refused(header: str, is_refused: bool) -> None:
+    content = f'msgid ""\nmsgstr ""\n"{header}\\n"\n\nmsgid "Two words"\nmsgstr ""\n'.encode()
+    if is_refused:
+        with pytest.raises(DataError, match="take another model"):
+            run(document(content, "a.po", SETTINGS), upper)
+        run(document(content, "a.po", Settings(SETTINGS.options)), upper)  # its languages are not known
+    else:
+        assert b"tWO WORDS" in run(document(content, "a.po", SETTINGS), upper).value
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("a.json", '{"a": "One", "b": {"c": "{n, plural, }"}}', "key b.c"),
+        ("a.json", '["{n, plural, }"]', "character 1"),
+        ("a.json", '{"a": ["One", "{n, plural, }"]}', "key a"),
+        ("a.po", 'msgid "One"\nmsgstr ""\n\n#: a.c\nmsgid "{n, plural, }"\nmsgstr ""\n', "line 6"),
+        ("a.xml", '<resources><string name="s">{n, plural, other {x}}</string></resources>', "string s"),
+        ("a.arb", '{"key": "{n, choice, 0#no|1#one}"}', "key key"),
+    ],
+)
+def test_notices_of_messages_have_places(name: str, content: str, place: str) -> None:
+    notices = run(document(content.encode(), name, SETTINGS), upper).notices
+    assert {record["kind"]: record.get("place") for record in notices.records()}["not_parsed"] == place
+
+
+def test_a_message_that_loses_a_placeholder_is_found_by_its_key() -> None:
+    content = json.dumps({"a": "Two words", "b": "Open %s file now"}).encode()
+    notices = run(document(content, "a.json", SETTINGS), permuting(1, change=swapped)).notices
+    assert notices.records() == [{"kind": "protected_again", "count": 1, "place": "key b"}]
+
+
+@pytest.mark.parametrize(
+    ("locale", "becomes"), [("en", "de"), ("en_GB", "de"), ("de", "de"), ("de_AT", "de_AT"), ("", "")]
+)
+def test_the_language_of_a_file_of_messages_becomes_the_target(locale: str, becomes: str) -> None:
+    assert in_json({"@@locale": locale, "a": "Two"}, upper, "app.arb") == {"@@locale": becomes, "a": "tWO"}
+
+
+@pytest.mark.parametrize(
+    "content", [{"@@locale": "it", "a": "Due"}, {"locale": "fr-CA", "translations": {"a": "Deux"}}]
+)
+def test_files_of_messages_of_another_language_are_refused(content: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="take another model"):
+        in_json(content, upper)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.serve.text.fakes import Translate, identity, upper
 from tests.serve.text.files import docx, epub, members, odt, packed, run
-from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
 from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation
 from ziggurat.serve.text.sentences import run as run_work
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import DataError
 
@@ -119,7 +119,7 @@ def test_embedded_documents_are_told() -> None:
     parts = {"word/document.xml": BODY, "word/embeddings/sheet.xlsx": "x", "word/afchunk1.htm": "y"}
     outcome = read("a.docx", parts)
     assert outcome.notices == {"left_out": 2}
-    assert outcome.places == {"left_out": "word/embeddings/sheet.xlsx"}
+    assert outcome.notices.places == {"left_out": "word/embeddings/sheet.xlsx"}
 
 
 def test_a_document_without_text_says_so() -> None:

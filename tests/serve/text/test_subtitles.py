@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
-from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
 from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation, run
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 
 SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")
@@ -78,7 +78,7 @@ def test_times_as_players_take_them(times: str) -> None:
 def test_times_that_are_not_understood_are_told(times: str) -> None:
     asked, outcome = read("a.srt", f"1\n{times}\nThe dog runs.\n")
     assert set(outcome.notices) & {"times_unread", "no_cues"} or asked == ["The dog runs."]
-    assert bool(outcome.notices) == bool(outcome.places)
+    assert bool(outcome.notices) == bool(outcome.notices.places)
     assert times in outcome.value.decode()
 
 

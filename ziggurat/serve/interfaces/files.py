@@ -28,8 +28,8 @@ from ziggurat.serve.interfaces.description import (
 )
 from ziggurat.serve.interfaces.libretranslate import KEY, SOURCE, TARGET
 from ziggurat.serve.interfaces.native import NOTICE
-from ziggurat.serve.notices import notice_headers, notice_records
-from ziggurat.serve.requests import Refused, unless_gone
+from ziggurat.serve.notices import notice_headers
+from ziggurat.serve.requests import Refused, optional_texts, unless_gone
 from ziggurat.serve.text.documents.kinds import document_kind
 from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import DataError
@@ -90,7 +90,14 @@ _STATE = record(
 )
 SUBMIT = Operation(
     OWN,
-    (SOURCE, TARGET, Field("glossary", text("JSON, as /v1/translate takes it")), KEY),
+    (
+        SOURCE,
+        TARGET,
+        Field("glossary", text("JSON, as /v1/translate takes it")),
+        Field("protect", listed(text(), "patterns (Python's `regex`) of what comes through unchanged")),
+        Field("leave", listed(text(), "keys (JSON, Android, gettext, XLIFF, TMX) whose text stays")),
+        KEY,
+    ),
     _STATE,
     status=202,
     file=True,
@@ -169,7 +176,12 @@ class Files:
             source, target = await self._pair(fields)
             entries = entries_of(_glossary(fields.get("glossary")), self._server.limits.glossary_terms)
             terms = self._server.terms(entries, [source], target)
-            given = await self._documents.submit(Document(client, name, source, target, terms), upload.file)
+            protect, leave = (optional_texts(fields.get(field), field) for field in ("protect", "leave"))
+            self._server.protection(protect)  # refuses what cannot be read
+            if leave and not document_kind(name).keyed:
+                raise Refused(400, f"`leave`: the texts of {document_kind(name).name} have no keys")
+            document = Document(client, name, source, target, terms, protect, leave)
+            given = await self._documents.submit(document, upload.file)
         return JSONResponse(_progress(given), 202)
 
     async def progress(self, request: Request) -> Response:
@@ -223,5 +235,5 @@ def _progress(given: Document) -> dict[str, Any]:
     if given.terms is not None and given.status == "done":
         record["glossary"] = given.tally.records(given.terms)
     if given.notices and given.status == "done":
-        record["notices"] = notice_records(given.notices, given.places)
+        record["notices"] = given.notices.records()
     return record

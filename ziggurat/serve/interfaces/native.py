@@ -26,8 +26,7 @@ from ziggurat.serve.interfaces.description import (
     whole,
 )
 from ziggurat.serve.interfaces.libretranslate import FORMATS
-from ziggurat.serve.notices import notice_records
-from ziggurat.serve.requests import Refused, texts_of, unless_gone
+from ziggurat.serve.requests import Refused, optional_texts, texts_of, unless_gone
 from ziggurat.serve.text.alignment import piece_spans
 from ziggurat.serve.text.documents.kinds import KINDS
 from ziggurat.serve.text.markup import HTML
@@ -47,7 +46,7 @@ def native_response(found: TextTranslation, source: str, options: TranslateOptio
     if plain and (options.more or options.alignments or options.scores):
         record["sentences"] = _sentences(found, options)
     if found.notices:
-        record["notices"] = notice_records(found.notices)
+        record["notices"] = found.notices.records()
     if options.terms is not None:
         records = found.tally.records(options.terms)
         record["glossary"] = [
@@ -145,6 +144,8 @@ def _overlapped(spans: Sequence[tuple[int, int]], start: int, end: int) -> list[
     return found
 
 
+_PROTECT = "patterns (Python's `regex`) of what comes through unchanged"
+
 _SPAN: Schema = listed(whole(), "characters from one place to another, exclusive", minItems=2, maxItems=2)
 _SCORE: Schema = {"type": ["number", "null"], "description": "null: put together of several translations"}
 _TERM = {"source": text(), "target": text(), "mode": text("", "soft", "hard")}
@@ -205,6 +206,7 @@ TRANSLATE = Operation(
                 "description": "terms without `mode` are soft, and hard where the model cannot search for them",
             },
         ),
+        Field("protect", {"oneOf": [text(), listed(text())], "description": _PROTECT}),
         Field("api_key", text("an API key, where no header has it")),
     ),
     record({"translations": listed(_TRANSLATION)}),
@@ -338,6 +340,7 @@ class NativeApi:
             prefix=prefix.strip(),
             complete=_flag(fields, "complete") and bool(prefix.strip()),
             next_words=next_words,
+            protect=optional_texts(fields.get("protect"), "protect"),
         )
 
 

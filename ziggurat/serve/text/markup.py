@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import unescape
 from typing import Protocol, TypeAlias
 
 import regex
 
+from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.paragraphs import original_pieces, paragraphs
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim, marked
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
+from ziggurat.serve.text.settings import language_of
 from ziggurat.serve.text.tokens import ATTRIBUTE, Spelling, Token, element_ends, html_tokens, read_xml
 from ziggurat.system.errors import DataError
 
@@ -93,12 +95,14 @@ class MarkupForm:
         spellings: the sources of the texts in it, by text.
         xml: whether every `&` must be an entity.
         quote: around an attribute's value; empty for text.
+        escape: what the format does to text before it is markup.
     """
 
     raw: str
     spellings: Spellings = field(default_factory=Spellings)
     xml: bool = False
     quote: str = ""
+    escape: Callable[[str], str] = str
 
     @cached_property
     def _spelling(self) -> Spelling:
@@ -111,7 +115,7 @@ class MarkupForm:
             if isinstance(piece, str):
                 said = self.spellings.next(piece)
                 if said is None:
-                    said = self._spelling.of(piece)
+                    said = self._spelling.of(self.escape(piece))
                     if self.quote:
                         said = said.replace(self.quote, "&quot;" if self.quote == '"' else "&#39;")
                 template.append(said)
@@ -216,6 +220,7 @@ class MarkupRules:
         attributes: attributes with text to be translated; none: attributes are kept.
         xml: whether text must be well-formed XML.
         languages: of the source and the translation: a page (`html`) that says that it is in the one says the other.
+        escape: what the format does to text before it is markup.
     """
 
     inline: frozenset[str]
@@ -229,6 +234,7 @@ class MarkupRules:
     attributes: frozenset[str] = frozenset()
     xml: bool = False
     languages: tuple[str, str] = ("", "")
+    escape: Callable[[str], str] = str
 
 
 HTML = MarkupRules(
@@ -244,10 +250,10 @@ HTML = MarkupRules(
     blank=_names("br"),
     seen=_names("img audio canvas iframe map object picture svg video"),
 )
-"""Rules of HTML; `dataclasses.replace(HTML, attributes=HTML_ATTRIBUTES)` also translates attributes."""
+"""HTML are the rules of HTML in texts and messages, whose attributes are kept."""
 
-HTML_ATTRIBUTES = _names("alt title placeholder aria-label")
-"""Attributes of HTML that people read."""
+PAGES = replace(HTML, attributes=_names("alt title placeholder aria-label"))
+"""PAGES are the rules of HTML in documents: attributes that people read are translated, too."""
 
 _LONGEST_COPY = 100
 """Characters of a copied element that the model is shown; the text of a longer one would only disturb it."""
@@ -269,7 +275,7 @@ _LANGUAGE = regex.compile(r"""((?<=\s)(?:xml:)?lang\s*+=\s*+)(["']?+)(?P<code>[A
 
 def html(text: str, options: Options, rules: MarkupRules = HTML) -> SentenceRequests[Result[str]]:
     """Return the work of translating HTML, a document or a part of one; nothing is added around it."""
-    notices: Counter[str] = Counter()
+    notices = TextNotices()
     tokens = list(html_tokens(text))
     said = yield from written(markup_template(tokens, rules), options, notices)
     return Result(said, notices)
@@ -280,7 +286,7 @@ def xml(text: str, options: Options, rules: MarkupRules) -> SentenceRequests[Res
 
     Raises DataError, when the work begins, for what is not well-formed.
     """
-    notices: Counter[str] = Counter()
+    notices = TextNotices()
     said = yield from written(markup_template(xml_tokens(text), rules), options, notices)
     return Result(said, notices)
 
@@ -381,7 +387,6 @@ class _Segmenter:
         self.last = piece[-1:] or self.last if isinstance(piece, str) else self.last
 
     def _divide(self, raw: Raw) -> None:
-        """End the run with a tag that breaks sentences."""
         self._flush()
         add(self.done, raw)
 
@@ -391,12 +396,12 @@ class _Segmenter:
             spellings = Spellings()
             for token in texts:
                 spellings.add(token.text, token.raw)
-            form = MarkupForm("".join(token.raw for token in texts), spellings, self.rules.xml)
+            raw = "".join(token.raw for token in texts)
+            form = MarkupForm(raw, spellings, self.rules.xml, escape=self.rules.escape)
             self.done += filled(self.run, form)
             self.run, self.run_raw, self.last = [], [], ""
 
     def _copy(self, place: int, end: int) -> None:
-        """Copy an element untouched."""
         inside = self.tokens[place : end + 1]
         raw = "".join(token.raw for token in inside)
         name = self.tokens[place].name
@@ -430,7 +435,7 @@ class _Segmenter:
     def _language(self, found: regex.Match[str]) -> str:
         """Return an attribute with the language of the translation in place of the source's."""
         source, target = self.rules.languages
-        is_source = _first_part(found["code"]) == _first_part(source)
+        is_source = language_of(found["code"]) == language_of(source)
         return f"{found[1]}{found[2]}{target}{found[2]}" if is_source else found[0]
 
     def _raw(self, token: Token) -> Raw:
@@ -459,11 +464,6 @@ def _shown_blank(token: Token, inside: str) -> str:
         return "\n"
     spelled = (*(said.get(name, "") for name in ("equiv-text", "equiv", "disp")), inside)
     return "\n" if any(map(_LINE_BREAK.search, spelled)) else ""
-
-
-def _first_part(code: str) -> str:
-    """Return a language code without its region."""
-    return regex.split("[-_]", code.lower())[0]
 
 
 def _untranslated(token: Token) -> bool:

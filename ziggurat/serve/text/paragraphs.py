@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import regex
 
+from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.glossary import with_terms
 from ziggurat.serve.text.projection import (
     MAX_STEPS,
@@ -76,7 +77,7 @@ def plain_text(text: str, options: Options) -> SentenceRequests[Result[str]]:
 
 def aligned_text(text: str, options: Options, *, lines: bool = True) -> SentenceRequests[Result[AlignedText]]:
     """Return the work of `plain_text` with the sentences and links; without `lines` the text is one paragraph."""
-    notices: Counter[str] = Counter()
+    notices = TextNotices()
     parts = _LINE_ENDS.split(text) if lines else [text]
     written = [bool(part.strip()) for part in parts]  # ends of lines are not
     whole = [SpannedText(part) for part, has_text in zip(parts, written, strict=True) if has_text]
@@ -108,7 +109,6 @@ def sentence_count(text: str, options: Options, *, lines: bool = True) -> int:
 def _line(
     text: SpannedText, options: Options, notices: Counter[str]
 ) -> SentenceRequests[tuple[Target, list[SentencePair]]]:
-    """Return the work of translating a paragraph without marks."""
     spans, units = _units(text, options)
     return (yield from _translated(text, spans, units, options, notices))
 
@@ -139,7 +139,6 @@ def _distinct(work: SentenceRequests[Value]) -> SentenceRequests[Value]:
 
 
 def _paragraph(text: SpannedText, options: Options, notices: Counter[str]) -> SentenceRequests[list[Piece]]:
-    """Return the work of translating one paragraph."""
     if steps(text, text.text) <= MAX_STEPS:
         spans, units = _units(text, options)
         target, _ = yield from _translated(text, spans, units, options, notices)
@@ -160,7 +159,7 @@ def _units(text: SpannedText, options: Options) -> tuple[list[tuple[int, int]], 
     copied.sort(key=lambda mark: mark.start)
     elements = [Item(mark.start, mark.end) for mark in copied]
     own = set(elements)
-    items = sorted({*elements, *_outside(protected(text.text), elements)})
+    items = sorted({*elements, *_outside(protected(text.text, options.protect), elements)})
     starts = [item.start for item in items]
     edges = sorted({place for mark in text.all_marks() for place in (mark.start, mark.end)})
     if options.split is None:

@@ -1,21 +1,15 @@
-"""Projection of marks from a text to its translation, by links between their characters.
+"""Projection of marks (tags, runs, breaks) from a text to its translation, by links between their characters.
 
 Bergamot's way, made strict: each word of the translation belongs to the elements of the source word that it is linked
 to. Where Bergamot opens an element again for every stretch of its words, here each element gets one, the one that fits
 best, so that the translation has the tags of the source and nests as it does; it holds no word of a neighbour. Elements
 that no word belongs to come out empty, at the place where the fewest words change sides; so do points (images, breaks),
 which also keep their order.
-
-Marked text: the text of a paragraph and the marks in it (tags, runs, breaks), as a tree of character spans.
-
-A reader of a format gives a paragraph as a list of pieces: text, and openings, closings and points that carry whatever
-the reader needs to write them again. What cannot be nested stays where it is and divides the paragraph.
 """
 
 from __future__ import annotations
 
-import bisect
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -179,21 +173,20 @@ def _following(pieces: Sequence[Piece], partners: set[int]) -> list[str]:
 
 def _partners(pieces: Sequence[Piece]) -> set[int]:
     """Return the places of openings and closings that pair up, with only pairs between them."""
-    stack: list[int] = []
+    stack: list[tuple[int, str]] = []
     pairs: list[tuple[int, int]] = []
     names: dict[str, int] = {}  # open elements by name: a closing of another name must not search the whole stack
     single: list[int] = []
     for place, piece in enumerate(pieces):
         if isinstance(piece, Open):
-            stack.append(place)
+            stack.append((place, piece.name))
             names[piece.name] = names.get(piece.name, 0) + 1
         elif isinstance(piece, Close):
             if not names.get(piece.name):
                 single.append(place)
                 continue
             while True:
-                opened = stack.pop()
-                name = _name(pieces[opened])
+                opened, name = stack.pop()
                 names[name] -= 1
                 if name == piece.name:
                     break
@@ -202,19 +195,15 @@ def _partners(pieces: Sequence[Piece]) -> set[int]:
                 pairs.append((opened, place))
             else:
                 single += [opened, place]
-    single = sorted(single + stack)
+    single = sorted(single + [place for place, _ in stack])
     # A pair that holds a single one is no pair; pairs are ordered by their ends, so those inside come first, and a pair
     # broken up is itself inside of those around it, which hold the same single one.
     partners: set[int] = set()
     for opened, closed in pairs:
-        inside = bisect.bisect_right(single, opened)
+        inside = bisect_right(single, opened)
         if inside == len(single) or single[inside] > closed:
             partners |= {opened, closed}
     return partners
-
-
-def _name(piece: Piece) -> str:
-    return piece.name if isinstance(piece, Open) else ""
 
 
 MAX_STEPS = 4_000_000
@@ -247,7 +236,8 @@ class _Projection:
 
     def __init__(self, source: SpannedText, target: Target) -> None:
         self.source = source
-        self.target = target = replace(target, links=self._split(source, target))
+        links, fixed = (self._split(source, target.text, each) for each in (target.links, target.fixed))
+        self.target = target = replace(target, links=links, fixed=fixed)
         whole = units(target.text, [(link.target_start, link.target_end) for link in target.fixed])
         self.units = cut_at(whole, self._cuts())
         # What came through unchanged is not cut.
@@ -262,15 +252,15 @@ class _Projection:
         self.breaks: set[int] = set()  # boundaries with a line's end: two would make an empty line
 
     @staticmethod
-    def _split(source: SpannedText, target: Target) -> list[Link]:
-        """Return the links, those of a word with a mark inside cut where its parts come through: `m<sup>2</sup>`."""
+    def _split(source: SpannedText, target: str, whole: Sequence[Link]) -> list[Link]:
+        """Return links, those of a word with a mark inside cut where its parts come through: `m<sup>2</sup>`."""
         inside = sorted({place for mark in source.all_marks() for place in (mark.start, mark.end)})
         links: list[Link] = []
-        for link in target.links:
+        for link in whole:
             begin, end, at, last = link
-            for cut in inside[bisect_right(inside, begin) : bisect.bisect_left(inside, end)]:
+            for cut in inside[bisect_right(inside, begin) : bisect_left(inside, end)]:
                 head, tail = source.text[begin:cut], source.text[cut:end]
-                said = target.text[at:last]
+                said = target[at:last]
                 if len(head) < len(said) and said.startswith(head):
                     middle = at + len(head)
                 elif len(tail) < len(said) and said.endswith(tail):
@@ -280,7 +270,7 @@ class _Projection:
                 links.append(Link(begin, cut, at, middle))
                 begin, at = cut, middle
             links.append(Link(begin, end, at, last))
-        return links
+        return [link for link in links if source.text[link.source_start : link.source_end].strip()]
 
     def _bounds(self, mark: Mark) -> tuple[int, int]:
         """Return the first and the last boundary for a point: in its sentence, or between the same two.
@@ -291,7 +281,7 @@ class _Projection:
         if sentences := self.target.sentences:
             number = bisect_right(sentences, mark.start, key=lambda link: link.source_start) - 1
             own = sentences[max(number, 0)]
-            first, last = (bisect.bisect_left(self.unit_starts, place) for place in own[2:])
+            first, last = (bisect_left(self.unit_starts, place) for place in own[2:])
             low = last if mark.start >= own.source_end else first
             high = first if mark.start <= own.source_start else last
         is_between = self.source.text[: mark.start].strip() and self.source.text[mark.end :].strip()
@@ -490,7 +480,6 @@ class _Projection:
         return end if at == after else min(start + at - before, end)
 
     def _copy_to(self, end: int) -> None:
-        """Write the text up to `end`."""
         if end > self.cursor:
             self.out.append(self.target.text[self.cursor : end])
             self.cursor = end

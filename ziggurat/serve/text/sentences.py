@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 import regex
 
-from ziggurat.serve.text.splitting import BRANCHES, Item, Splitter, has_words, occurrences, protected
+from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.splitting import BRANCHES, Item, Protection, Splitter, has_words, occurrences, protected
 from ziggurat.translate.results import UNSPACED_SCRIPTS
 from ziggurat.translate.terminology import Terms
 
@@ -40,13 +41,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class SentenceTranslation:
-    """The translation of a sentence.
-
-    Attributes:
-        text: the translation.
-        links: which characters of the sentence became which of `text`, the surest first where two disagree; None:
-            not known.
-    """
+    """The translation of a sentence, and what became of which of its characters, the surest first; None: not known."""
 
     text: str
     links: Sequence[Link] | None = None
@@ -54,17 +49,10 @@ class SentenceTranslation:
 
 @dataclass(frozen=True)
 class Result(Generic[Value]):
-    """The result of a work.
-
-    Attributes:
-        value: the translated text or document.
-        notices: what was not translated in the ordinary way, by kind (docs/documents.md).
-        places: of the first of a kind of notice, where it has one: a line, a part of an archive, the id of a unit.
-    """
+    """The translated text or document that a work results in, and what was not translated in the ordinary way."""
 
     value: Value
-    notices: Counter[str] = field(default_factory=Counter)
-    places: dict[str, str] = field(default_factory=dict)
+    notices: TextNotices = field(default_factory=TextNotices)
 
 
 SentenceRequests: TypeAlias = Generator[list[str], list[SentenceTranslation], Value]
@@ -83,6 +71,20 @@ def run(work: SentenceRequests[Value], translate: Callable[[list[str]], list[Sen
     except StopIteration as ended:
         result: Value = ended.value
         return result
+
+
+def watched(work: SentenceRequests[Value], tell: Callable[[list[str]], object]) -> SentenceRequests[Value]:
+    """Return the same work, which tells each list of sentences before it asks for them."""
+    try:
+        asked = next(work)
+        while True:
+            tell(asked)
+            asked = work.send((yield asked))
+    except StopIteration as ended:
+        result: Value = ended.value
+        return result
+    finally:
+        work.close()
 
 
 def together(works: Sequence[SentenceRequests[Value]]) -> SentenceRequests[list[Value]]:
@@ -183,6 +185,7 @@ def best_boundary(centres: Sequence[float | None], at: float, allowed: Sequence[
 _CLOSES = regex.compile(r"[.,;:!?…)\]}»”’。，；：！？、）」』]")
 _OPENS = regex.compile(r"[(\[{«“‘（「『]")
 _TOUCHES = regex.compile(r"[\p{L}\p{N}]")
+_SPACED = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{N}}]")
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,7 @@ class Options:
         again: whether a sentence is asked for again where something that must come through is missing.
         terms: a glossary, whose hard terms must come out; soft terms are the caller's responsibility.
         tally: where what came of the terms is counted.
+        protect: patterns of what must come through unchanged, beside what always must.
         admit: is given the paragraphs, perhaps in several calls, before they are cut; what it raises ends the work.
     """
 
@@ -203,6 +207,7 @@ class Options:
     again: bool = True
     terms: Terms | None = None
     tally: Tally | None = None
+    protect: Protection | None = None
     admit: Callable[[Sequence[str]], None] | None = None
 
 
@@ -235,7 +240,7 @@ def sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceReq
     (answer,) = yield [unit.text]
     answer = _trimmed(answer)
     text, links = answer.text, answer.links
-    fixed = _located(unit, text, links) if options.again else []
+    fixed = _located(unit, text, links, options.protect) if options.again else []
     if fixed is None:
         notices["protected_again"] += 1
         return (yield from _cut_out(unit, options, notices))
@@ -248,14 +253,12 @@ def sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceReq
 
 
 def _unchanged(unit: Unit) -> Target:
-    """Return the sentence as its own translation."""
     fixed = [Link(item.start, item.end, item.start, item.end) for item in unit.items]
     spans = units(unit.text, [(item.start, item.end) for item in unit.items])
     return Target(unit.text, [Link(start, end, start, end) for start, end in spans], fixed)
 
 
 def _trimmed(answer: SentenceTranslation) -> SentenceTranslation:
-    """Return an answer without white space at its ends."""
     text = answer.text.strip()
     if text == answer.text:
         return answer
@@ -273,7 +276,7 @@ def _trimmed(answer: SentenceTranslation) -> SentenceTranslation:
 # Whether everything came through
 
 
-def _located(unit: Unit, text: str, links: Sequence[Link] | None) -> list[Link] | None:
+def _located(unit: Unit, text: str, links: Sequence[Link] | None, protect: Protection | None) -> list[Link] | None:
     """Return where each item is in the translation; None unless there are the same, each as often as in the source."""
     if not unit.items or text == unit.text:
         return [Link(item.start, item.end, item.start, item.end) for item in unit.items]
@@ -289,7 +292,7 @@ def _located(unit: Unit, text: str, links: Sequence[Link] | None) -> list[Link] 
         places[literal, True] = _likeliest(unit, literal, here, own, links)
         taken += [(at, at + len(literal)) for at in places[literal, True]]
     # (2) The others are found by pattern, as they were in the source.
-    found = [item for item in protected(text) if not _overlaps(taken, item.start, item.end)]
+    found = [item for item in protected(text, protect) if not _overlaps(taken, item.start, item.end)]
     wanted = [item for i, item in enumerate(unit.items) if i not in unit.copied]
     if Counter(text[i.start : i.end] for i in found) != Counter(unit.text[i.start : i.end] for i in wanted):
         return None
@@ -332,7 +335,6 @@ def _likeliest(unit: Unit, literal: str, here: list[int], own: int, links: Seque
 
 
 def _cut_out(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
-    """Return the work of translating a sentence without its items, which are put back by the alignment."""
     text, places = _without(unit)
     if not options.aligned or not text:
         return (yield from _segments(unit))
@@ -350,11 +352,16 @@ def _cut_out(unit: Unit, options: Options, notices: Counter[str]) -> SentenceReq
 
 
 def _without(unit: Unit) -> tuple[str, list[int]]:
-    """Return the text without its items, and for each of its characters the place in the whole text."""
-    kept: list[int] = []
-    begin = 0
+    """Return the text without its items, and for each of its characters the place in the whole text.
+
+    An item between two words that no blank divides (`one%stwo`) leaves a blank.
+    """
+    kept, blanks, begin = list[int](), set[int](), 0
     for item in [*unit.items, Item(len(unit.text), len(unit.text))]:
         stretch = range(begin, item.start)
+        if kept and stretch and _divides(unit.text, kept[-1] + 1, begin):
+            blanks.add(begin - 1)
+            kept.append(begin - 1)
         # One of the two blanks around an item goes with it.
         if kept and stretch and unit.text[kept[-1]].isspace() and begin:
             if unit.text[stretch[0]].isspace():
@@ -367,7 +374,12 @@ def _without(unit: Unit) -> tuple[str, list[int]]:
         kept.pop()
     while kept and unit.text[kept[0]].isspace():
         kept.pop(0)
-    return "".join(unit.text[place] for place in kept), kept
+    return "".join(" " if place in blanks else unit.text[place] for place in kept), kept
+
+
+def _divides(text: str, start: int, end: int) -> bool:
+    """Return whether what is taken out from `start` to `end` divides two words, without a blank on either side."""
+    return start < end and bool(_SPACED.match(text[start - 1 : start]) and _SPACED.match(text[end : end + 1]))
 
 
 def _larger(places: Sequence[int]) -> tuple[int, int]:
@@ -403,6 +415,8 @@ def _put_back(unit: Unit, target: Target) -> Target:
                 begin += 1
         fixed.append(Link(item.start, item.end, len(text), len(text) + item.end - item.start))
         text += unit.text[item.start : item.end]
+        if _divides(unit.text, item.start, item.end) and target.text[begin : begin + 1].isspace():
+            begin += 1  # the blank that stood for it
         rest = target.text[begin:]
         if rest and not rest[0].isspace() and _blank_after(unit.text, item.end, rest[0]):
             text += " "

@@ -9,14 +9,15 @@ pattern; how they come through a translation is decided in ziggurat.serve.text.s
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import regex
 
-from ziggurat.system.errors import ConfigError
+from ziggurat.system.errors import ConfigError, DataError, printable
 
 Splitter = Callable[[str], list[str]]
 """Text without line ends at its own ends -> its sentences; joined they are the text."""
@@ -132,7 +133,6 @@ def _within_limit(text: str, begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def _stripped(text: str, begin: int, end: int) -> tuple[int, int]:
-    """Return the span without white space at its ends."""
     while begin < end and text[begin].isspace():
         begin += 1
     while begin < end and text[end - 1].isspace():
@@ -196,8 +196,83 @@ BRANCHES = regex.compile(r"\{\s*+[^\s{},']++\s*+,\s*+(?:plural|select|selectordi
 """Beginning of an argument of a message that contains texts, in ICU's MessageFormat."""
 
 
-def protected(text: str) -> list[Item]:
-    """Return the stretches of `text` that must come through unchanged, in order; they do not overlap."""
+class Protection:
+    """Patterns that a user names: what they match must come through unchanged, too.
+
+    They are searched for by the library `regex` with a bound on its time: all searches in one text or document may take
+    SECONDS of computing together. Patterns that take long to compile are not taken.
+
+    Raises ConfigError, naming the pattern: it does not compile, has more than MAX_PATTERN characters, repeats more than
+    MAX_REPEATED groups, or calls itself.
+    """
+
+    SECONDS = 5.0
+    MAX_PATTERN = 300
+    MAX_REPEATED = 6
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns = [self._compiled(pattern) for pattern in patterns]
+        self._left = self.SECONDS
+
+    def _compiled(self, pattern: str) -> regex.Pattern[str]:
+        shown = f"the pattern {printable(pattern, 100)!r}"
+        # The library writes a repeated group out several times, and the groups in it as often again.
+        if len(pattern) > self.MAX_PATTERN or len(_REPEATED.findall(pattern)) > self.MAX_REPEATED:
+            raise ConfigError(
+                f"{shown} has more than {self.MAX_PATTERN} characters or {self.MAX_REPEATED} repeated groups; give "
+                "several patterns"
+            )
+        if _CALL.search(pattern):
+            raise ConfigError(f"{shown} calls itself or one of its groups, which is not offered")
+        try:
+            return regex.compile(pattern)
+        except regex.error as error:
+            raise ConfigError(f"{shown} cannot be read: {error}") from None
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return what the patterns match in a text, without white space at its ends.
+
+        Raises DataError where they have taken more than SECONDS.
+        """
+        spans: list[tuple[int, int]] = []
+        for pattern in self._patterns:
+            began = time.thread_time()
+            try:
+                for found in pattern.finditer(text, timeout=max(self._left, 0.001)):
+                    span = _stripped(text, *found.span())
+                    spans += [span] if span[0] < span[1] else []
+                self._left -= time.thread_time() - began
+            except TimeoutError:
+                raise DataError(
+                    f"patterns to protect took more than {self.SECONDS:g} seconds, the last of them "
+                    f"{printable(pattern.pattern, 100)!r}; a simpler one is needed"
+                ) from None
+        return spans
+
+
+_REPEATED = regex.compile(r"\)[*+?{]")
+_CALL = regex.compile(r"\(\?(?:R|[+-]?\d|&|P>)")
+
+
+def protected(text: str, own: Protection | None = None) -> list[Item]:
+    """Return the stretches of `text` that must come through unchanged, in order; they do not overlap.
+
+    `own` are patterns of the user. Where what they match overlaps another stretch, both are one.
+    """
+    items = _protected_anywhere(text)
+    if own is None or not (spans := own.spans(text)):
+        return items
+    joined: list[Item] = []
+    for item in sorted([*items, *(Item(*span) for span in spans)]):
+        if joined and item.start < joined[-1].end:
+            last = joined.pop()
+            item = Item(last.start, max(last.end, item.end), last.positional or item.positional)
+        joined.append(item)
+    return joined
+
+
+def _protected_anywhere(text: str) -> list[Item]:
+    """Return placeholders, addresses and pictures."""
     items = _branching(text)
     starts = [item.start for item in items]
     for found in _ITEMS.finditer(text):

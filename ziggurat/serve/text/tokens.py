@@ -195,6 +195,11 @@ def element_ends(tokens: Sequence[Token], void: Set[str], crossing: Set[str], *,
     return ends
 
 
+def xml_ends(tokens: Sequence[Token]) -> dict[int, int]:
+    """Return for the opening tag of each element of well-formed XML, by its place, that of its end tag."""
+    return element_ends(tokens, frozenset(), frozenset(), xml=True)
+
+
 _ENTITY = regex.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _STANDARD = {"&": "&amp;", "<": "&lt;"}
 # What XML does not allow in a document, not even as an entity; a model can write any character.

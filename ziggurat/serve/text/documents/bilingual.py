@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from html import unescape
 
 import regex
 
-from ziggurat.serve.text.documents.archive import Settings
+from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.markup import HTML, Form, MarkupRules, Template, TemplateGroup, markup_template, slots, written
 from ziggurat.serve.text.projection import Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.tokens import Spelling, Token, Xml, html_tokens, read_xml, spelt, without_controls
+from ziggurat.serve.text.settings import Settings, language_of
+from ziggurat.serve.text.tokens import Spelling, Token, Xml, html_tokens, read_xml, spelt, without_controls, xml_ends
 from ziggurat.system.errors import DataError, printable
 
 # Inline elements hold text; those of native codes hold what is not text.
@@ -32,17 +32,6 @@ _UNTRANSLATED_STATES = frozenset(("new", "needs-translation", "initial"))
 _REVIEW = ' state="needs-review-translation" state-qualifier="leveraged-mt"'
 _STATES = regex.compile(r"""\s+(?:state|state-qualifier|subState)\s*+=\s*+(?:"[^"]*+"|'[^']*+')""")
 _UNITS = frozenset(("trans-unit", "segment", "unit", "group", "file", "tu"))
-
-
-def _tree(xml: Xml) -> dict[int, int]:
-    """Return the place of the end of each element by that of its beginning."""
-    ends, stack = {}, []
-    for place, token in enumerate(xml.tokens):
-        if token.kind == "open":
-            stack.append(place)
-        elif token.kind == "close":
-            ends[stack.pop()] = place
-    return ends
 
 
 def _children(tokens: Sequence[Token], ends: dict[int, int], place: int) -> dict[str, int]:
@@ -73,7 +62,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
         raise DataError(f"{name}: not XLIFF (its element is {root.name if root else 'missing'!r})")
     second = root.attributes.get("version", "").startswith("2")
     unit = "segment" if second else "trans-unit"
-    ends, most = _tree(xml), _limits(xml.tokens)
+    ends, most = xml_ends(xml.tokens), _limits(xml.tokens)
 
     def filled(place: int) -> tuple[int, int, Template] | None:
         """Return from where to where a unit is replaced (or its target put in), and by what."""
@@ -107,13 +96,12 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
             return place, end, [f'{_STATES.sub("", segment.raw)[:-1]} state="translated">', *between, *done]
         return begin, end, done
 
-    notices, places = Counter[str](), dict[str, str]()
+    notices = TextNotices()
 
     def measured(place: int, text: str) -> str:
         """Return a target's content, which is told where it is longer than its unit allows."""
         if len(unescape(_ANY_TAG.sub("", _CDATA.sub("", text)))) > most[place]:
-            notices["too_long"] += 1
-            places.setdefault("too_long", f"unit {printable(xml.tokens[place].attributes.get('id', '?'), 40)}")
+            notices.add("too_long", f"unit {printable(xml.tokens[place].attributes.get('id', '?'), 40)}")
         return text
 
     begins = ("target-language", "trgLang")[second]
@@ -121,11 +109,10 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
         if token.kind == "open" and token.name == ("xliff" if second else "file"):
             source = token.attributes.get(("source-language", "srcLang")[second], "")
             settings.refuse_languages(source, token.attributes.get(begins, ""), name)
-    template = _with_targets(xml, unit, filled)
+    template = _with_targets(xml, unit, filled, settings, notices)
     if settings.target:
         _named(template, xml, "xliff" if second else "file", begins, settings.target)
-    outcome = yield from _work(xml, template, settings, notices)
-    return Result(outcome.value, notices, places)
+    return (yield from _work(xml, template, settings, notices))
 
 
 def _limits(tokens: Sequence[Token]) -> dict[int, int]:
@@ -175,9 +162,11 @@ def _with_segments(tokens: Sequence[Token], ends: dict[int, int], place: int, sa
     return taken
 
 
+CDATA = "<![CDATA["
+"""CDATA begins text of XML in which tags and entities are characters."""
 _ANY_TAG = regex.compile(r"<[^<>]*+>")
 _CDATA = regex.compile(r"<!\[CDATA\[|\]\]>")
-_HTML_TAG = regex.compile(r"</?[A-Za-z][^<>]{0,500}>")
+HTML_TAG = regex.compile(r"</?[A-Za-z][^<>]{0,500}>")
 
 
 def _target_template(tokens: Sequence[Token]) -> Template:
@@ -186,20 +175,25 @@ def _target_template(tokens: Sequence[Token]) -> Template:
     own = [_is_own(part, inside) for part, inside in zip(parts, _inside_codes(parts), strict=True)]
     if not any(own):
         return markup_template(parts, _XLIFF)
-    texts = [token for token in tokens if token.kind == "text"]
-    text, raw = ("".join(getattr(token, name) for token in texts) for name in ("text", "raw"))
-    spell = Spelling(raw, xml=True).of
-    if len(texts) == len(tokens):
-        is_cdata = raw.startswith("<![CDATA[") and raw.find("]]>") == len(raw) - 3
-        template = markup_template(list(html_tokens(text)), HTML)
-        spell = _cdata if is_cdata else spell
-        for slot in slots(template):
-            slot.form = _Escaped(slot.form, spell)
-        inside = escaped(template, spell)
-        return [TemplateGroup(["<![CDATA[", *inside, "]]>"] if is_cdata else inside, source=[raw])]
-    divided = [_with_tags(part, spell) if with_tags else [part] for part, with_tags in zip(parts, own, strict=True)]
-    template = markup_template([token for each in divided for token in each], _XLIFF)
+    if len(tokens) == 1:  # one text
+        return html_in_xml(tokens[0], lambda text: markup_template(list(html_tokens(text)), HTML))
+    spell = Spelling("".join(token.raw for token in tokens if token.kind == "text"), xml=True).of
+    divided = list[Token]()
+    for part, is_own in zip(parts, own, strict=True):
+        divided += with_tags(part, spell) if is_own else [part]
+    template = markup_template(divided, _XLIFF)
     return [TemplateGroup(template, source=["".join(token.raw for token in tokens)])]
+
+
+def html_in_xml(text: Token, read: Callable[[str], Template]) -> Template:
+    """Return the template of a text of XML, escaped or CDATA, that `read` makes a template of HTML."""
+    is_cdata = text.raw.startswith(CDATA) and text.raw.find("]]>") == len(text.raw) - 3
+    spell = _cdata if is_cdata else Spelling(text.raw, xml=True).of
+    template = read(text.text)
+    for slot in slots(template):
+        slot.form = _Escaped(slot.form, spell)
+    inside = escaped(template, spell)
+    return [TemplateGroup([CDATA, *inside, "]]>"] if is_cdata else inside, source=[text.raw])]
 
 
 def _inside_codes(tokens: Sequence[Token]) -> list[bool]:
@@ -213,8 +207,7 @@ def _inside_codes(tokens: Sequence[Token]) -> list[bool]:
 
 
 def _is_own(token: Token, is_inside: bool) -> bool:
-    """Return whether a token is text with tags of HTML."""
-    return token.kind == "text" and not is_inside and bool(_HTML_TAG.search(token.text))
+    return token.kind == "text" and not is_inside and bool(HTML_TAG.search(token.text))
 
 
 def escaped(template: Template, spell: Callable[[str], str]) -> Template:
@@ -237,8 +230,8 @@ class _Escaped:
         return escaped(self.form.write(pieces), self.spell)
 
 
-def _with_tags(token: Token, spell: Callable[[str], str]) -> list[Token]:
-    """Return text beside inline elements with its tags of HTML as tokens."""
+def with_tags(token: Token, spell: Callable[[str], str]) -> list[Token]:
+    """Return text of XML with its tags of HTML as tokens: `pair`, `br`, `x`, or elements that divide."""
     found = []
     for part in html_tokens(token.text):
         if part.kind == "text":
@@ -289,7 +282,13 @@ def _protected(token: Token) -> Token:
     return token
 
 
-def _with_targets(xml: Xml, unit: str, filled: Callable[[int], tuple[int, int, Template] | None]) -> Template:
+def _with_targets(
+    xml: Xml,
+    unit: str,
+    filled: Callable[[int], tuple[int, int, Template] | None],
+    settings: Settings,
+    notices: TextNotices,
+) -> Template:
     """Return the template of a file: its tokens, one string each, with what `filled` says in its units."""
     out: list[Template] = [[token.raw] for token in xml.tokens]
     wanted = [True]  # of each open element, whether it is to be translated
@@ -298,8 +297,11 @@ def _with_targets(xml: Xml, unit: str, filled: Callable[[int], tuple[int, int, T
             wanted.pop()
         if token.kind != "open":
             continue
-        said = token.attributes.get("translate", "") if token.name in _UNITS else ""
-        wanted.append({"yes": True, "no": False}.get(said, wanted[-1]))
+        said = token.attributes if token.name in _UNITS else {}
+        keys = [said[key] for key in ("id", "resname", "name", "tuid") if key in said]
+        if is_left := any(map(settings.leaves, keys)):
+            notices.add("left_by_key", f"unit {printable(keys[0], 40)}")
+        wanted.append(not is_left and {"yes": True, "no": False}.get(said.get("translate", ""), wanted[-1]))
         if token.name == unit and wanted[-1] and (change := filled(place)):
             begin, end, template = change
             for at in range(begin, end):
@@ -328,12 +330,12 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
     if not settings.target:
         raise DataError(f"{name}: the language of the translation is not known, but TMX has it in every unit")
     xml = read_xml(content, name)
-    tokens, ends = xml.tokens, _tree(xml)
+    tokens, ends = xml.tokens, xml_ends(xml.tokens)
     header = next((token for token in tokens if token.name == "header"), None)
     if header is None or not any(token.name == "tmx" for token in tokens):
         raise DataError(f"{name}: not TMX (no header)")
     source = settings.source or header.attributes.get("srclang", "")
-    notices: Counter[str] = Counter()
+    notices = TextNotices()
 
     def filled(place: int) -> tuple[int, int, Template] | None:
         variants: dict[str, int] = {}
@@ -345,7 +347,7 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
             at = ends.get(at, at) + 1
         own = _spoken(variants, source) if source not in ("", "*all*") else next(iter(variants.values()), None)
         if own is None:
-            notices["other_languages"] += 1
+            notices.add("other_languages", f"unit {printable(tokens[place].attributes.get('tuid', '?'), 40)}")
             return None
         if _spoken(variants, settings.target) is not None:
             return None
@@ -357,19 +359,15 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
         after = ends[own] + 1
         return after, after, [f'{gap}<tuv xml:lang="{_value(settings.target)}"><seg>', *template, "</seg></tuv>"]
 
-    return (yield from _work(xml, _with_targets(xml, "tu", filled), settings, notices))
+    return (yield from _work(xml, _with_targets(xml, "tu", filled, settings, notices), settings, notices))
 
 
 def _spoken(variants: dict[str, int], language: str) -> int | None:
     """Return the variant in a language, or else in one of its regions or in the language of a region."""
-    language = language.lower()
-    short = language.split("-")[0]
-    for spoken in (language, *(s for s in variants if s.split("-")[0] == short)):
-        if spoken in variants:
-            return variants[spoken]
-    return None
+    similar = (place for spoken, place in variants.items() if language_of(spoken) == language_of(language))
+    return variants.get(language.lower(), next(similar, None))
 
 
-def _work(xml: Xml, template: Template, settings: Settings, notices: Counter[str]) -> SentenceRequests[Result[bytes]]:
+def _work(xml: Xml, template: Template, settings: Settings, notices: TextNotices) -> SentenceRequests[Result[bytes]]:
     said = yield from written(template, settings.options, notices)
     return Result(xml.encoded(said), notices)

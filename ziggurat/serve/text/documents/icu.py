@@ -125,21 +125,21 @@ class _Parser:
                 break
             if sign == "{" or (sign == "#" and plural):
                 end_text()
-                parts.append(self._argument(depth) if sign == "{" else self._number())
+                if sign == "{":
+                    parts.append(self._argument(depth))
+                else:
+                    parts.append(Argument("#", "#"))
+                    self.at += 1
                 first = self.at
                 continue
-            said.append(self._quoted(plural=plural) if sign == "'" else self._plain())
+            if sign == "'":
+                said.append(self._quoted(plural=plural))
+            else:
+                said.append(sign)
+                self.at += 1
             places += [begin - first, *[-1] * (len(said[-1]) - 1)]
         end_text()
         return parts
-
-    def _plain(self) -> str:
-        self.at += 1
-        return self.text[self.at - 1]
-
-    def _number(self) -> Argument:
-        self.at += 1
-        return Argument("#", "#")
 
     def _quoted(self, *, plural: bool) -> str:
         """Return what an apostrophe and what it quotes stand for."""
@@ -245,23 +245,6 @@ class _LineEnd(NamedTuple):
     raw: str
 
 
-class _Whole:
-    """The parts of a branch by their places in its text, where an argument is one character."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
-        lengths = [len(part.text) if isinstance(part, IcuText) else 1 for part in parts]
-        self._ends = list(accumulate(lengths))
-
-    def parts_in(self, begin: int, end: int) -> Iterator[tuple[Part, int, int]]:
-        """Yield each part that has characters there, with the first and last of its own that do."""
-        for number in range(bisect_right(self._ends, begin), len(self._parts)):
-            start = self._ends[number - 1] if number else 0
-            if start >= end:
-                return
-            yield self._parts[number], max(begin, start) - start, min(end, self._ends[number]) - start
-
-
 @dataclass
 class _Writer:
     """Writer of the templates of one message.
@@ -301,12 +284,21 @@ class _Writer:
             return
         # A tag may hold arguments, as in `<a href="{url}">`: tags are looked for in the branch as a whole.
         shown = "".join(part.text if isinstance(part, IcuText) else _STAND_IN for part in parts)
-        whole = _Whole(parts)
+        ends = list(accumulate(len(part.text) if isinstance(part, IcuText) else 1 for part in parts))
+
+        def parts_in(begin: int, end: int) -> Iterator[tuple[Part, int, int]]:
+            """Yield each part that has characters there, with the first and last of its own that do."""
+            for number in range(bisect_right(ends, begin), len(parts)):
+                start = ends[number - 1] if number else 0
+                if start >= end:
+                    return
+                yield parts[number], max(begin, start) - start, min(end, ends[number]) - start
+
         begin = 0
         for token in html_tokens(shown):
             end = begin + len(token.raw)
             if token.kind == "text":
-                for part, first, last in whole.parts_in(begin, end):
+                for part, first, last in parts_in(begin, end):
                     if isinstance(part, IcuText):
                         (said,) = (one.text for one in html_tokens(part.text[first:last]))
                         yield from form.text(part, first, last, said)
@@ -315,7 +307,7 @@ class _Writer:
             else:
                 source = "".join(
                     form.source(part, first, last) if isinstance(part, IcuText) else part.raw
-                    for part, first, last in whole.parts_in(begin, end)
+                    for part, first, last in parts_in(begin, end)
                 )
                 yield form.tag(token, source)
             begin = end

@@ -7,17 +7,19 @@ Transifex, manifests of web applications. Of all others (i18next's among them) e
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeAlias
 
 import regex
 
+from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.charsets import decoded
-from ziggurat.serve.text.documents.archive import Settings
-from ziggurat.serve.text.documents.messages import message
-from ziggurat.serve.text.sentences import Result, SentenceRequests, together
+from ziggurat.serve.text.documents.messages import message, placed
+from ziggurat.serve.text.sentences import Result, SentenceRequests
+from ziggurat.serve.text.settings import Settings
+from ziggurat.system.errors import printable
 from ziggurat.system.small_files import parse_json
 
 _TOKEN = regex.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\]]')
@@ -36,22 +38,27 @@ class _Value(NamedTuple):
 def json_values(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating JSON: strings that are values. Numbers, order and layout stay as they are.
 
-    Raises DataError: not JSON, nested more than 64 deep, or larger than ziggurat.system.small_files.MAX_BYTES allows.
+    Raises DataError: not JSON, nested more than 64 deep, larger than ziggurat.system.small_files.MAX_BYTES, or of
+    another language than those of `settings`.
     """
     text, charset = decoded(content, name)
     shape = _shape(parse_json(text.encode(), name), name)  # refuses what is not JSON, or nested too deeply
     places = _values(text)
     values = [json.loads(text[value.begin : value.end]) for value in places]
-    notices: Counter[str] = Counter()
-    wanted = [number for number, value in enumerate(places) if shape.translates(value.path)]
-    done = yield from together([message(values[number], settings.options, notices) for number in wanted])
+    notices = TextNotices()
+    wanted = list[int]()
+    for number, value in enumerate(places):
+        if shape.translates(value.path):
+            if settings.leaves(*value.path):
+                notices.add("left_by_key", _place(value))
+            else:
+                wanted.append(number)
+    works = [partial(message, values[number], settings.options) for number in wanted]
+    done = yield from placed(works, [_place(places[number]) for number in wanted], notices)
     said = dict(zip(wanted, done, strict=True))
-    if settings.source and settings.target:
-        said |= {
-            number: settings.target
-            for number, value in enumerate(places)
-            if value.path == shape.language and _language(values[number]) == _language(settings.source)
-        }
+    for number, value in enumerate(places):
+        if value.path == shape.language and settings.becomes_target(values[number], name):
+            said[number] = settings.target
     ascii_only = text.isascii() and "\\u" in text
     out, at = [], 0
     for number, after in sorted(said.items()):
@@ -62,12 +69,11 @@ def json_values(content: bytes, name: str, settings: Settings) -> SentenceReques
     return Result(charset.encoded("".join([*out, text[at:]])), notices)
 
 
-def _language(code: str) -> str:
-    return regex.split("[-_]", code.lower())[0]
+def _place(value: _Value) -> str:
+    return f"key {printable('.'.join(value.path), 100)}" if value.path else f"character {value.begin}"
 
 
 def _values(text: str) -> list[_Value]:
-    """Return the strings that are values."""
     values: list[_Value] = []
     path: list[str] = []  # the key in each object that is open; empty in lists
     for found in _TOKEN.finditer(text):
@@ -119,7 +125,6 @@ class _Shape(NamedTuple):
 
 
 def _shape(content: Any, name: str) -> _Shape:
-    """Return the shape of a file."""
     ending = PurePath(name).suffix.lower()
     if ending == ".webmanifest":
         return _Shape(last=_MANIFEST)

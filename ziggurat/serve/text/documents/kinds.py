@@ -6,9 +6,18 @@ import codecs
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from ziggurat.serve.text.documents import bilingual, json_files, lines, markdown, messages, office, opendocument
-from ziggurat.serve.text.documents.archive import LINES, TAGS, Settings
-from ziggurat.serve.text.sentences import Result, SentenceRequests
+from ziggurat.serve.text.documents import (
+    android,
+    bilingual,
+    json_files,
+    lines,
+    markdown,
+    messages,
+    office,
+    opendocument,
+)
+from ziggurat.serve.text.sentences import Result, SentenceRequests, watched
+from ziggurat.serve.text.settings import LINES, TAGS, Settings
 from ziggurat.system.errors import DataError, printable
 
 Reader = Callable[[bytes, str, Settings], SentenceRequests[Result[bytes]]]
@@ -25,6 +34,7 @@ class DocumentKind:
         work: the file's bytes, its name for messages and settings -> the work whose outcome is the translated bytes; it
             raises DataError for a damaged or hostile file, before the first sentence is asked for.
         marks: bytes of which each piece of a file has one; an archive counts those of its members itself.
+        keyed: whether its texts have keys, by which they can be left as they are.
     """
 
     name: str
@@ -32,6 +42,7 @@ class DocumentKind:
     media_type: str
     work: Reader
     marks: tuple[bytes, ...] = LINES
+    keyed: bool = False
 
 
 _OFFICE = "application/vnd.openxmlformats-officedocument"
@@ -59,10 +70,12 @@ KINDS = (
         "application/xliff+xml",
         bilingual.xliff,
         TAGS,
+        keyed=True,
     ),
-    DocumentKind("TMX", (".tmx",), "application/x-tmx+xml", bilingual.tmx, TAGS),
-    DocumentKind("gettext", (".po", ".pot"), "text/x-gettext-translation", messages.gettext),
-    DocumentKind("JSON", (".json", ".arb", ".webmanifest"), "application/json", json_files.json_values, (b'"',)),
+    DocumentKind("TMX", (".tmx",), "application/x-tmx+xml", bilingual.tmx, TAGS, keyed=True),
+    DocumentKind("gettext", (".po", ".pot"), "text/x-gettext-translation", messages.gettext, keyed=True),
+    DocumentKind("JSON", (".json", ".arb", ".webmanifest"), "application/json", json_files.json_values, (b'"',), True),
+    DocumentKind("Android", (".xml",), "application/xml", android.android, TAGS, keyed=True),
 )
 """All kinds."""
 
@@ -83,7 +96,6 @@ _OTHERS = {
 
 
 def _refuse_other(content: bytes, kind: DocumentKind, name: str) -> None:
-    """Raise DataError for a file that is not what its name says."""
     for begins, what in _OTHERS.items():
         if content.startswith(begins):
             raise DataError(f"{name}: {what}")
@@ -118,20 +130,9 @@ def document(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     _refuse_other(content, kind, name)
     # Told at once: reading and cutting a large file take minutes.
     settings.limits.refuse_many(_count(content, kind.marks), name)
-    return (yield from _watched(kind.work(content, name, settings)))
-
-
-def _watched(work: SentenceRequests[Result[bytes]]) -> SentenceRequests[Result[bytes]]:
-    """Return the same work, which tells it where no sentence was asked for."""
-    count = 0
-    try:
-        asked = next(work)
-        while True:
-            count += len(asked)
-            asked = work.send((yield asked))
-    except StopIteration as ended:
-        outcome: Result[bytes] = ended.value
-    if not count:
+    asked = list[str]()
+    outcome = yield from watched(kind.work(content, name, settings), lambda sentences: asked.extend(sentences[:1]))
+    if not asked:
         outcome.notices["nothing_to_translate"] += 1
     return outcome
 

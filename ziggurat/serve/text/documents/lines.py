@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from html import unescape
 
 import regex
 
+from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.charsets import Charset, decoded
-from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.markup import (
-    HTML,
-    HTML_ATTRIBUTES,
+    PAGES,
     Form,
     MarkupForm,
     PlainForm,
@@ -28,15 +26,17 @@ from ziggurat.serve.text.markup import (
 from ziggurat.serve.text.paragraphs import plain_text
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.tokens import html_tokens
 
 LINE = regex.compile(r"[^\r\n]*+(?:\r\n|\n|\r)|[^\r\n]++")
 """A line with its end; for str.splitlines other characters end one, too."""
 
 
-def file_work(template: Template, charset: Charset, settings: Settings) -> SentenceRequests[Result[bytes]]:
+def file_work(
+    template: Template, charset: Charset, settings: Settings, notices: TextNotices
+) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating the paragraphs of a template; its value is the file."""
-    notices: Counter[str] = Counter()
     said = yield from written(template, settings.options, notices)
     return Result(charset.encoded(said), notices)
 
@@ -71,11 +71,7 @@ def html_file(content: bytes, name: str, settings: Settings) -> SentenceRequests
     text, charset = decoded(content, name, labels[0] if labels else "")
     if not charset.declared:
         text = _DECLARED.sub(_utf8_declared, text[:_HEAD]) + text[_HEAD:]
-    rules = replace(
-        HTML,
-        attributes=HTML_ATTRIBUTES if settings.attributes else frozenset(),
-        languages=(settings.source, settings.target),
-    )
+    rules = replace(PAGES, languages=(settings.source, settings.target))
     outcome = yield from html(text, settings.options, rules)
     errors = "replace" if charset.codec.startswith("utf") else "xmlcharrefreplace"
     return Result(charset.encoded(outcome.value, errors), outcome.notices)
@@ -116,10 +112,7 @@ def vtt(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
 def _subtitles(content: bytes, name: str, settings: Settings, *, entities: bool) -> SentenceRequests[Result[bytes]]:
     text, charset = decoded(content, name)
     cues = _Cues(LINE.findall(text), is_web=entities)
-    template = cues.template()
-    outcome = yield from file_work(template, charset, settings)
-    outcome.notices.update(cues.notices)
-    return Result(outcome.value, outcome.notices, cues.places)
+    return (yield from file_work(cues.template(), charset, settings, cues.notices))
 
 
 class _Cues:
@@ -132,8 +125,7 @@ class _Cues:
 
     def __init__(self, lines: Sequence[str], *, is_web: bool) -> None:
         self.lines, self.is_web = lines, is_web
-        self.notices: Counter[str] = Counter()
-        self.places: dict[str, str] = {}
+        self.notices = TextNotices()
         self.done: Template = []
         self.cue: list[str] = []
         self.block: list[str] = []  # lines since the last empty one that are in no cue
@@ -165,7 +157,6 @@ class _Cues:
         return self.done
 
     def _begins(self, place: int) -> bool:
-        """Return whether a line has the times of a cue."""
         line = self.lines[place].rstrip("\r\n")
         if self.is_web:
             return "-->" in line
@@ -184,8 +175,7 @@ class _Cues:
             self._count("not_shown", place - len(block))
 
     def _count(self, kind: str, place: int) -> None:
-        self.notices[kind] += 1
-        self.places.setdefault(kind, f"line {place + 1}")
+        self.notices.add(kind, f"line {place + 1}")
 
     def _flush(self) -> None:
         if self.cue:

@@ -10,18 +10,18 @@ with an indented body), tabs, imports and exports of MDX, lines of templates. Th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import regex
 
+from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.charsets import decoded
-from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.lines import LINE, file_work
 from ziggurat.serve.text.documents.markdown_inline import Inline, folded
-from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, Template, markup_template
+from ziggurat.serve.text.markup import PAGES, Template, markup_template
 from ziggurat.serve.text.sentences import Result, SentenceRequests
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.tokens import html_tokens
 from ziggurat.system.errors import ConfigError
 
@@ -135,8 +135,8 @@ def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     Raises ConfigError where the parser is not installed.
     """
     text, charset = decoded(content, name)
-    template = _Reader(LINE.findall(text), attributes=settings.attributes).template()
-    return (yield from file_work(template, charset, settings))
+    template = _Reader(LINE.findall(text)).template()
+    return (yield from file_work(template, charset, settings, TextNotices()))
 
 
 @lru_cache(maxsize=1)
@@ -175,13 +175,13 @@ def _parser() -> Any:
 class _Reader:
     """Reader of one file, of which it has the lines with their ends."""
 
-    def __init__(self, lines: Sequence[str], *, attributes: bool) -> None:
-        self.lines, self.attributes = lines, attributes
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = lines
         self.bodies = [line.rstrip("\r\n") for line in lines]
         self.starts = [0]  # of each line in what the parser reads
         for body in self.bodies:
             self.starts.append(self.starts[-1] + len(body) + 1)
-        self.inline = Inline(attributes=attributes)
+        self.inline = Inline()
         self.marks, self.parsed = _marks(self.bodies)
 
     def template(self) -> Template:
@@ -227,12 +227,10 @@ class _Reader:
         lines = self.lines[first : first + len(columns)]
         if any(line[:column].strip() for line, column in zip(lines[1:], columns[1:], strict=True)):
             return list(lines)
-        rules = replace(HTML, attributes=HTML_ATTRIBUTES) if self.attributes else HTML
         text = "".join(lines)[columns[0] :]
-        return [lines[0][: columns[0]], *markup_template(list(html_tokens(text)), rules)]
+        return [lines[0][: columns[0]], *markup_template(list(html_tokens(text)), PAGES)]
 
     def _row(self, line: int, column: int) -> Template:
-        """Return the template of a table's row."""
         template: Template = [self.bodies[line][:column]]
         for part in regex.split(r"((?<!\\)\|)", self.bodies[line][column:]):
             template += [part] if part == "|" or not part.strip() else self.inline.template(part, escaped="|")

@@ -62,15 +62,9 @@ _ENDS_LINE = regex.compile(r"[\r\n][ \t>]*+$")
 
 
 class Inline:
-    """Reader of text with inline markup.
+    """Reader of text with inline markup; `labels` are those of the links that the file defines, folded."""
 
-    Attributes:
-        attributes: whether descriptions of images are translated.
-        labels: of the links that the file defines, folded.
-    """
-
-    def __init__(self, *, attributes: bool) -> None:
-        self.attributes = attributes
+    def __init__(self) -> None:
         self.labels: set[str] = set()
 
     def template(self, text: str, breaks: Sequence[str] = (), *, escaped: str = "", begins: bool = False) -> Template:
@@ -90,7 +84,7 @@ class Inline:
 
     def image(self, found: regex.Match[str], raw: str, escaped: str) -> EmptyElement:
         """Return an image, whose description is translated."""
-        if not (self.attributes and found["alt"].strip()) or "\n" in found[0]:
+        if not found["alt"].strip() or "\n" in found[0]:
             return EmptyElement(raw)
         form = _Form(escaped=f"[]{escaped}")
         shown = unescape(found["alt"])
@@ -169,6 +163,11 @@ class _Run:
 
     def _emphasis(self, raw: str) -> None:
         for number in reversed(range(len(self.opened))):
+            if self.opened[number][0] == raw and self.opened[number][1] == len(self.pieces) - 1:  # nothing is in it
+                self.opened.pop()
+                self._as_text(-1, raw)
+                self._add_text(raw)
+                return
             if self.opened[number][0] == raw:
                 self.closed.append((raw, self.opened.pop(number)[1], len(self.pieces)))
                 self._add(Close(raw, raw))
@@ -177,7 +176,6 @@ class _Run:
         self._add(Open(raw, raw))
 
     def _end_link(self, kind: str, start: int, span: str, raw: str) -> None:
-        """Take a bracket that may end a link."""
         place, begin = self.links.pop() if self.links else (-1, 0)
         label = " ".join(self.text[begin : min(start, begin + _LONGEST_LABEL)].split())
         if place < 0 or (kind == "short" and folded(label) not in self.inline.labels):
@@ -220,7 +218,6 @@ def _respelt(run: _Run) -> dict[str, str]:
 
 
 def _mark(kind: str, raw: str) -> Piece:
-    """Return the piece of a sign or tag."""
     if kind in ("code", "math"):
         return Verbatim(raw, raw.strip("`$").strip() if "\n" not in raw and "\r" not in raw else "")
     if kind == "shown":
@@ -249,6 +246,12 @@ def _spellings(pieces: Sequence[Piece], sources: Sequence[str]) -> Spellings:
 def folded(label: str) -> str:
     """Return a link's label as the parser compares it."""
     return " ".join(label.split()).lower().upper()
+
+
+def _is_empty(pieces: Sequence[Piece], number: int) -> bool:
+    """Return whether emphasis without text begins at a piece: `**` would be read as another mark."""
+    first, second = pieces[max(number, 0)], pieces[number + 1] if number + 1 < len(pieces) else None
+    return isinstance(first, Open) and isinstance(second, Close) and first.name in ("*", "_", "**", "__", "~~")
 
 
 class _Shortcut(NamedTuple):
@@ -286,9 +289,11 @@ class _Form:
         """Return the pieces as strings and slots."""
         template: Template = []
         begin = 0  # of a link's text
-        for piece in pieces:
+        for number, piece in enumerate(pieces):
             if isinstance(piece, str):
                 template.append(self._text(piece, template))
+                continue
+            if _is_empty(pieces, number) or _is_empty(pieces, number - 1):
                 continue
             raw = piece.raw
             if isinstance(raw, _Shortcut):

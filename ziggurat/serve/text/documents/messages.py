@@ -6,18 +6,20 @@ A message is read as what it shows itself to be: ICU's MessageFormat, HTML, or t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import regex
 
+from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.charsets import Charset, decoded
-from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.icu import FORMATTED, MessageError, icu_template, parse
 from ziggurat.serve.text.markup import HTML, MarkupRules, PlainForm, Template, filled, markup_template, written
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, Verbatim
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests, together
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import BRANCHES
 from ziggurat.serve.text.tokens import BLOCKS, Token, html_tokens
 from ziggurat.system.errors import DataError, printable
@@ -56,7 +58,7 @@ def message(text: str, options: Options, notices: Counter[str]) -> SentenceReque
         return text
     if tags:
         tokens = list(html_tokens(text))
-        rules = _rules(tokens)
+        rules = with_own_elements(tokens)
         whole: Template = []
         for form in _plural_forms(tokens):
             whole += [form] if isinstance(form, str) else markup_template(form, rules)
@@ -65,6 +67,18 @@ def message(text: str, options: Options, notices: Counter[str]) -> SentenceReque
     for number, part in enumerate(_DIVIDED.split(text)):
         template += [part] if number % 2 else filled(_named(part), PlainForm())
     return (yield from written(template, options, notices))
+
+
+def placed(
+    works: Sequence[Callable[[TextNotices], SentenceRequests[str]]], places: Sequence[str], notices: TextNotices
+) -> SentenceRequests[list[str]]:
+    """Return works as one; what each counts in the notices that it is given gets its place."""
+    own = [TextNotices() for _ in works]
+    done = yield from together([work(mine) for work, mine in zip(works, own, strict=True)])
+    for place, mine in zip(places, own, strict=True):
+        for kind, count in mine.items():
+            notices.add(kind, place, count)
+    return done
 
 
 def _is_html(text: str) -> bool:
@@ -97,11 +111,11 @@ def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
     yield form
 
 
-def _rules(tokens: Sequence[Token]) -> MarkupRules:
-    """Return HTML's rules with elements that only a program knows (`<link>terms</link>`) inside of sentences."""
+def with_own_elements(tokens: Sequence[Token], rules: MarkupRules = HTML) -> MarkupRules:
+    """Return rules with elements that only a program knows (`<link>terms</link>`) inside of sentences."""
     own = {token.name for token in tokens if token.kind == "close"}
-    own -= HTML.inline | HTML.copied | BLOCKS | {"br"}
-    return replace(HTML, inline=HTML.inline | own, void=HTML.void - own) if own else HTML
+    own -= rules.inline | rules.copied | BLOCKS | {"br"}
+    return replace(rules, inline=rules.inline | own, void=rules.void - own) if own else rules
 
 
 def _named(text: str) -> list[Piece]:
@@ -135,6 +149,7 @@ _STRING = regex.compile(r'"((?:[^"\\]++|\\.)*+)"')
 # A letter beyond ASCII may be written as its bytes, one escape for each.
 _ESCAPE = regex.compile(r"(?:\\(?P<octal>[0-7]{1,3}))+|(?:\\x(?P<hex>[0-9A-Fa-f]{1,2}))+|\\(?P<sign>.)")
 _CHARSET = regex.compile(r'"Content-Type:[^"\n]*?charset=([^\s\\";]+)', flags=regex.IGNORECASE)
+_LANGUAGE = regex.compile(r"^(?P<source>X-Source-)?Language:[ \t]*+([\w@.\-]++)", flags=regex.MULTILINE)
 _Entry: TypeAlias = "dict[str, tuple[int, int, str]]"
 _ESCAPES = {
     "n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\\": "\\", '"': '"'
@@ -147,22 +162,32 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
 
     Of plurals, form 0 is the translation of the singular and all others that of the plural; forms that the file does
     not list are not added. The file keeps its character set if that has the letters of the translations, and is UTF-8
-    otherwise. Raises DataError: a line that is none of a .po file, or bytes that are not of its character set.
+    otherwise.
+
+    Raises DataError: a line that is none of a .po file, bytes that are not of its character set, or other languages in
+    its header than those of `settings`.
     """
     label = _CHARSET.search(content.decode("latin-1"))
     text, charset = decoded(content, name, label[1] if label else "")
     lines = regex.findall(r"[^\n]*+\n|[^\n]++", text)
-    notices: Counter[str] = Counter()
+    notices = TextNotices()
     wanted: list[tuple[_Entry, str, str]] = []  # an entry, a keyword of it and its source
     for entry in _entries(lines, name):
         source = entry.get("msgid")
         if source is None or not source[2]:
+            _refuse_languages(entry, settings, name)
             continue
-        for key, (_, _, said) in entry.items():
-            if key.startswith("msgstr") and not said:
+        left = settings.leaves(source[2], entry.get("msgctxt", source)[2])
+        for key, (begin, _, said) in entry.items():
+            if not key.startswith("msgstr") or said:
+                continue
+            if left:
+                notices.add("left_by_key", f"line {begin + 1}")
+            else:
                 plural = key not in ("msgstr", "msgstr[0]")
                 wanted.append((entry, key, entry.get("msgid_plural", source)[2] if plural else source[2]))
-    done = yield from together([message(source, settings.options, notices) for _, _, source in wanted])
+    works = [partial(message, source, settings.options) for _, _, source in wanted]
+    done = yield from placed(works, [f"line {entry[key][0] + 1}" for entry, key, _ in wanted], notices)
     for (entry, key, source_text), answer in zip(wanted, done, strict=True):
         begin, end, _ = entry[key]
         quoted = _quoted(_edges(source_text, answer))
@@ -172,6 +197,14 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
     for first in {min(begin for begin, _, _ in entry.values()) for entry, _, _ in wanted}:
         _flag(lines, first)
     return Result(_encoded("".join(lines), charset), notices)
+
+
+def _refuse_languages(entry: _Entry, settings: Settings, name: str) -> None:
+    """Raise DataError where a header names other languages than those of the settings."""
+    for said in (said for key, (_, _, said) in entry.items() if key.startswith("msgstr")):
+        for found in _LANGUAGE.finditer(said):
+            source, target = (found[2], "") if found["source"] else ("", found[2])
+            settings.refuse_languages(source, target, name)
 
 
 def _line_end(line: str) -> str:

@@ -15,12 +15,13 @@ from urllib.parse import unquote
 
 import regex
 
-from ziggurat.serve.text.documents.archive import Archive, Settings
+from ziggurat.serve.text.documents.archive import Archive
 from ziggurat.serve.text.documents.opendocument import xml_members
 from ziggurat.serve.text.markup import Raw, Template, TemplateGroup, add, filled
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.tokens import Token, read_xml, spelt
+from ziggurat.serve.text.settings import Settings
+from ziggurat.serve.text.tokens import Token, read_xml, spelt, xml_ends
 
 _SPACES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
@@ -84,13 +85,11 @@ def _office(
     templates = {part: _Part(xml.tokens).template() for part, xml in documents.items()}
     outcome = yield from xml_members(archive, documents, templates, settings)
     for part in filter(_EMBEDDED.fullmatch, archive.names):
-        outcome.notices["left_out"] += 1
-        outcome.places.setdefault("left_out", part)
+        outcome.notices.add("left_out", part)
     return outcome
 
 
 def _content_types(archive: Archive, name: str) -> dict[str, str]:
-    """Return the content type of each member that has one."""
     part = "[Content_Types].xml"
     if part not in archive.names:
         return {}
@@ -167,16 +166,9 @@ class _Part:
     """One XML file of the archive."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
-        self.tokens = tokens
-        self.ends: dict[int, int] = {}
+        self.tokens, self.ends = tokens, xml_ends(tokens)
         # Templates of paragraphs by place: one in a text box is met again when the source of that around it is kept.
         self.made: dict[int, Template] = {}
-        stack: list[int] = []
-        for place, token in enumerate(tokens):
-            if token.kind == "open":
-                stack.append(place)
-            elif token.kind == "close":
-                self.ends[stack.pop()] = place
 
     def template(self, begin: int = 0, end: int | None = None) -> Template:
         """Return the template of the tokens from `begin` to `end`, with a slot for each paragraph."""
@@ -242,7 +234,6 @@ class _Paragraph:
         return [*template, TemplateGroup(filled(pieces, form), source=part.template(begin, last)), tail]
 
     def _inline(self, begin: int, end: int) -> None:
-        """Read runs and what is around and between them."""
         place, part = begin, self.part
         while place < end:
             token, after = part.tokens[place], part.after(place)
@@ -257,7 +248,6 @@ class _Paragraph:
             place = after
 
     def _around(self, place: int) -> None:
-        """Read an element around runs."""
         part, end = self.part, self.part.ends[place]
         begin, last = place + 1, end
         for child in part.children(place):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import posixpath
-from collections import Counter
 from dataclasses import replace
 from urllib.parse import unquote
 
 import regex
 
-from ziggurat.serve.text.documents.archive import Archive, Settings
-from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, MarkupRules, Template, markup_template, written
+from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.documents.archive import Archive
+from ziggurat.serve.text.markup import PAGES, MarkupRules, Template, markup_template, written
 from ziggurat.serve.text.sentences import Result, SentenceRequests, together
+from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.tokens import Xml, read_xml, spelt
 from ziggurat.system.errors import DataError
 
@@ -20,18 +21,10 @@ def _named(prefix: str, names: str) -> frozenset[str]:
     return frozenset(f"{prefix}:{name}" for name in names.split())
 
 
+_PREFIXES = {"drawing": "draw", "svg-compatible": "svg"}
 _OPEN_DOCUMENT = {
-    f"urn:oasis:names:tc:opendocument:xmlns:{name}:1.0": prefix
-    for name, prefix in [
-        *(
-            ("text", "text"),
-            ("table", "table"),
-            ("drawing", "draw"),
-            ("office", "office"),
-            ("presentation", "presentation"),
-        ),
-        *(("style", "style"), ("meta", "meta"), ("form", "form"), ("script", "script"), ("svg-compatible", "svg")),
-    ]
+    f"urn:oasis:names:tc:opendocument:xmlns:{name}:1.0": _PREFIXES.get(name, name)
+    for name in "text table drawing office presentation style meta form script svg-compatible".split()  # noqa: SIM905
 }
 _TEXT = MarkupRules(
     inline=_named("text", "span a meta meta-field ruby ruby-base"),
@@ -77,12 +70,9 @@ def xml_members(
     archive: Archive, documents: dict[str, Xml], templates: dict[str, Template], settings: Settings
 ) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating templates of an archive's members; all others keep their bytes."""
-    notices: Counter[str] = Counter()
+    notices = TextNotices()
     said = yield from together([written(template, settings.options, notices) for template in templates.values()])
-    changed = {
-        part: documents[part].encoded(text)
-        for part, text in zip(templates, said, strict=True)
-    }  # fmt: skip
+    changed = {part: documents[part].encoded(text) for part, text in zip(templates, said, strict=True)}
     return Result(archive.replaced(changed), notices)
 
 
@@ -100,12 +90,7 @@ def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resu
     archive = Archive(content, name, settings.limits)
     package = _package(archive, name)
     book = read_xml(archive.markup(package), f"{name}: {package}")
-    rules = replace(
-        HTML,
-        xml=True,
-        attributes=HTML_ATTRIBUTES if settings.attributes else frozenset(),
-        languages=(settings.source, settings.target),
-    )
+    rules = replace(PAGES, xml=True, languages=(settings.source, settings.target))
     documents: dict[str, Xml] = {}
     templates: dict[str, Template] = {}
     for token in book.tokens:
@@ -123,7 +108,6 @@ def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resu
 
 
 def _package(archive: Archive, name: str) -> str:
-    """Return the name of the package document."""
     for token in read_xml(archive.markup(_CONTAINER), f"{name}: {_CONTAINER}").tokens:
         if token.name == "rootfile" and (path := token.attributes.get("full-path")):
             return path

@@ -1,0 +1,324 @@
+"""Mass runs over documents: what becomes of their text under translators whose answers are known.
+
+    python -m tools.documents FOLDER ... [--commonmark spec.json] [--json]
+
+Each document under the folders, of every kind that is known by its name, goes through three translators. `identity`
+gives every sentence back; `letters` puts another letter for each of a to z, so that from its output the source can be
+read again; `capitals` writes capitals. Counted are documents that `identity` changed, words that were lost or doubled,
+words that people read and nobody asked the translator for although no notice says so (skipped), and outputs that do not
+open. Documents that are refused are listed. Of CommonMark's examples (spec.json of a version of the specification)
+those are counted that `identity` changed, and those whose HTML has other tags under `letters`.
+
+The status is 1 where anything was counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import io
+import json
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import regex
+
+from ziggurat.serve.text.documents.kinds import KINDS, DocumentKind, document, document_kind
+from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation, run
+from ziggurat.serve.text.settings import Settings
+from ziggurat.serve.text.splitting import protected, sentencex_splitter
+from ziggurat.system.errors import DataError
+
+Translate = Callable[[list[str]], list[SentenceTranslation]]
+
+FAULTS = ("changed", "lost", "doubled", "skipped", "not opening")
+"""FAULTS are what is counted: documents, words, words, words, documents."""
+STAYS = {"not_parsed", "endings_kept", "nothing_to_translate", "no_cues", "not_shown", "left_out", "not_read"}
+"""STAYS are the notices that say that text stayed."""
+BILINGUAL = {"XLIFF", "TMX", "gettext"}
+"""BILINGUAL are kinds whose translations stand beside their sources."""
+_SMALL, _CAPITAL = 0x1D5EE, 0x1D5D4  # mathematical letters, which no document here has
+_FORTH = {ord("a") + n: _SMALL + n for n in range(26)} | {ord("A") + n: _CAPITAL + n for n in range(26)}
+_BACK = {other: letter for letter, other in _FORTH.items()}
+_TOKENS = regex.compile(r"\w+|[^\w\s]")
+_MARKUP = (".xml", ".xhtml", ".html", ".htm", ".ncx", ".opf", ".rels", ".xht")
+
+
+def answering(change: Callable[[str], str]) -> Translate:
+    """Return a translator that writes each sentence as `change` does, which keeps its length."""
+
+    def translate(sentences: list[str]) -> list[SentenceTranslation]:
+        links = [[Link(*found.span(), *found.span()) for found in _TOKENS.finditer(text)] for text in sentences]
+        return [SentenceTranslation(change(text), own) for text, own in zip(sentences, links, strict=True)]
+
+    return translate
+
+
+def letters(text: str) -> str:
+    """Return `text` with another letter for each of a to z."""
+    return text.translate(_FORTH)
+
+
+def capitals(text: str) -> str:
+    """Return `text` in capitals, where these are one character."""
+    return "".join(c.upper() if len(c.upper()) == 1 else c for c in text)
+
+
+def translated(content: bytes, name: str, change: Callable[[str], str]) -> Result[bytes]:
+    """Return what becomes of a document. Raises DataError for one that is refused."""
+    target = "de" if document_kind(name).name == "TMX" else ""
+    settings = Settings(Options(sentencex_splitter("en")), target=target)
+    return run(document(content, name, settings), answering(change))
+
+
+def parts(content: bytes) -> dict[str, bytes]:
+    """Return the members of an archive by name; a file that is none is its only part, with the name ""."""
+    if not zipfile.is_zipfile(io.BytesIO(content)):
+        return {"": content}
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def opens(content: bytes, name: str) -> bool:
+    """Return whether a document can be read by us, and as what it is by others."""
+    try:
+        translated(content, name, str)
+        for part, inside in parts(content).items():
+            if (part or name).endswith((".xml", ".rels", ".xlf", ".xliff", ".tmx", ".ncx", ".opf")):
+                ElementTree.fromstring(inside)
+            elif name.endswith((".json", ".arb")):
+                json.loads(inside.decode("utf-8-sig"))
+    except (DataError, ElementTree.ParseError, ValueError):
+        return False
+    return True
+
+
+# Words
+
+_DIVIDES = regex.compile(
+    r"</?(?:w:p|w:tab|w:br|w:cr|w:ptab|a:p|a:br|text:(?:p|h|s|tab|line-break)|p|div|br|li|t[dhr]|h[1-6]|source|target|"
+    r"item|string|title|text)\b[^<>]*+>"
+)
+_TAG = regex.compile(r"<!--.*?-->|<[A-Za-z/!?][^<>]*+>", flags=regex.DOTALL)
+_ESCAPE = regex.compile(r"(?:\\u[0-9A-Fa-f]{4})++|\\[nrt]")
+_WORD = regex.compile(r"[A-Za-z]{2,}+")
+
+
+def words(text: str, kind: DocumentKind, back: Callable[[str], str]) -> Counter[str]:
+    """Return the words of a file, between its tags and in them, as `back` reads them."""
+    text = _ESCAPE.sub(lambda found: json.loads(f'"{found[0]}"'), text) if kind.name in ESCAPED else text
+    counts = Counter[str]()
+    if kind.name == "Markdown":
+        text = regex.sub(r"[*_~]", "", text)
+    if kind.name not in ("text", "gettext", "JSON"):
+        for tag in _TAG.findall(text) if kind.name not in OFFICE else ():
+            counts.update(_WORD.findall(back(html.unescape(tag))))
+        text = _TAG.sub("", _DIVIDES.sub(" ", text))
+    counts.update(_WORD.findall(back(text if kind.name == "text" else html.unescape(text))))
+    return counts
+
+
+def decoded(content: bytes) -> str:
+    """Return the text of a part, by its mark or declaration."""
+    label = regex.search(rb"""(?:encoding|charset)\s*=\s*["']?([\w-]+)""", content[:500])
+    for encoding in (
+        "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8",
+        (label or [b"", b""])[1].decode(),
+    ):
+        try:
+            return content.decode(encoding)
+        except (UnicodeDecodeError, LookupError):
+            continue
+    return content.decode("latin-1")
+
+
+def compared(before: bytes, after: bytes, name: str, back: Callable[[str], str]) -> Counter[str]:
+    """Return how many words of a document its translation lost and doubled, once it is read back."""
+    kind, counts = document_kind(name), Counter[str]()
+    old, new = parts(before), parts(after)
+    for part, content in old.items():
+        if part and not part.endswith(_MARKUP):
+            counts["lost"] += content != new.get(part)
+            continue
+        source = _REPLACED.sub("", decoded(content)) if kind.name == "XLIFF" else decoded(content)
+        wanted, found = (words(each, kind, back) for each in (source, decoded(new.get(part, b""))))
+        counts["lost"] += (wanted - found).total()
+        more = found - wanted
+        if kind.name in BILINGUAL:  # a translation has the words of its source
+            more = Counter({word: count for word, count in more.items() if word not in _ADDED | wanted.keys()})
+        elif kind.name == "Markdown":  # a link whose text is its label gets the label when the text changes
+            more -= Counter(_WORD.findall(back(" ".join(_LABEL.findall(decoded(new[part]))))))
+        counts["doubled"] += more.total()
+    return counts
+
+
+_ADDED = frozenset(
+    _WORD.findall("target state needs-review-translation qualifier leveraged-mt translated fuzzy tuv xml:lang seg de")
+)
+"""_ADDED are words in the tags that formats of pairs get, and the flag of gettext."""
+_REPLACED = regex.compile(r"""(?s)<target\b[^<>]*\bstate="(?:new|needs-translation)".*?</target>|\bstate="initial" """)
+_LABEL = regex.compile(r"\]\[[^\[\]\n]*+\]")
+ESCAPED = {"JSON", "gettext", "Android"}
+"""ESCAPED are kinds that write characters with a backslash."""
+OFFICE = {"Word", "PowerPoint"}
+"""OFFICE are kinds in which the tags of a run stand as often as its text is divided."""
+
+
+# What is not shown to a translator, as docs/documents.md says
+
+_KEPT = {
+    "HTML": r"""(?isx) <!--.*?-->
+        | <(script|style|code|kbd|samp|var|pre|textarea|svg|math|template|noscript|audio|video|canvas|iframe|map|object
+            |picture|rp|rt|rtc|xmp|noembed|noframes|plaintext)\b.*?</\1\s*>
+        | <(\w+)\b[^<>]*(?:translate=["']?no|notranslate)[^<>]*>.*?</\2\s*> | <[A-Za-z/!?][^<>]*+>""",
+    "Markdown": r"""(?imsx) \A---\n.*?^---$ | \A\+\+\+\n.*?^\+\+\+$  # front matter
+        | ^[\ \t>]*(?:[-*+]\ +)?(`{3,}|~{3,})(?!\{?(?:note|tip|warn|ad-))[^\n]*\n.*?^[\ \t>]*\1[\ \t]*$
+        | (?<!`)(`+)(?!`)(?:(?!\n\s*\n).)+?(?<!`)\2(?!`) | ^(?:\ \ \ \ |\t).*?$ | <!--.*?--> | <[A-Za-z/!?][^<>]*>
+        | \$\$.*?\$\$ | \$[^$\n]+\$ | \\\(.*?\\\) | \\\[.*?\\\] | \\begin\{(\w+)\}.*?\\end\{\3\}
+        | \]\([^()\s]*(?:\([^()]*\)[^()\s]*)*[^()]*\) | \]\[[^\]]*\] | ^[\ >]{0,6}\[[^\]]+\]:.*?$
+        | \{[{%].*?[%}]\} | \{:.*?\} | \{[\#.][^{}]*\} | \{/\*.*?\*/\} | :[a-z_]+: | \[!\w+\] | \[-?@[^\]]*\]
+        | ^\s*(?:::::*|!!!|\?\?\?|===)\+?[\ \t]*\{?[\w-]*\}? | ^(?:import|export)\b.*?$
+        | ^\s*--8<--.*?$ | ^\s*\.\.\ \w+::""",
+    "SubRip": r"(?m)^\s*\d.*?(?:-->|→|[–—]>).*$|<[^<>]*>|\{\\[^{}]*\}",
+    "WebVTT": r"""(?msx) \A.*?(?=\n\s*\n|\Z) | ^[^\n]*-->.*?$ | ^[^\n]*\n(?=[^\n]*-->) | <[^<>]*>
+        | ^(?:NOTE|STYLE|REGION)\b.*?(?=\n\s*\n|\Z)""",
+    "Android": r"""(?sx) <(string|string-array|plurals)\b[^<>]*translatable="false".*?</\1> | <xliff:g\b.*?</xliff:g>
+        | >\s*[@?][\w:./]+\s*< | <(color|bool|dimen|integer|style)\b.*?</\2> | <[^<>]*>""",
+}
+"""_KEPT is a kind -> what of its files stays, as docs/documents.md says."""
+_DEFINED = regex.compile(r"^[ >]{0,6}\[([^\]\n]+)\]:", flags=regex.MULTILINE)
+_CELL = regex.compile(r"(?<!\\)\|")
+_SHOWN = {  # of formats whose text stands in elements
+    "Word": (("word/",), r"(?s)<w:t(?:\s[^<>]*)?>(.*?)</w:t>|<a:t(?:\s[^<>]*)?>(.*?)</a:t>"),
+    "PowerPoint": (
+        ("ppt/slides/", "ppt/notesSlides/", "ppt/diagrams/", "ppt/charts/"),
+        r"(?s)<a:t(?:\s[^<>]*)?>(.*?)</a:t>",
+    ),
+    "OpenDocument text": (("content.xml",), r"(?s)<text:(?:p|h|span|a)\b[^<>]*(?<!/)>([^<]*)"),
+    "OpenDocument presentation": (("content.xml",), r"(?s)<text:(?:p|h|span|a)\b[^<>]*(?<!/)>([^<]*)"),
+    "XLIFF": (("",), r"(?s)<target\b[^<>]*(?<!/)>(.*?)</target>"),
+}
+
+
+def skipped(outcome: Result[bytes], name: str) -> int:
+    """Return how many words of a to z people read in a translation by `letters`, if no notice says that text stayed."""
+    kind = document_kind(name)
+    if STAYS & outcome.notices.keys() or kind.name in ("JSON", "TMX", "gettext"):
+        return 0
+    count = 0
+    for part, content in parts(outcome.value).items():
+        text = decoded(content)
+        if kind.name in _SHOWN:
+            begins, shown = _SHOWN[kind.name]
+            if not part.startswith(begins) or not part.endswith(".xml"):
+                continue
+            text = " ".join("".join(found.groups("")) for found in regex.finditer(shown, text))
+        elif kind.name == "EPUB" and not part.endswith((".xhtml", ".html", ".htm")):
+            continue
+        else:
+            labels = _DEFINED.findall(text) if kind.name == "Markdown" else []
+            if kind.name == "Markdown":  # cells of tables are separate texts
+                text = regex.sub(r"(?m)^[ >]*\|.*$", lambda row: _CELL.sub("\n\n", row[0]), text)
+            pattern = _KEPT.get("HTML" if kind.name == "EPUB" else kind.name)
+            text = regex.sub(pattern, " ", text) if pattern else text
+            for label in labels:
+                text = text.replace(f"[{label}]", " ")
+        text = html.unescape(text)
+        for item in reversed(protected(text)):
+            text = text[: item.start] + " " + text[item.end :]
+        count += len(_WORD.findall(text))
+    return count
+
+
+def examined(content: bytes, name: str) -> Counter[str]:
+    """Return what is wrong with the translations of a document. Raises DataError for one that is refused."""
+    counts = Counter[str]()
+    same = translated(content, name, str)
+    if document_kind(name).name in BILINGUAL:  # the translations that were missing are there now
+        counts["changed"] += parts(translated(same.value, name, str).value) != parts(same.value)
+    else:
+        counts["changed"] += parts(same.value) != parts(content)
+    other = translated(content, name, letters)
+    counts += compared(content, other.value, name, lambda text: text.translate(_BACK))
+    counts["skipped"] += skipped(other, name)
+    large = translated(content, name, capitals)
+    counts += compared(content, large.value, name, str.casefold)
+    counts["not opening"] += sum(not opens(each.value, name) for each in (same, other, large))
+    return counts
+
+
+def found(folders: list[Path]) -> Iterator[Path]:
+    """Yield the documents under the folders, in order."""
+    endings = tuple(ending for kind in KINDS for ending in kind.endings)
+    for folder in folders:
+        yield from sorted(path for path in folder.rglob("*") if path.is_file() and path.name.lower().endswith(endings))
+
+
+def examine(folders: list[Path]) -> tuple[dict[str, Counter[str]], list[str], list[str]]:
+    """Return the counts by kind, a line for each document with faults, and one for each that is refused."""
+    table: dict[str, Counter[str]] = {}
+    faults, refused = list[str](), list[str]()
+    for path in found(folders):
+        counts = table.setdefault(document_kind(path.name).name, Counter())
+        counts["documents"] += 1
+        try:
+            own = examined(path.read_bytes(), path.name)
+        except DataError as error:
+            counts["refused"] += 1
+            refused.append(f"{path}: {str(error).removeprefix(f'{path.name}: ')}")
+            continue
+        counts.update(own)
+        if said := ", ".join(f"{own[fault]} {fault}" for fault in FAULTS if own[fault]):
+            faults.append(f"{path}: {said}")
+    return table, faults, refused
+
+
+def commonmark(path: Path) -> tuple[Counter[str], list[str]]:
+    """Return the counts of CommonMark's examples, and a line for each with faults."""
+    from markdown_it import MarkdownIt
+
+    parser, counts, faults = MarkdownIt("commonmark"), Counter[str](), list[str]()
+    for example in json.loads(path.read_text(encoding="utf-8")):
+        source = example["markdown"]
+        tags = [_TAG.findall(parser.render(text)) for text in (source, translated_text(source).translate(_BACK))]
+        own = Counter(documents=1, changed=translated_text(source, str) != source, structure=tags[0] != tags[1])
+        counts.update(own)
+        if own["changed"] or own["structure"]:
+            faults.append(f"CommonMark's example {example.get('example', '?')}")
+    return counts, faults
+
+
+def translated_text(source: str, change: Callable[[str], str] = letters) -> str:
+    """Return what becomes of Markdown."""
+    return translated(source.encode(), "a.md", change).value.decode()
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the command; return its status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.documents", description=__doc__.split("\n\n")[0])
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
+    parser.add_argument("--commonmark", type=Path, metavar="FILE", help="spec.json of CommonMark")
+    parser.add_argument("--json", action="store_true", help="the counts as JSON")
+    given = parser.parse_args(words)
+    table, faults, refused = examine(given.folders)
+    if given.commonmark:
+        table["CommonMark"], more = commonmark(given.commonmark)
+        faults += more
+    if given.json:
+        print(json.dumps({"kinds": table, "faults": faults, "refused": refused}, indent=1))
+        return bool(faults)
+    columns = ("documents", "refused", *FAULTS, "structure")
+    print(f"{'kind':26}" + "".join(f"{column:>12}" for column in columns))
+    for kind, counts in sorted(table.items()):
+        print(f"{kind:26}" + "".join(f"{counts[column]:12,}" for column in columns))
+    for title, lines in (("Refused:", refused), ("Faults:", faults)):
+        print("\n".join(["", title, *lines]) if lines else "", end="\n" if lines else "")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

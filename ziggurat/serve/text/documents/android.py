@@ -1,0 +1,158 @@
+"""Android's `strings.xml`: strings, arrays of strings, plurals; HTML in them, escapes (`\\'`, `\\n`), `<xliff:g>`.
+
+https://developer.android.com/guide/topics/resources/string-resource says how such a file is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from html import unescape
+
+import regex
+
+from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.documents.bilingual import CDATA, HTML_TAG, html_in_xml, with_tags
+from ziggurat.serve.text.documents.messages import placed, with_own_elements
+from ziggurat.serve.text.markup import HTML, Template, markup_template, written
+from ziggurat.serve.text.sentences import Result, SentenceRequests
+from ziggurat.serve.text.settings import Settings
+from ziggurat.serve.text.splitting import has_words
+from ziggurat.serve.text.tokens import Spelling, Token, html_tokens, read_xml, xml_ends
+from ziggurat.system.errors import DataError, printable
+
+_SPACES = {"urn:oasis:names:tc:xliff:document:1.2": "xliff", "http://schemas.android.com/tools": "tools"}
+_REFERENCE = regex.compile(r"\s*+(?:[@?](?:[+*]?+[\w.]++:)?(?:\+?[\w.]++/)?[\w.]++|#[0-9A-Fa-f]{3,8})\s*+")
+_ESCAPE = regex.compile(r"(?:\\u(?P<code>[0-9A-Fa-f]{4}))+|\\.|\"", flags=regex.DOTALL)
+_WRITTEN = str.maketrans({"\\": "\\\\", "'": "\\'", '"': '\\"', "\n": "\\n", "\t": "\\t"})
+_LOCALE = regex.compile(r"""(\btools:locale\s*+=\s*+["'])[^"']*+""")
+
+
+def android(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
+    """Return the work of translating the strings of an Android application, known by its element `resources`.
+
+    Elements with `translatable="false"` and references (`@string/other`) stay; so do resources of other types, of which
+    those with text are counted. A `tools:locale` that is the source's becomes the target's.
+
+    Raises DataError: XML of another kind, or of another language than those of `settings`.
+    """
+    xml = read_xml(content, name, _SPACES)
+    tokens, ends = xml.tokens, xml_ends(xml.tokens)
+    root = next((place for place, token in enumerate(tokens) if token.kind in ("open", "empty")), 0)
+    if tokens[root].name != "resources":
+        raise DataError(
+            f"{name}: of XML only Android's strings (`resources`) and files with an ending that is known are read; its "
+            f"element is {printable(tokens[root].name, 60)!r}"
+        )
+    out = [token.raw for token in tokens]
+    locale = tokens[root].attributes.get("tools:locale", "")
+    if settings.becomes_target(locale, name):
+        out[root] = _LOCALE.sub(rf"\g<1>{settings.target}", out[root])
+    notices, wanted = TextNotices(), list[tuple[int, str]]()
+    for place, key, called in _strings(tokens, ends, root, notices):
+        if settings.leaves(key):
+            notices.add("left_by_key", called)
+        else:
+            wanted.append((place, called))
+    templates = [_template(tokens[place + 1 : ends[place]]) for place, _ in wanted]
+    works = [partial(written, template, settings.options) for template in templates]
+    done = yield from placed(works, [called for _, called in wanted], notices)
+    for (place, _), said in zip(wanted, done, strict=True):
+        out[place + 1 : ends[place]] = [said, *[""] * (ends[place] - place - 2)]
+    return Result(xml.encoded("".join(out)), notices)
+
+
+def _strings(
+    tokens: Sequence[Token], ends: dict[int, int], root: int, notices: TextNotices
+) -> Iterator[tuple[int, str, str]]:
+    """Yield the place of each string, the name of the resource that it is of, and what it is called in notices."""
+    for place in _children(tokens, ends, root):
+        token = tokens[place]
+        key = token.attributes.get("name", "")
+        called = f"{token.name} {printable(key, 60)}"
+        if "false" in (token.attributes.get("translatable"), tokens[root].attributes.get("translatable")):
+            continue
+        if token.name == "string" or token.attributes.get("type") == "string":
+            yield place, key, called
+        elif token.name in ("string-array", "plurals"):
+            for number, item in enumerate(_children(tokens, ends, place), start=1):
+                yield item, key, f"{called}, item {number}"
+        elif token.name == "array":  # of values of any type
+            items = ("".join(t.text for t in tokens[item : ends[item]]) for item in _children(tokens, ends, place))
+            if any(has_words(text, []) and not _REFERENCE.fullmatch(text) for text in items):
+                notices.add("not_read", called)
+
+
+def _children(tokens: Sequence[Token], ends: dict[int, int], parent: int) -> Iterator[int]:
+    """Yield the places of the elements directly in one, but those that are empty."""
+    place = parent + 1
+    while place < ends.get(parent, parent):
+        if tokens[place].kind == "open" and ends[place] > place + 1:
+            yield place
+        place = ends.get(place, place) + 1
+
+
+def _template(inside: Sequence[Token]) -> Template:
+    if len(inside) == 1 and inside[0].kind == "text":
+        if _REFERENCE.fullmatch(inside[0].text):
+            return [inside[0].raw]
+        if inside[0].raw.startswith(CDATA) or HTML_TAG.search(inside[0].text):
+            return html_in_xml(inside[0], lambda text: _markup(list(html_tokens(text)), xml=False))
+    spell = Spelling("".join(token.raw for token in inside if token.kind == "text"), xml=True).of
+    parts = list[Token]()
+    for token in inside:
+        parts += with_tags(token, spell) if token.kind == "text" and HTML_TAG.search(token.text) else [token]
+    return _markup(parts, xml=True)
+
+
+def _markup(tokens: Sequence[Token], *, xml: bool) -> Template:
+    rules = replace(with_own_elements(tokens, _RULES), xml=xml)
+    return markup_template([part for token in tokens for part in _divided(token)], rules)
+
+
+def _divided(token: Token) -> Iterator[Token]:
+    """Yield text with its escapes as characters, and between two texts the end of a line, or a quotation mark."""
+    if token.kind != "text":
+        yield token
+        return
+    if token.raw.startswith(CDATA):  # beside elements
+        yield token._replace(text=_unescaped(token.text))
+        return
+    begin = 0
+    for found in _ESCAPE.finditer(token.raw):
+        if found[0] in ("\\n", '"'):
+            yield _text(token.raw[begin : found.start()])
+            yield Token("empty", found[0], "quote" if found[0] == '"' else "br")
+            begin = found.end()
+    yield _text(token.raw[begin:])
+
+
+def _text(raw: str) -> Token:
+    return Token("text", raw, text=_unescaped(unescape(raw)))
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(_letters, text)
+
+
+def _letters(found: regex.Match[str]) -> str:
+    """Return what escapes stand for; two of `\\u` may be one character."""
+    if codes := found.captures("code"):
+        return bytes.fromhex("".join(codes)).decode("utf-16-be", "replace")
+    return {"\\n": "\n", "\\t": "\t"}.get(found[0], found[0][-1])
+
+
+def _escaped(text: str) -> str:
+    """Return text with Android's escapes; `@` and `?` mean something at the beginning of a string."""
+    escaped = text.translate(_WRITTEN)
+    return f"\\{escaped}" if escaped.startswith(("@", "?")) else escaped
+
+
+_RULES = replace(
+    HTML,
+    inline=HTML.inline | {"pair"},
+    copied=HTML.copied | {"xliff:g"},
+    points=frozenset(("quote", "x")),
+    escape=_escaped,
+)
