@@ -217,7 +217,7 @@ def _record(name: str, experiment: Experiment, inspection: Inspection, recipe: P
         **asdict(inspection),
         "published_parameters": published,
         "published_costs": recipe.table_row.published.costs if recipe else {},
-        "unheeded": unused_settings(experiment.model),
+        "unheeded": list(unused_settings(experiment.model)),
         "notices": [str(notice) for notice in notices(experiment)],
     }
 
