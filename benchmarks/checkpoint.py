@@ -36,7 +36,7 @@ from ziggurat.model.build import build_model, parameter_roles
 from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.device import keep_freed_memory
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.run_log import RunLog
+from ziggurat.train.records import RunLog
 from ziggurat.train.saving import Saver
 from ziggurat.train.update import Parallel, train_update
 

@@ -40,7 +40,7 @@ SHORT = {
     "__init__.py": "the face of the package",
     "__main__.py": "python -m ziggurat",
     "config/experiment.py": "the root of the schema",
-    "serve/interfaces/page.py": "the web page, beside the four interfaces",
+    "serve/interfaces/native.py": "the web page, beside the four interfaces",
     "corpora/pipeline/demo_data.py": "the two pipelines that come with the package",
 }
 """SHORT is a module under 60 lines -> why it stands alone; the heads of folders (`__init__.py`) need no reason."""
@@ -196,7 +196,10 @@ SAME_NAME = {
     "kinds.py": "one table of kinds for each subject (docs/architecture.md)",
     "app.py": "the application of a server, and of the command line",
     "alignment.py": "the verb, and the alignment of served text",
+    "corpora.py": "the verbs on corpora, and the step of a pipeline",
     "ctranslate2.py": "export to it, and translation by it",
+    "depth.py": "depth that changes: its settings, and what becomes of a model",
+    "documents.py": "those of the verb, and those over HTTP",
     "engine.py": "the engine of a server's model, of a pipeline, and the choice of one by a verb",
     "evaluation.py": "the verb, and the step of a pipeline",
     "experiment.py": "the root of the schema, and its rules",
@@ -205,6 +208,7 @@ SAME_NAME = {
     "lines.py": "lines of corpora, of documents, of synthetic pairs",
     "model.py": "the section of the schema, and its rules",
     "models.py": "the models of a pipeline",
+    "notices.py": "those on settings, and those on translated texts",
     "modifiers.py": "their configuration, and their edits",
     "page.py": "a page of the server, and of a report",
     "pipeline.py": "its configuration, and its verb",

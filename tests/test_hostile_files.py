@@ -33,7 +33,7 @@ from ziggurat.system.compressed import byte_blocks, uncompressed_file
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import CHECKSUMS_FILE
 from ziggurat.train.diagnosis.health import read_warnings
-from ziggurat.train.diagnosis.records import read_records
+from ziggurat.train.records import read_records
 
 GIB = 1 << 30
 MINIMAL = "data: {source_language: de, target_language: en, store: s}\n"

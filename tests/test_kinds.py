@@ -29,9 +29,8 @@ from ziggurat.config.kinds import (
     ResidualKind,
 )
 from ziggurat.config.model import DecoderConfig, EncoderConfig, InitConfig, ModelConfig, StackConfig
-from ziggurat.model.attention.kinds import ATTENTION, ENCODER_ATTENTION
 from ziggurat.model.init import INIT, Distribution, ModelDepth
-from ziggurat.model.kinds import HISTORY, RESIDUAL
+from ziggurat.model.kinds import ATTENTION, ENCODER_ATTENTION, HISTORY, RESIDUAL
 from ziggurat.model.roles import Role, Slot
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,7 +76,7 @@ AXES = {
         DecoderAttentionKind,
         {
             "ATTENTIONS (ziggurat/config/kinds.py)": ATTENTIONS,
-            "ATTENTION (ziggurat/model/attention/kinds.py)": ATTENTION,
+            "ATTENTION (ziggurat/model/kinds.py)": ATTENTION,
         },
         "## Attention",
         DecoderConfig,
@@ -87,7 +86,7 @@ AXES = {
         EncoderAttentionKind,
         {
             "ATTENTIONS (ziggurat/config/kinds.py)": ATTENTIONS,
-            "ENCODER_ATTENTION (ziggurat/model/attention/kinds.py)": ENCODER_ATTENTION,
+            "ENCODER_ATTENTION (ziggurat/model/kinds.py)": ENCODER_ATTENTION,
         },
         "## Attention",
         EncoderConfig,

@@ -28,8 +28,8 @@ from xml.etree import ElementTree
 import regex
 
 from ziggurat.serve.text.documents.kinds import KINDS, DocumentKind, document, document_kind
+from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation, run
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import protected, sentencex_splitter
 from ziggurat.system.errors import DataError
 

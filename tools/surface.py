@@ -85,7 +85,7 @@ def help_texts() -> str:
 def explanations() -> str:
     """What `explain` says of every key of both schemas, of every method and of every paper."""
     from ziggurat.config.choices import choices
-    from ziggurat.config.papers import paper_keys
+    from ziggurat.config.recipes import paper_keys
 
     methods = sorted({str(choice.value) for choice in choices() if choice.value})
     return "\n".join(run("explain", name) for name in ["", *methods, *sorted(paper_keys())])

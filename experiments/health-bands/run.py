@@ -24,8 +24,8 @@ sys.path.insert(0, str(HERE.parent / "depth-check"))
 from configurations import METHODS, SHARED  # noqa: E402
 
 from ziggurat.config.recipes import load_named  # noqa: E402
-from ziggurat.train.diagnosis.records import read_records, write_records  # noqa: E402
 from ziggurat.train.loop import train  # noqa: E402
+from ziggurat.train.records import read_records, write_records  # noqa: E402
 
 RUNS: list[tuple[str, str, str, int]] = [
     ("18-18", "post", "1e-3", 300),

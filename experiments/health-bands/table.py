@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 
 from ziggurat.train.diagnosis.health import Watch, readings
-from ziggurat.train.diagnosis.records import read_records
+from ziggurat.train.records import read_records
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WARMUP = 120

@@ -13,7 +13,7 @@ import typer
 from tests.cli.conftest import Ziggurat, tiny_config
 from tests.cli.test_terminal import started, updates_of, wait_for
 from ziggurat.cli.app import app
-from ziggurat.cli.demo import _experiment, _next_steps
+from ziggurat.cli.pipeline import _experiment, _next_steps
 from ziggurat.corpora.fetch.downloads import default_folder
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

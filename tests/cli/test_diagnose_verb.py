@@ -14,8 +14,8 @@ from tests.conftest import tiny_experiment
 from tests.train.runs import QUIET
 from ziggurat.inspect.diagnose import LAYER_MEASURES
 from ziggurat.train.diagnosis.gradients import STACKS
-from ziggurat.train.diagnosis.records import DEPTH_FILE, read_records, write_records
 from ziggurat.train.loop import train
+from ziggurat.train.records import DEPTH_FILE, read_records, write_records
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from tests.cli.conftest import Ziggurat
 from tests.serve.text.files import docx, members, odt
 from ziggurat.serve.text.alignment import control_pieces, rendered
 from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.translate.translator import load_translator
 

@@ -20,8 +20,7 @@ from ziggurat import __version__
 from ziggurat.cli.app import app
 from ziggurat.cli.output import counted
 from ziggurat.config import load_experiment
-from ziggurat.config.papers import paper_keys, paper_recipes
-from ziggurat.config.recipes import load_named
+from ziggurat.config.recipes import load_named, paper_keys, paper_recipes
 from ziggurat.data.babel import generate
 from ziggurat.train.schedule import TrainingResult
 

@@ -23,8 +23,7 @@ from ziggurat.config.kinds import (
     PositionKind,
     ResidualKind,
 )
-from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
-from ziggurat.config.recipes import load_named, recipe_names
+from ziggurat.config.recipes import PaperRecipe, find_paper_recipe, load_named, paper_keys, paper_recipes, recipe_names
 from ziggurat.config.reference import METHODS, methods_in_use
 from ziggurat.inspect.cost import Cost, estimate_cost
 from ziggurat.model.build import build_model

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat
-from ziggurat.cli.perturbing import perturbation_names
+from ziggurat.cli.compare import perturbation_names
 from ziggurat.evaluate.perturbations import PERTURBATIONS
 from ziggurat.system.errors import ConfigError
 

@@ -23,11 +23,10 @@ from ziggurat.config.choices import (
     recipes_with,
     refused_with,
 )
+from ziggurat.config.depth import CopyStrategy
 from ziggurat.config.experiment import Experiment
-from ziggurat.config.growth import CopyStrategy
-from ziggurat.config.papers import paper_keys
 from ziggurat.config.pipeline import PipelineConfig
-from ziggurat.config.recipes import load_named, recipe_names
+from ziggurat.config.recipes import load_named, paper_keys, recipe_names
 from ziggurat.config.reference import KEYS, METHODS, entries
 
 ROOT = Path(__file__).resolve().parents[2]

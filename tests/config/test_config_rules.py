@@ -12,9 +12,8 @@ from tests.config.update_golden import load_once
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.kinds import INITIALISATIONS
 from ziggurat.config.model import ModelConfig
+from ziggurat.config.notices import notices, unused_in_data, unused_in_decoding, unused_in_training, unused_settings
 from ziggurat.config.recipes import recipe_names
-from ziggurat.config.rules.doubtful import notices
-from ziggurat.config.rules.unused import unused_in_data, unused_in_decoding, unused_in_training, unused_settings
 from ziggurat.system.errors import ConfigError, Problem
 from ziggurat.train.schedule import learning_rate
 

@@ -9,9 +9,18 @@ import pytest
 from tests.config.update_golden import GOLDEN, load_once, paper_dump
 from tests.inspect.test_figures import EVERYTHING
 from ziggurat.config import Experiment, dump, parse_experiment
-from ziggurat.config.growth import saved_passes
-from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
-from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_names, recipe_summary, recipe_text
+from ziggurat.config.depth import saved_passes
+from ziggurat.config.recipes import (
+    PaperRecipe,
+    find_paper_recipe,
+    load_named,
+    paper_keys,
+    paper_recipes,
+    plain_recipe_names,
+    recipe_names,
+    recipe_summary,
+    recipe_text,
+)
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.yaml_text import parse_yaml
 

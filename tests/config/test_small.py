@@ -12,8 +12,7 @@ import torch
 
 from tests.config.update_golden import load_once
 from ziggurat.config import Experiment, parse_experiment
-from ziggurat.config.papers import paper_keys, paper_recipes
-from ziggurat.config.recipes import RULES, SUFFIX, SmallCorpus, recipe_text, small_content
+from ziggurat.config.recipes import RULES, SUFFIX, SmallCorpus, paper_keys, paper_recipes, recipe_text, small_content
 from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare
 from ziggurat.model.build import build_model

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config import Experiment, dump
-from ziggurat.config.papers import paper_keys, paper_recipes
-from ziggurat.config.recipes import load_named, plain_recipe_names
+from ziggurat.config.recipes import load_named, paper_keys, paper_recipes, plain_recipe_names
 from ziggurat.system.yaml_text import to_yaml
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.data.cleaning.filters import length_ratio, too_many_words
-from ziggurat.data.cleaning.lengths import character_lengths, has_unspaced, visible_lengths, word_counts
+from ziggurat.data.lines import character_lengths, has_unspaced, visible_lengths, word_counts
 
 PAIRS = {
     "chinese": (

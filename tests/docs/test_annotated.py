@@ -39,7 +39,7 @@ def test_the_page_runs_equals_the_toolkit_and_shows_what_it_measures(capsys: pyt
 def assert_same_search(names: dict[str, Any]) -> None:
     """Compare the page's beam search with the toolkit's, on a model whose translations have different lengths."""
     from ziggurat.translate.choice import SearchSettings, Sentence
-    from ziggurat.translate.length import LengthPenalty
+    from ziggurat.translate.hypotheses import LengthPenalty
     from ziggurat.translate.scorers import ModelScorer
     from ziggurat.translate.search import search
 

@@ -9,8 +9,7 @@ import pytest
 
 from tests.docs.pages import ROOT, blocks, without_blocks
 from tests.inspect.test_figures import EVERYTHING
-from ziggurat.config.papers import paper_keys, paper_recipes
-from ziggurat.config.recipes import SUFFIX
+from ziggurat.config.recipes import SUFFIX, paper_keys, paper_recipes
 
 TEXT = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
 RECIPES = {name for key in paper_keys() for name in paper_recipes(key)}

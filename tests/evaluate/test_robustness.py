@@ -14,8 +14,7 @@ from sacrebleu.significance import PairedTest
 
 from ziggurat.evaluate.findings import FEWEST_CASES
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.robustness import PerturbedScore, Robustness, judge
-from ziggurat.evaluate.significance import holm
+from ziggurat.evaluate.significance import PerturbedScore, Robustness, holm, judge
 from ziggurat.inspect.report.page import robustness_page
 
 WORDS = [

@@ -11,7 +11,7 @@ from tests.model.checks import V, batch
 from tests.small import small_config
 from ziggurat.config import ModelConfig
 from ziggurat.config.kinds import HistoryKind, ResidualKind
-from ziggurat.exchange.fold import NotPlainError, fold
+from ziggurat.exchange.plain import NotPlainError, fold
 from ziggurat.model.build import build_model
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import load_weights, weights

@@ -30,7 +30,7 @@ from ziggurat.model.build import build_model
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.system.errors import CheckpointError, ConfigError
 from ziggurat.translate.choice import SearchSettings, Sentence
-from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.hypotheses import LengthPenalty
 from ziggurat.translate.scorers import ModelScorer
 from ziggurat.translate.search import search
 

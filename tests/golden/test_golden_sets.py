@@ -24,8 +24,8 @@ from ziggurat.inspect.report.runs import read_run
 from ziggurat.model.run_folder import CHECKPOINT_FORMAT, checkpoint_folders
 from ziggurat.model.tensors import read_tensors
 from ziggurat.system.files import CHECKSUMS_FORMAT
-from ziggurat.train.diagnosis.records import read_records
 from ziggurat.train.loop import train
+from ziggurat.train.records import read_records
 from ziggurat.train.run import reopen_run
 from ziggurat.translate.ctranslate2 import CTranslate2Translator
 from ziggurat.translate.translator import load_translator

@@ -8,7 +8,7 @@ from typing import Any
 
 from ziggurat.config import Experiment
 from ziggurat.inspect.report.runs import Ending, ReportRun
-from ziggurat.train.diagnosis.records import Record
+from ziggurat.train.records import Record
 
 N, M = 4, 3
 KINDS = {

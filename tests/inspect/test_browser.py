@@ -21,8 +21,7 @@ from ziggurat.data.prepare import prepare
 from ziggurat.inspect.report.content import Content, gather
 from ziggurat.inspect.report.figure import numbers
 from ziggurat.inspect.report.page import page
-from ziggurat.inspect.report.runs import read_runs
-from ziggurat.inspect.report.samples import dev_sentences
+from ziggurat.inspect.report.runs import dev_sentences, read_runs
 from ziggurat.train.loop import train
 
 HOSTILE = "<script>alert(1)</script>"

@@ -36,7 +36,7 @@ from ziggurat.inspect.report.panels import (
     variance,
 )
 from ziggurat.inspect.report.runs import ReportRun
-from ziggurat.train.diagnosis.records import Record
+from ziggurat.train.records import Record
 
 EVERYTHING = [
     "learning-curves",

@@ -14,13 +14,12 @@ from tests.conftest import tiny_experiment
 from tests.inspect import hand_made
 from tests.inspect.runs import train_record, validation_record, write_run
 from ziggurat.data.prepare import prepare
-from ziggurat.inspect.report import samples
+from ziggurat.inspect.report import runs as samples
 from ziggurat.inspect.report.content import Content, as_record, gather
 from ziggurat.inspect.report.figure import numbers
 from ziggurat.inspect.report.page import page
-from ziggurat.inspect.report.runs import read_runs
-from ziggurat.inspect.report.samples import Sentences, Translated
-from ziggurat.train.diagnosis.records import Record, write_records
+from ziggurat.inspect.report.runs import Sentences, Translated, read_runs
+from ziggurat.train.records import Record, write_records
 
 HOSTILE = "<script>alert(1)<"
 AS_TEXT = "&lt;script&gt;alert(1)&lt;"

@@ -16,8 +16,7 @@ from sacrebleu import sentence_chrf
 from tests.conftest import tiny_experiment
 from ziggurat.config import DecodingConfig
 from ziggurat.data.corpus import Store
-from ziggurat.inspect.report.runs import read_run
-from ziggurat.inspect.report.samples import _search, as_csv, dev_sentences, sample_groups, translated
+from ziggurat.inspect.report.runs import _search, as_csv, dev_sentences, read_run, sample_groups, translated
 from ziggurat.model.directory import write_model_directory
 from ziggurat.model.run_folder import MODEL_FILE
 from ziggurat.model.tensors import read_tensors

@@ -18,7 +18,7 @@ from ziggurat.inspect.report.content import _common_weights, as_record, differin
 from ziggurat.inspect.report.page import answer, compared
 from ziggurat.inspect.report.runs import read_run, read_runs
 from ziggurat.model.run_folder import MODEL_FILE
-from ziggurat.train.diagnosis.records import Record, write_records
+from ziggurat.train.records import Record, write_records
 
 
 def verdict_of(folder: Path, metrics: list[dict[str, Any]], floor: float | None = 5.9, **values: Any) -> str:

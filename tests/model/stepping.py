@@ -9,9 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ziggurat.model.attention.average_and_merged import WholeTarget
 from ziggurat.model.attention.cache import LiveBeams, Mask, causal_mask
 from ziggurat.model.attention.multihead import OwnAttention
+from ziggurat.model.attention.variants import WholeTarget
 
 Module = TypeVar("Module", bound=nn.Module)
 Logit = Callable[[Tensor, Tensor, int, int], float]

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from tests.model.stepping import assert_steps_equal_whole, causal, draw, linear, randomised
-from ziggurat.model.attention.average_and_merged import (
+from ziggurat.model.attention.cache import LiveBeams
+from ziggurat.model.attention.multihead import SelfAttention
+from ziggurat.model.attention.variants import (
     AverageAttention,
     AverageCache,
     SimplifiedAverageAttention,
     causal_average,
 )
-from ziggurat.model.attention.cache import LiveBeams
-from ziggurat.model.attention.multihead import SelfAttention
 from ziggurat.model.build import count_parameters as count
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.feed_forward import FeedForward
-from ziggurat.model.linear import ShiftedLinear
+from ziggurat.model.linear import FeedForward, ShiftedLinear
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.roles import Role, assign_roles
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.feed_forward import FeedForward, GatedFeedForward
-from ziggurat.model.linear import ShiftedLinear
+from ziggurat.model.linear import FeedForward, GatedFeedForward, ShiftedLinear
 from ziggurat.model.roles import Role, assign_roles
 
 

@@ -12,7 +12,7 @@ from tests.composition import model as small_model
 from tests.composition import refusal
 from tests.parameter_counts import encoder
 from tests.small import moved, small_config
-from ziggurat.config.growth import CopyStrategy, GrowthConfig, growth_refused
+from ziggurat.config.depth import CopyStrategy, GrowthConfig, growth_refused
 from ziggurat.config.kinds import DecoderAttentionKind, HistoryKind, ResidualKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.model.build import build_model, count_parameters

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from tests.model.stepping import causal, draw, linear, randomised, weights_of, whole
 from ziggurat.config import ModelConfig
-from ziggurat.model.attention.average_and_merged import (
+from ziggurat.model.attention.cache import LiveBeams, LiveMemory, Mask, padding_mask
+from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.model.attention.variants import (
     AverageAttention,
     MergedAttention,
     MergedAverageAttention,
+    RelativeAttention,
     SimplifiedAverageAttention,
     causal_average,
 )
-from ziggurat.model.attention.cache import LiveBeams, LiveMemory, Mask, padding_mask
-from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
-from ziggurat.model.attention.relative import RelativeAttention
 from ziggurat.model.build import count_parameters as count
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Linear, ShiftedLinear

@@ -14,8 +14,7 @@ from ziggurat.model.fast import compiled
 from ziggurat.model.fast import packed as packed_module
 from ziggurat.model.fast.compiled import Precision
 from ziggurat.model.fast.packed import Int8Linear, PackedFeedForward, PackedLinear, PackedOutput, available, pack
-from ziggurat.model.feed_forward import FeedForward
-from ziggurat.model.linear import Linear
+from ziggurat.model.linear import FeedForward, Linear
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 PRECISIONS: list[Precision] = [p for p in ("float32", "bfloat16", "int8") if available(p)]

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.model.attention import multihead
-from ziggurat.model.attention.average_and_merged import WholeTarget
 from ziggurat.model.attention.cache import causal_mask, padding_mask
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.model.attention.variants import WholeTarget
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.feed_forward import FeedForward
 from ziggurat.model.kinds import RESIDUAL
+from ziggurat.model.linear import FeedForward
 from ziggurat.model.residual.base import Residual, ResidualOptions, SublayerPosition
 from ziggurat.model.transformer import DecoderLayer, EncoderLayer, SourceView
 

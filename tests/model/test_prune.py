@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.small import moved, small_config
 from ziggurat.config import ModelConfig
-from ziggurat.config.layers import LeftOut, unprunable
+from ziggurat.config.depth import LeftOut, unprunable
 from ziggurat.model.build import assemble, build_model
 from ziggurat.model.depth import prune
 from ziggurat.model.seq2seq import Seq2Seq

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from tests.model.stepping import assert_steps_equal_whole, attend_to_self, causal, draw, linear, randomised, weights_of
 from ziggurat.model.attention.cache import padding_mask
-from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
-from ziggurat.model.attention.relative import RelativeAttention
-from ziggurat.model.attention.scaling import QueryKeyScaling
+from ziggurat.model.attention.multihead import CrossAttention, QueryKeyScaling, SelfAttention
+from ziggurat.model.attention.variants import RelativeAttention
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.roles import Role, assign_roles
 

@@ -22,7 +22,7 @@ from tests.config.test_config_rules import DATA
 from tests.small import merged, moved, small_config
 from tests.train.batches import batches
 from ziggurat.config.experiment import Experiment
-from ziggurat.config.rules.doubtful import notices
+from ziggurat.config.notices import notices
 from ziggurat.config.train import LossConfig, Recompute, RecomputeConfig, TrainingConfig
 from ziggurat.model import seq2seq
 from ziggurat.model.build import build_model, set_recompute

@@ -13,7 +13,7 @@ from tests.model.stepping import assert_steps_equal_whole, causal, draw, linear,
 from ziggurat.model.attention import multihead
 from ziggurat.model.attention.cache import padding_mask
 from ziggurat.model.attention.multihead import SelfAttention
-from ziggurat.model.attention.relative import RelativeAttention
+from ziggurat.model.attention.variants import RelativeAttention
 from ziggurat.model.build import count_parameters as count
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.roles import Role, assign_roles

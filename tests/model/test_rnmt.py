@@ -38,7 +38,7 @@ from ziggurat.train.objective import batch_loss
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.update import Parallel, train_update
 from ziggurat.translate.choice import SearchSettings, Sentence
-from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.hypotheses import LengthPenalty
 from ziggurat.translate.scorers import ModelScorer
 from ziggurat.translate.search import search
 

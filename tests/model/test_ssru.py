@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.model.stepping import assert_steps_equal_whole, draw, linear, randomised
-from ziggurat.model.attention.average_and_merged import Ssru
+from ziggurat.model.attention.variants import Ssru
 from ziggurat.model.build import count_parameters as count
 from ziggurat.model.linear import Linear, ShiftedLinear
 from ziggurat.model.lstm import decayed_sum

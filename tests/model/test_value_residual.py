@@ -10,10 +10,10 @@ from torch import Tensor
 
 from tests.composition import model as small_model
 from tests.model.stepping import draw, randomised
-from ziggurat.config.growth import GrowthConfig, growth_refused
+from ziggurat.config.depth import GrowthConfig, growth_refused
 from ziggurat.config.train import RecomputeConfig
 from ziggurat.model.attention.multihead import CrossAttention, FirstValues, SelfAttention, ValueResidual
-from ziggurat.model.attention.relative import RelativeAttention
+from ziggurat.model.attention.variants import RelativeAttention
 from ziggurat.model.build import build_model, set_recompute
 from ziggurat.model.dropout import Dropout
 

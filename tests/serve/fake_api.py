@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ziggurat.serve.interfaces.page import page_routes
+from ziggurat.serve.interfaces.native import page_routes
 
 LANGUAGES = {"de": "German", "en": "English", "ar": "Arabic", "qlo": "Qlo"}
 PAIRS = {"de": ["en"], "en": ["de", "ar", "qlo"], "ar": ["en"]}

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from tests.serve.conftest import Serve
 from tests.vocabulary import SENTENCES
-from ziggurat.serve.interfaces.description import Described
+from ziggurat.serve.requests import Described
 
 LINE = SENTENCES[0]
 EN_DE = {"source": "en", "target": "de"}

@@ -19,9 +19,8 @@ from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.files import fingerprint
 from ziggurat.train.checkpoint import read_progress
 from ziggurat.train.diagnosis.health import WARNINGS_FILE
-from ziggurat.train.diagnosis.records import DEPTH_FILE
 from ziggurat.train.loop import train
-from ziggurat.train.run_log import CLOCK_FIELDS
+from ziggurat.train.records import CLOCK_FIELDS, DEPTH_FILE
 
 QUIET = Console(file=io.StringIO())
 """Takes what a run would print."""

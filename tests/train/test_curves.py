@@ -23,8 +23,8 @@ from ziggurat.model.run_folder import checkpoint_folders, read_meta, write_meta
 from ziggurat.system.errors import CheckpointError
 from ziggurat.train.average import CheckpointSelection, average_run, regular_checkpoints
 from ziggurat.train.checkpoint import read_progress
-from ziggurat.train.diagnosis.records import read_records
 from ziggurat.train.loop import train
+from ziggurat.train.records import read_records
 from ziggurat.train.update import train_update
 
 UPDATES = 23

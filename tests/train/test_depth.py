@@ -20,10 +20,9 @@ from ziggurat.train import progress
 from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.depth_records import DepthReporter
 from ziggurat.train.diagnosis.health import WARNINGS_FILE, read_warnings
-from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, read_records
 from ziggurat.train.loop import train
 from ziggurat.train.progress import ProgressLine, RecordWindow, Reporter
-from ziggurat.train.run_log import MetricsWriter, RunLog
+from ziggurat.train.records import DEPTH_FILE, MetricsWriter, Record, RunLog, read_records
 from ziggurat.train.trackers import Pixels
 from ziggurat.train.update import UpdateResult
 

@@ -28,11 +28,11 @@ from ziggurat.train.depth_records import measured
 from ziggurat.train.device import Shortage
 from ziggurat.train.diagnosis.measures import Snapshot
 from ziggurat.train.diagnosis.probe import MEASURES
-from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, read_records
 from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
 from ziggurat.train.objective import probe_loss, profile_batch
 from ziggurat.train.optim import Optimiser
+from ziggurat.train.records import DEPTH_FILE, Record, read_records
 from ziggurat.train.update import Parallel, train_update
 
 EVERY: dict[str, Any] = {"every_updates": 2, "tokens": 100, "max_share": None}

@@ -17,8 +17,8 @@ from tests.conftest import tiny_experiment
 from tests.docs.pages import blocks
 from tests.train.runs import QUIET, outcome, records
 from ziggurat.config import Experiment, parse_experiment
+from ziggurat.config.notices import data_notices
 from ziggurat.config.recipes import load_named
-from ziggurat.config.rules.doubtful import data_notices
 from ziggurat.data.batching import CorpusMix
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
@@ -27,8 +27,8 @@ from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import checkpoint_folders, mend_links
 from ziggurat.system.errors import CheckpointError, ConfigError
 from ziggurat.train.checkpoint import RunProgress, read_progress
-from ziggurat.train.diagnosis.records import Record
 from ziggurat.train.loop import train
+from ziggurat.train.records import Record
 from ziggurat.train.run import reopen_run
 from ziggurat.train.saving import prune
 from ziggurat.train.validate import (

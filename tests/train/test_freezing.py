@@ -14,9 +14,9 @@ from tests.conftest import tiny_experiment
 from tests.train.launch import run_together
 from tests.train.runs import QUIET, outcome, records, same_records
 from ziggurat.config import Experiment
-from ziggurat.config.layers import LeftOut
+from ziggurat.config.depth import LeftOut
 from ziggurat.config.load import load_experiment
-from ziggurat.config.rules.doubtful import notices
+from ziggurat.config.notices import notices
 from ziggurat.model.depth import pruned_experiment
 from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import checkpoint_folders
@@ -24,9 +24,9 @@ from ziggurat.model.tensors import weights
 from ziggurat.system.errors import ConfigError
 from ziggurat.train.checkpoint import load_checkpoint
 from ziggurat.train.diagnosis.health import readings
-from ziggurat.train.diagnosis.records import read_records
 from ziggurat.train.learner import grow_model
 from ziggurat.train.loop import train
+from ziggurat.train.records import read_records
 from ziggurat.train.run import reopen_run
 
 SETTINGS: dict[str, Any] = {

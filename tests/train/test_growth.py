@@ -19,7 +19,7 @@ from tests.conftest import tiny_experiment
 from tests.small import small_config
 from tests.train.runs import records
 from ziggurat.config import Experiment
-from ziggurat.config.growth import CopyStrategy, GrowthConfig, cut_short, growth_refused, saved_passes
+from ziggurat.config.depth import CopyStrategy, GrowthConfig, cut_short, growth_refused, saved_passes
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig

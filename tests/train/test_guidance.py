@@ -17,8 +17,8 @@ from tests.small import small_config
 from tests.train.batches import LENGTHS, LINKS, batches
 from tests.train.runs import QUIET, final_bytes, records
 from ziggurat.config import Experiment
+from ziggurat.config.depth import LeftOut
 from ziggurat.config.experiment import Experiment as Checked
-from ziggurat.config.layers import LeftOut
 from ziggurat.config.load import change_section
 from ziggurat.config.train import LossConfig, OptimiserConfig, RecomputeConfig
 from ziggurat.data.aligner import error_rate, format_links

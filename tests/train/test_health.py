@@ -28,7 +28,7 @@ from ziggurat.train.diagnosis.health import (
     in_use,
     readings,
 )
-from ziggurat.train.diagnosis.records import Record
+from ziggurat.train.records import Record
 
 LATE = LATE_WARMUPS * 100
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ziggurat.train.diagnosis.health import Watch
-from ziggurat.train.diagnosis.records import read_records
+from ziggurat.train.records import read_records
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments/health-bands/results"
 pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="experiments/ is not beside the tests")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.train.runs import records
 from ziggurat.config.model import ModelConfig
-from ziggurat.train.run_log import MetricsWriter, RunLog
+from ziggurat.train.records import MetricsWriter, RunLog
 
 
 def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_records_that_cannot_be_removed_are_said_and_none_is_added(
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "update": 7}\n')
     with monkeypatch.context() as patch:
         full = OSError(errno.ENOSPC, "No space left on device")
-        patch.setattr("ziggurat.train.diagnosis.records.write_atomically", lambda *_: (_ for _ in ()).throw(full))
+        patch.setattr("ziggurat.train.records.write_atomically", lambda *_: (_ for _ in ()).throw(full))
         metrics = MetricsWriter(tmp_path, log, update=5)
     metrics.write("train", 6, {"loss": 2.0})
     metrics.close()

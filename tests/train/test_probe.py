@@ -18,8 +18,8 @@ from tests.small import moved, small_config
 from ziggurat.config.kinds import HistoryKind, ResidualKind
 from ziggurat.config.train import LossConfig
 from ziggurat.data.loader import Batch
-from ziggurat.model.attention.average_and_merged import WholeTarget
 from ziggurat.model.attention.cache import causal_mask, padding_mask
+from ziggurat.model.attention.variants import WholeTarget
 from ziggurat.model.build import build_model
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.transformer import Decoder, Encoder

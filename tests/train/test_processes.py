@@ -13,7 +13,7 @@ import torch
 from torch.distributed import HashStore
 
 from tests.train.launch import finish, launch, run_together
-from ziggurat.exchange.fold import NotPlainError
+from ziggurat.exchange.plain import NotPlainError
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, TrainingError
 from ziggurat.system.staging import BeingBuiltError
 from ziggurat.train.distributed import Processes, _meeting_place, joined

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ziggurat.system.errors import DataError
-from ziggurat.train.diagnosis.records import Record, read_records, write_records
+from ziggurat.train.records import Record, read_records, write_records
 
 FIRST = Record(0, 12.5, {"encoder": 2, "decoder": 1}, {"nll": 9.0, "r": {"encoder": 1.5, "decoder": 1.0}})
 SECOND = Record(200, 13.0, {"encoder": 2, "decoder": 1}, {"history_weights": {"encoder": [[1.0, math.nan], [0.5, 2]]}})

@@ -18,7 +18,7 @@ from tests.conftest import tiny_experiment
 from tests.train.poison import planned, poison
 from tests.train.runs import QUIET, final_bytes, records
 from ziggurat.config import Experiment, dump, parse_experiment
-from ziggurat.config.rules.doubtful import notices
+from ziggurat.config.notices import notices
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.model.run_folder import CHECKPOINT_FORMAT, checkpoint_folders, read_meta, write_meta

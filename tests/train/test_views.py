@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ziggurat.train.diagnosis.records import SCALES, ColourScale, Record, heat_maps, scalars, thinned
+from ziggurat.train.records import SCALES, ColourScale, Record, heat_maps, scalars, thinned
 
 
 def record(update: int = 1, **values: Any) -> Record:

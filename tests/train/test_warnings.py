@@ -9,7 +9,7 @@ import pytest
 
 from ziggurat.system.errors import DataError
 from ziggurat.train.diagnosis.health import CALM, FADING, WARNINGS_FILE, RunWarning, Watch, read_warnings
-from ziggurat.train.diagnosis.records import Record
+from ziggurat.train.records import Record
 
 
 def record(update: int, ratio: float | None) -> Record:

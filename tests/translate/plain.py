@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tests.translate.doubles import Prefix, TableScorer, random_attention
 from ziggurat.translate.choice import RuleOptions, SearchSettings
-from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.hypotheses import LengthPenalty
 
 BOS, EOS = 0, 1
 
@@ -24,7 +24,7 @@ class Plain:
 
 
 def penalised(penalty: LengthPenalty, log_probability: float, length: int, attention: list[float]) -> float:
-    """The penalties once more, written from docs: nothing of ziggurat.translate.length is used."""
+    """The penalties once more, written from docs: nothing of ziggurat.translate.hypotheses is used."""
     base = {"none": 1.0, "power": length, "gnmt": (5 + length) / 6, "lingvo": (5 + length) / 5}[penalty.kind]
     rho = penalty.length_ratio
     coverage = sum(math.log(min(max(a / rho, 0.001), 0.5)) for a in attention)

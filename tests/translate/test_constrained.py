@@ -21,7 +21,7 @@ from ziggurat.translate.choice import (
     Sentence,
     searched_together,
 )
-from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.hypotheses import LengthPenalty
 from ziggurat.translate.search import search
 
 Phrases = tuple[tuple[int, ...], ...]

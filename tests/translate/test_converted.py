@@ -31,9 +31,8 @@ from ziggurat.exchange.anatomy import dissect
 from ziggurat.exchange.ctranslate2 import write_ctranslate2
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ZigguratError
-from ziggurat.translate.converted import NO_LIMIT, read_converted
 from ziggurat.translate.ctranslate2 import CTranslate2Translator
-from ziggurat.translate.engines import export_folder, is_converted
+from ziggurat.translate.engines import NO_LIMIT, export_folder, is_converted, read_converted
 from ziggurat.translate.results import one_line
 
 pytestmark = pytest.mark.filterwarnings("ignore::ziggurat.translate.results.TranslationWarning")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.translate.doubles import Prefix, TableScorer, random_log_probabilities
 from tests.translate.plain import BOS, EOS, penalised
 from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
-from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.hypotheses import LengthPenalty
 from ziggurat.translate.search import search
 
 Found = list[tuple[list[int], float, bool]]

@@ -26,8 +26,7 @@ from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.translate.choice import SearchSettings, Sentence
-from ziggurat.translate.hypotheses import IdHypothesis
-from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.hypotheses import IdHypothesis, LengthPenalty
 from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.scorers import (
     EnsembleScorer,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ziggurat.config import LengthPenaltyConfig
-from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.hypotheses import LengthPenalty
 
 CASES = [
     ("none", 0.6, 1.0),

@@ -10,8 +10,7 @@ import torch
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.translate.choice import SearchSettings, Sentence
-from ziggurat.translate.hypotheses import IdHypothesis
-from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.hypotheses import IdHypothesis, LengthPenalty
 from ziggurat.translate.scorers import ForcedScore, ModelScorer, force_score, length_batches
 from ziggurat.translate.search import search
 

@@ -15,8 +15,7 @@ from tests.translate.doubles import Prefix, TableScorer, random_log_probabilitie
 from tests.translate.plain import BOS, EOS, Plain, fairseq_search, penalised, plain_search
 from ziggurat.system.errors import ConfigError
 from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
-from ziggurat.translate.hypotheses import IdHypothesis, best_tokens
-from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.hypotheses import IdHypothesis, LengthPenalty, best_tokens
 from ziggurat.translate.search import NonFiniteScoreError, search
 
 

@@ -12,20 +12,16 @@ import typer
 from typer.core import TyperCommand
 
 from ziggurat import __version__
-from ziggurat.cli.alignment import align
 from ziggurat.cli.backtranslation import backtranslate, filter_corpus
-from ziggurat.cli.demo import demo
+from ziggurat.cli.corpora import align, fetch
 from ziggurat.cli.evaluation import evaluate, score
-from ziggurat.cli.explaining import explain
 from ziggurat.cli.export import export, import_model
-from ziggurat.cli.fetching import fetch
 from ziggurat.cli.inspection import inspect
-from ziggurat.cli.pipeline import pipeline
-from ziggurat.cli.preparation import prepare, recipes, shortlist
+from ziggurat.cli.pipeline import demo, pipeline
+from ziggurat.cli.preparation import explain, prepare, recipes, shortlist
 from ziggurat.cli.reporting import diagnose, report
-from ziggurat.cli.serving import serve
 from ziggurat.cli.training import average, grow, train
-from ziggurat.cli.translation import translate
+from ziggurat.cli.translation import serve, translate
 from ziggurat.cli.tuning import tune
 from ziggurat.system.errors import ConfigError, printable
 

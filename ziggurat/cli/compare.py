@@ -1,14 +1,16 @@
-"""`evaluate --compare`: systems are read from files or translated with, compared, and printed as tables."""
+"""The verb evaluate on several systems: tables of a comparison, and what disturbances of the source cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ziggurat.cli.engine import open_engine, warnings_shown
+from ziggurat.cli.engine import model_languages, open_engine, warnings_shown
 from ziggurat.cli.output import (
     check_input,
+    check_page,
     check_scored,
     counted,
     input_stream,
@@ -20,6 +22,7 @@ from ziggurat.cli.output import (
     refuse_empty,
     refuse_overwriting,
     say,
+    write_parts,
 )
 from ziggurat.cli.score_tables import comparison_table
 from ziggurat.cli.scoring import SystemOptions, check_test_set, kept_file, translated, warn_of_sides
@@ -28,6 +31,8 @@ from ziggurat.system.errors import ConfigError, printable
 if TYPE_CHECKING:
     from ziggurat.evaluate.comparison import Comparison
     from ziggurat.evaluate.findings import BucketTable, NgramTable, OverSeeds, Scores, SentenceTable
+    from ziggurat.evaluate.perturbations import SystemOutputs
+    from ziggurat.evaluate.significance import Effect, PairwiseTest, Robustness
 
 
 _EXAMPLES = 3  # sentences shown for each of two systems; the JSON has more
@@ -296,3 +301,140 @@ def _lines(paths: Sequence[str]) -> Iterator[str]:
 
     for path in paths:
         yield from read_lines(*input_stream(path))
+
+
+_SIGNIFICANT = 0.05
+_SHOWN = 4096  # characters shown of a path or signature
+
+
+def perturbation_names(listed: str) -> list[str]:
+    """Return the perturbations of a comma-separated list, in their own order; `all` stands for all of them."""
+    from ziggurat.evaluate.perturbations import perturbation_names as names_of
+
+    names = [name.strip().lower() for name in listed.split(",") if name.strip()]
+    return names_of(names or [""], "--perturb")
+
+
+def perturb_systems(
+    options: SystemOptions,
+    perturbations: Sequence[str],
+    *,
+    ensemble: Sequence[str],
+    seed: int,
+    page: str | None,
+    json: bool,
+) -> None:
+    """Translate the test set as it is and disturbed by every system, and print or write what that costs.
+
+    `ensemble` are further members of the only system; `page` is the path of an HTML file.
+    """
+    from ziggurat.evaluate.perturbations import DisturbedSet, changes_any
+    from ziggurat.evaluate.scores import METRICS
+
+    # (1) Texts and options are checked before a model is opened.
+    scoring = options.scoring
+    if unknown := [name for name in scoring.metrics if name not in METRICS]:
+        raise ConfigError(f"`--perturb` scores by {', '.join(METRICS)}, not by {unknown[0]}")
+    systems = _systems(options.systems)
+    if options.source is None:
+        raise ConfigError(f"`--source FILE` is missing: what should {systems[0][1]} translate?")
+    sources, references = read_text(options.source), [read_text(path) for path in options.references]
+    named = list(zip(options.references, references, strict=True))
+    for name, lines in ((options.source, sources), *named):
+        refuse_empty(name, lines)
+    pair_up((options.source, sources), *named)
+    if not changes_any(perturbations, sources, references, seed):
+        raise ConfigError(f"{options.source}: none of {', '.join(perturbations)} changes a line of it")
+    if page is not None:
+        if page == "-" and json:
+            raise ConfigError("`--page -` and `--json` both write to standard output; name a file")
+        check_page(page, "--page", options.source, *options.references)
+        if find_spec("jinja2") is None:  # before hours of translating
+            raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[report]'")
+    # (2) Every system translates all lines, disturbed and not, in one go. The first model names the languages.
+    disturbed: DisturbedSet | None = None
+    found: list[SystemOutputs] = []
+    origins = []
+    test_set = scoring.test_set(references, sources)
+    for name, path in systems:
+        members = [path, *ensemble]
+        with warnings_shown(), open_engine(members, options.opening, lines=len(sources)) as translator:
+            if disturbed is None:
+                test_set = scoring.test_set(references, sources, translator.target_language)
+                check_test_set(test_set, scoring.metrics, None)
+                # Capitals are chosen by the source language: the Turkish one of `i` has a dot.
+                languages = (model_languages(path, options.opening)[0], translator.target_language)
+                disturbed = DisturbedSet(perturbations, sources, references, languages, seed)
+            outputs = disturbed.outputs(translated(translator, disturbed.texts, None, scoring.tag))
+            warn_of_sides(outputs.plain, test_set, f"the output of {printable(name)}")
+            found.append(outputs)
+            origins.append(translator.origin)
+    assert disturbed is not None
+    # (3) What it costs
+    named_systems = [(name, origin) for (name, _), origin in zip(systems, origins, strict=True)]
+    results = disturbed.judged(named_systems, found, scoring.metrics, test_set)
+    if page != "-":  # else standard output holds the page
+        if json:
+            print_json(results.as_record())
+        else:
+            print(_text(results))
+    if page is not None:
+        from ziggurat.inspect.report.page import robustness_page
+
+        write_parts(page, [robustness_page(results).encode()])
+        if page != "-":
+            say(f"page: {Path(page).resolve()}")
+
+
+def _systems(given: Sequence[str]) -> list[tuple[str, str]]:
+    systems = []
+    for name, paths in parse_systems(given):
+        if len(paths) > 1:
+            raise ConfigError(f"`--perturb`: {printable(name)} has {len(paths)} seeds; name one model of it")
+        if Path(paths[0]).is_file():
+            raise ConfigError(f"`--perturb` needs models, which translate: {printable(paths[0], _SHOWN)} is a file")
+        systems.append((name, paths[0]))
+    return systems
+
+
+def _text(results: Robustness) -> str:
+    from ziggurat.evaluate.findings import FEWEST_CASES
+
+    head = [f"{counted(results.sentences, 'sentence')}; {results.tests}; * marks adjusted p < {_SIGNIFICANT}"]
+    head += [f"{printable(n)}: {printable(o, _SHOWN)}" for n, o in zip(results.systems, results.origins, strict=True)]
+    parts = ["\n".join(head)]
+    for metric, signature, up in zip(results.metrics, results.signatures, results.higher_is_better, strict=True):
+        named = len(results.systems) > 1
+        columns = ("as it is", "disturbed", "difference", "adjusted p")
+        headings = [
+            f"{printable(s)}: {c}" if named and c == columns[0] else c for s in results.systems for c in columns
+        ]
+        rows = [["", "cases", *headings]]
+        for disturbance in results.perturbations:
+            row = [disturbance.name, f"{disturbance.cases:,}"]
+            for system in results.systems:
+                effect = results.effect(system, disturbance.name, metric)
+                row += [f"{effect.undisturbed:.2f}", f"{effect.disturbed:.2f}", *_tested(effect)]
+            rows.append(row)
+        direction = "" if up else " (lower is better)"
+        parts.append("\n".join([f"{metric}{direction}|{printable(signature, _SHOWN)}", aligned(rows)]))
+        for title, between in (
+            (f"{metric}, disturbed", results.contests),
+            (f"{metric}, disturbed - as it is", results.effect_differences),
+        ):
+            own = [one for one in between if one.metric == metric]
+            if own:
+                labels = (f"{printable(one.left)} - {printable(one.right)}" for one in own)
+                lines = [[one.perturbation, label, *_tested(one)] for one, label in zip(own, labels, strict=True)]
+                parts.append(aligned([[title, "", "difference", "adjusted p"], *lines]))
+    if any(effect.p is None for effect in results.effects):
+        parts.append(f"too few: {FEWEST_CASES} cases are the fewest that tell a difference from chance")
+    if results.left_out:
+        parts.append(f"Left out, since they change no line: {', '.join(results.left_out)}")
+    return "\n\n".join(parts)
+
+
+def _tested(found: Effect | PairwiseTest) -> tuple[str, str]:
+    p = found.p_adjusted
+    mark = "*" if p is not None and p < _SIGNIFICANT else " "
+    return f"{found.difference:+.2f}{mark}", "too few" if p is None else f"{p:.3f}"

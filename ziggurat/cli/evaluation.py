@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ziggurat.cli.compare import compare_systems
+from ziggurat.cli.compare import compare_systems, perturb_systems, perturbation_names
 from ziggurat.cli.engine import ModelOptions, open_model
 from ziggurat.cli.jobs import (
     JobFolder,
@@ -45,7 +45,6 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
-from ziggurat.cli.perturbing import perturb_systems, perturbation_names
 from ziggurat.cli.score_tables import table_format
 from ziggurat.cli.scoring import (
     COMET_PYTHON,

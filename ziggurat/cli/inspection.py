@@ -23,10 +23,8 @@ from ziggurat.cli.output import (
     write_parts,
 )
 from ziggurat.config import Experiment, TrainingConfig, dump, load_experiment
-from ziggurat.config.papers import PaperRecipe, find_paper_recipe
-from ziggurat.config.recipes import load_named, recipe_names
-from ziggurat.config.rules.doubtful import notices
-from ziggurat.config.rules.unused import unused_settings
+from ziggurat.config.notices import notices, unused_settings
+from ziggurat.config.recipes import PaperRecipe, find_paper_recipe, load_named, recipe_names
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import check_file
 from ziggurat.system.processes import busy_notice

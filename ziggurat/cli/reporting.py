@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ziggurat.inspect.report.figure import Figure
-    from ziggurat.inspect.report.runs import ReportRun
-    from ziggurat.inspect.report.samples import Sentences
-    from ziggurat.train.diagnosis.records import Record
+    from ziggurat.inspect.report.runs import ReportRun, Sentences
+    from ziggurat.train.records import Record
 
 _BEGUN = "begun.json"
 """_BEGUN is the file that every step of a pipeline has in its folder."""
@@ -93,7 +92,7 @@ def diagnose(
     if translate and not layers:
         raise ConfigError("`--translate N` is of the layers that `--layers` measures: give both")
     from ziggurat.inspect.diagnose import diagnose as diagnose_run
-    from ziggurat.train.diagnosis.records import DEPTH_FILE
+    from ziggurat.train.records import DEPTH_FILE
 
     records = diagnose_run(run, store=store, device=device or "auto", layers=layers, translate=translate, say=say)
     if json:
@@ -351,7 +350,7 @@ def _sentences(
     runs: Sequence[ReportRun], count: int, source: str | None, reference: str | None
 ) -> Callable[[], Sentences] | None:
     """Return the function that reads the sentences to translate; None where none are asked for."""
-    from ziggurat.inspect.report.samples import Sentences, dev_sentences
+    from ziggurat.inspect.report.runs import Sentences, dev_sentences
 
     if source is not None and reference is not None:
         sources, references = read_text(source), read_text(reference)

@@ -232,7 +232,6 @@ def _score_outputs(test_set: TestSet, hypotheses: list[str], options: ScoreOptio
 
 
 def _model_scores(translator: StreamTranslator, texts: Texts, output: str | None, scoring: ScoreOptions) -> list[Score]:
-    """Return the scores of a model: of its translations, which go into the file `output` too, and of the reference."""
     scores: list[Score] = []
     if scoring.of_outputs:
         test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
@@ -256,7 +255,6 @@ def _perplexity(translator: StreamTranslator, texts: Texts, tag: str | None) -> 
 
 
 def _checked_scores(test_set: TestSet, hypotheses: list[str], scoring: ScoreOptions) -> list[Score]:
-    """Return the scores of translations; warn where the texts seem swapped, or too short for intervals."""
     from ziggurat.evaluate.findings import FEWEST_CASES
 
     warn_of_sides(hypotheses, test_set)
@@ -330,7 +328,6 @@ def _scores_of_job(
     opening: ModelOptions,
     options: JobOptions,
 ) -> list[Score] | None:
-    """Return the scores of translations that a job makes; None where this process has done a part of it."""
     from ziggurat.translate.options import TranslateOptions
 
     with warnings_shown():
@@ -351,13 +348,6 @@ def _scores_of_job(
 
 @dataclass(frozen=True)
 class _Spread:
-    """One metric over several checkpoints or test sets.
-
-    Attributes:
-        signature: of all scores; where they differ each once, and then the scores do not compare.
-        deviation: standard deviation of a sample (n - 1); 0 of a single score.
-    """
-
     name: str
     signature: str
     mean: float

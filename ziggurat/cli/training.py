@@ -22,7 +22,7 @@ from ziggurat.cli.output import (
     print_json,
     say,
 )
-from ziggurat.config.growth import CopyStrategy
+from ziggurat.config.depth import CopyStrategy
 from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.terminal import importing, let_go, why

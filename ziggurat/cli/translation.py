@@ -1,23 +1,20 @@
-"""The verb that translates lines and documents: translate."""
+"""The verbs that translate: translate, of lines and documents, and serve, over HTTP."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ziggurat.cli.documents import DocumentForm, translate_documents
 from ziggurat.cli.engine import (
     HINT_LINES,
     ModelOptions,
-    model_languages,
     notices_text,
     open_engine,
     say_hint,
@@ -52,6 +49,7 @@ from ziggurat.cli.output import (
     counted,
     decoding_settings,
     input_stream,
+    is_setting,
     line_count,
     line_progress,
     output_stream,
@@ -59,13 +57,13 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
+from ziggurat.config.base import joined
+from ziggurat.config.load import change_section, parse_as, read_config
 from ziggurat.system.errors import ConfigError
-from ziggurat.system.small_files import read_bounded
-from ziggurat.system.terminal import duration
+from ziggurat.system.terminal import duration, importing
 
 if TYPE_CHECKING:
-    from ziggurat.serve.text.sentences import SentenceTranslation
-    from ziggurat.translate.options import StreamTranslator, TextTranslator, TranslateOptions
+    from ziggurat.translate.options import StreamTranslator, TranslateOptions
     from ziggurat.translate.results import Translation
 
 
@@ -74,114 +72,6 @@ def _refuse(given: Mapping[str, bool], reason: str) -> None:
     for option, is_given in given.items():
         if is_given:
             raise ConfigError(f"`{option}` {reason}")
-
-
-class DocumentForm(NamedTuple):
-    """Options of documents: patterns to protect, keys to leave, and whether results are also printed as JSON."""
-
-    protect: tuple[str, ...]
-    leave: tuple[str, ...]
-    json: bool
-
-
-def _translate_documents(
-    models: Sequence[str],
-    opening: ModelOptions,
-    paths: Sequence[str],
-    output: str,
-    tag: str | None,
-    terminology: str | None,
-    form: DocumentForm,
-) -> None:
-    """Translate documents; `output` is a file, or a folder in which they keep their names.
-
-    A folder is made where several documents, or one and a name that ends in `/`, find none.
-    """
-    from ziggurat.serve.text.documents.kinds import document, document_kind
-    from ziggurat.serve.text.sentences import Options, run
-    from ziggurat.serve.text.settings import Settings
-    from ziggurat.serve.text.splitting import Protection, sentencex_splitter
-
-    # Everything that can be wrong with the files is found before the model is loaded.
-    places, asked = _places(paths, output, terminology), _asked(tag, terminology)
-    source, target = model_languages(models[0], opening)
-    split = sentencex_splitter(source)
-
-    def settings(*, aligned: bool) -> Settings:  # for each document, of which the patterns have their time
-        options = Options(split, aligned, protect=Protection(form.protect) if form.protect else None)
-        return Settings(options, source, target, leave=form.leave)
-
-    if form.leave and not any(document_kind(path).keyed for path in paths):
-        raise ConfigError("`--leave` is for documents whose texts have keys, such as .json, .po or .xml")
-    contents = {path: read_bounded(Path(path), settings(aligned=True).limits.size) for path in paths}
-    for path in paths:
-        document_kind(path)
-        next(document(contents[path], path, settings(aligned=True)), None)
-    with warnings_shown(), open_engine(models, opening, beside_lines=asked.terms is not None) as engine:
-        translator = cast("TextTranslator", engine)  # it is in this process
-        from ziggurat.translate.options import tells_alignments
-
-        aligned = tells_alignments(translator)
-        if not aligned:
-            say("no alignments from this model: text with tags inside of sentences is translated segment by segment")
-        for path in paths:
-            began, sentences = time.perf_counter(), Counter[str]()
-
-            def translate(
-                wanted: list[str], sentences: Counter[str] = sentences, path: str = path
-            ) -> list[SentenceTranslation]:
-                sentences["asked"] += len(wanted)
-                return _rendered(translator, wanted, Path(path).name, replace(asked, alignments=aligned))
-
-            outcome = run(document(contents[path], path, settings(aligned=aligned)), translate)
-            if _is_folder(paths, output):  # made now, so that whatever went wrong before leaves none behind
-                Path(output).mkdir(exist_ok=True)
-            with output_stream(places[path]) as out:
-                out.write(outcome.value)
-            took, records = time.perf_counter() - began, outcome.notices.records()
-            if form.json:
-                record = {"document": path, "output": places[path], "sentences": sentences["asked"]}
-                print(json.dumps({**record, "seconds": round(took, 3), "notices": records}), flush=True)
-            told = "".join(f", {each['text']}" for each in records)
-            told = f"{duration(took)}{told}{notices_text(translator.notices)}"
-            say(f"{places[path]}: {counted(sentences['asked'], 'sentence')} in {told}")
-            translator.notices.clear()
-
-
-def _places(paths: Sequence[str], output: str, terminology: str | None) -> dict[str, str]:
-    """Return where each document is written. Raises ConfigError for names that would meet."""
-    for path in paths:
-        if path == "-":
-            raise ConfigError("`--document -`: a document's kind is known from its name; give a file")
-        check_input(path)
-    if output == "-":
-        raise ConfigError("`--document` needs `--output`: a file, or a folder for several documents")
-    into = _is_folder(paths, output)
-    if into and Path(output).exists() and not Path(output).is_dir():
-        raise ConfigError(f"{output}: is not a folder, where documents would keep their names")
-    places = {path: str(Path(output) / Path(path).name) if into else output for path in paths}
-    if len(set(places.values())) < len(places):
-        raise ConfigError("two of the documents have the same name; write them to different folders")
-    for place in places.values():
-        refuse_overwriting(place, *paths, *([] if terminology is None else [terminology]))
-        check_output(place if not into or Path(output).is_dir() else str(Path(output)))
-    return places
-
-
-def _is_folder(paths: Sequence[str], output: str) -> bool:
-    return len(paths) > 1 or output.endswith("/") or Path(output).is_dir()
-
-
-def _rendered(
-    translator: TextTranslator, sentences: Sequence[str], name: str, asked: TranslateOptions
-) -> list[SentenceTranslation]:
-    from ziggurat.serve.text.alignment import control_pieces, rendered
-
-    control = control_pieces(translator.source_tokenizer)
-    with line_progress(name, len(sentences)) as advance:
-        translator.on_finished = advance
-        lines = translator.translate_stream(sentences, asked)
-        return [rendered(translation, control) for translation in lines]
 
 
 _FORM = "Form of the output"
@@ -333,7 +223,8 @@ def translate(
         lines_only = {**by_line, "--workers": workers is not None, **bulk}
         _refuse(lines_only, "is for lines of text; with `--document` leave it out")
         form_of = DocumentForm(tuple(protect or ()), tuple(leave or ()), as_json)
-        _translate_documents([model, *(ensemble or [])], opening, document, output, tag, terminology, form_of)
+        asked_of_all = _asked(tag, terminology)
+        translate_documents([model, *(ensemble or [])], opening, document, output, asked_of_all, terminology, form_of)
         return
     _refuse({"--protect": bool(protect), "--leave": bool(leave)}, "goes with `--document`")
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
@@ -402,9 +293,8 @@ def translate(
 
 def _asked(tag: str | None, terminology: str | None, *, scores: bool = False) -> TranslateOptions:
     """Return what is asked of all translations; the path of a terminology may be `-`."""
-    from ziggurat.translate.options import TranslateOptions
+    from ziggurat.translate.options import Terms, TranslateOptions, read_terminology
     from ziggurat.translate.results import read_lines
-    from ziggurat.translate.terminology import Terms, read_terminology
 
     terms = None
     if terminology is not None:
@@ -415,8 +305,8 @@ def _asked(tag: str | None, terminology: str | None, *, scores: bool = False) ->
 
 def _columns(prefix: str | None, constraints: str | None) -> dict[str, Any]:
     """Return the files with a line for each line, as arguments of `translate_stream`; a path may be `-`."""
+    from ziggurat.translate.options import read_constraints
     from ziggurat.translate.results import read_lines
-    from ziggurat.translate.terminology import read_constraints
 
     columns: dict[str, Any] = {}
     if prefix is not None:
@@ -451,3 +341,72 @@ def _write(
             if hint and total is None and number == HINT_LINES:
                 say_hint(translator)
     return number
+
+
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="Runs, model directories or exported CTranslate2 folders; decoding settings for all."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="YAML file for what options cannot say.")] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen at; default: this machine alone.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="Port; default 5000; 0: a free one.")
+    ] = None,
+    keys: Annotated[Path | None, typer.Option("--keys", help="File of API keys, without which nobody may ask.")] = None,
+    new_key: Annotated[
+        str | None,
+        typer.Option("--new-key", metavar="NAME", help="Add a key to the file of --keys, print it, and end."),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics", metavar="TOKEN", help="Token that /metrics asks for; without one it answers everybody."
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, max=1024, help="CPU threads of each model.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...; default: the file's, else auto.")
+    ] = None,
+) -> None:
+    """Serve translations over HTTP: a page for people, and the interfaces of LibreTranslate, DeepL and OpenAI.
+
+    Example: `ziggurat serve runs/de-en runs/en-de --port 5000`
+    """
+    try:
+        with importing():
+            from ziggurat.serve.access import new_key as make_key
+            from ziggurat.serve.config import ServeConfig
+            from ziggurat.serve.server import run_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"`{error.name}` is not installed: pip install 'ziggurat-mt[serve]'") from None
+
+    if new_key is not None:
+        if keys is None:
+            raise ConfigError("`--new-key NAME` goes with `--keys FILE`")
+        print(make_key(keys, new_key))
+        return
+    settings = decoding_settings([text for text in models or [] if is_setting(text)], "--input")
+    shared = {key: value for key, value in (("threads", threads), ("device", device)) if value is not None}
+    named = [{"path": path, **shared, "decoding": settings} for path in models or [] if not is_setting(path)]
+    found = ServeConfig()
+    if config is not None:
+        found = parse_as(ServeConfig, read_config(config), str(config))
+    changes = {
+        "host": host,
+        "port": port,
+        "keys": None if keys is None else str(keys),
+        "metrics_token": metrics,
+    }
+    given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
+    # What is typed goes before what is written.
+    of_file = [joined(entry.model_dump(), {**shared, "decoding": settings}) for entry in found.models]
+    given["models"] = [*named, *of_file]
+    found = change_section(found, given, "")
+    if not found.models:
+        raise ConfigError("name at least one model: `ziggurat serve RUN`")
+    run_server(found, say)

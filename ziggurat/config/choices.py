@@ -22,9 +22,8 @@ from ziggurat.config.experiment import Experiment
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RECIPES_OF, RESIDUALS, Facts
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
-from ziggurat.config.papers import Paper, paper_keys, paper_recipes
 from ziggurat.config.pipeline import MODELS, PipelineConfig
-from ziggurat.config.recipes import load_named, plain_recipe_names
+from ziggurat.config.recipes import Paper, load_named, paper_keys, paper_recipes, plain_recipe_names
 from ziggurat.config.reference import KEYS, METHODS, KeyDescription, axis_of, entries, kinds_in_use, listed, nearest
 from ziggurat.config.train import TrainingConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ziggurat.config.kinds import HISTORIES, RESIDUALS
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.rules.unused import unused_settings
+from ziggurat.config.notices import unused_settings
 
 _INITIAL_OR_TRAINING = (
     "preset",

@@ -2,7 +2,7 @@
 
 A row says what can be known without PyTorch: the paper, the options that mean something with the kind, and what the
 checks of a configuration ask. What a kind is built by is on its row in ziggurat.model.kinds,
-ziggurat.model.attention.kinds or ziggurat.model.init. No fact is told twice, and tests/test_kinds.py names
+ziggurat.model.kinds or ziggurat.model.init. No fact is told twice, and tests/test_kinds.py names
 every row that is missing.
 """
 

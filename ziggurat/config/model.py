@@ -32,7 +32,7 @@ from ziggurat.config.kinds import (
     Sharing,
     listed_kinds,
 )
-from ziggurat.config.rules.model import contradictions
+from ziggurat.config.model_rules import contradictions
 from ziggurat.system.errors import ConfigError
 
 

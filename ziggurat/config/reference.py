@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from ziggurat.config.base import inner_section
+from ziggurat.config.depth import CopyStrategy
 from ziggurat.config.experiment import Experiment
-from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RESIDUALS, Facts
 from ziggurat.config.model import ModelConfig
 

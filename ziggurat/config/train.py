@@ -2,9 +2,9 @@
 
 In the order of an update: batches, loss, optimiser and learning rate; then memory and processes, which change how an
 update is computed but not its result. The sections about the life of a run are in ziggurat.config.lifecycle, growth is
-in ziggurat.config.growth.
+in ziggurat.config.depth.
 
-What sections ask of each other and of the model is in ziggurat.config.rules.experiment.
+What sections ask of each other and of the model is in ziggurat.config.experiment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from ziggurat.config.base import Count, Fraction, Layers, Minutes, PathText, Real, Section, Seed, Size, Threads, Width
-from ziggurat.config.growth import GrowthConfig
+from ziggurat.config.depth import GrowthConfig
 from ziggurat.config.lifecycle import (
     CheckpointConfig,
     DiagnosticsConfig,

@@ -22,8 +22,15 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.aligner import Link
-from ziggurat.data.cleaning.cleaner import Cleaner, Examples, Scorers, cleaner_of
-from ziggurat.data.cleaning.comparisons import Comparisons, PairHashes, compared_hashes
+from ziggurat.data.cleaning.cleaner import (
+    Cleaner,
+    Comparisons,
+    Examples,
+    PairHashes,
+    Scorers,
+    cleaner_of,
+    compared_hashes,
+)
 from ziggurat.data.cleaning.filters import Mask
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.readers import PairBlock

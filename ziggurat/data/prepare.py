@@ -21,9 +21,15 @@ from typing import Any, NamedTuple, Protocol
 import xxhash
 
 from ziggurat.config.data import DataConfig
-from ziggurat.config.rules.unused import unread_files
-from ziggurat.data.cleaning.cleaner import Scorers, cleaners_of
-from ziggurat.data.cleaning.comparisons import Comparisons, held_out_label, overlap_notices, total_overlap
+from ziggurat.config.notices import unread_files
+from ziggurat.data.cleaning.cleaner import (
+    Comparisons,
+    Scorers,
+    cleaners_of,
+    held_out_label,
+    overlap_notices,
+    total_overlap,
+)
 from ziggurat.data.corpus import STORE_FORMAT, Store, read_manifest
 from ziggurat.data.encoding import EncodedBlock, encode_corpora, store_block
 from ziggurat.data.inputs import (

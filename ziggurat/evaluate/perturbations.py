@@ -20,7 +20,7 @@ from ziggurat.config.modifiers import TYPO_KINDS
 from ziggurat.data.aligner import word_spans
 from ziggurat.data.modifiers import MODIFIERS, PLACEHOLDERS, SOURCE, TAGS, TARGET, TYPOS, EditablePair, inserted_noise
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.robustness import PerturbedScore, Robustness, judge
+from ziggurat.evaluate.significance import PerturbedScore, Robustness, judge
 from ziggurat.system.errors import ConfigError, printable
 
 Ideal = Callable[[str], str]

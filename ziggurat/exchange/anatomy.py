@@ -227,7 +227,7 @@ def _layer(
         )
     ffn_in, gate = _affine(tensors, f"{name}.ffn.in_proj"), None
     if config.activation == "swiglu":
-        # The rows of the gate come first (ziggurat.model.feed_forward).
+        # The rows of the gate come first (ziggurat.model.linear).
         gate, ffn_in = _parts(ffn_in, 2)
     return LayerMatrices(
         self_attn,

@@ -1,4 +1,4 @@
-"""Reader of plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.exchange.pickled).
+"""Reader of plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.exchange.checkpoints).
 
 Their options are an `argparse.Namespace`, the only class that is allowed: it holds values and runs nothing. Those of
 2020 and 2021 are containers of omegaconf, which is not imported: only the attributes of its objects are read.
@@ -21,6 +21,7 @@ from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer, listing, read_listing
 from ziggurat.exchange.agreement import language_tokens
 from ziggurat.exchange.anatomy import Affine, Anatomy, StackMatrices, one_of, width_of
+from ziggurat.exchange.checkpoints import Values, load_pickled, refuse_checkpoint, tensors_of
 from ziggurat.exchange.imported import (
     ACTIVATIONS,
     MAX_POSITIONS,
@@ -33,8 +34,6 @@ from ziggurat.exchange.imported import (
     read_segmenter,
     take,
 )
-from ziggurat.exchange.pickled import Values, load_pickled, tensors_of
-from ziggurat.exchange.toolkits import refuse_checkpoint
 from ziggurat.system.errors import DataError, ExportError, printable
 from ziggurat.system.small_files import JsonForm, shaped
 

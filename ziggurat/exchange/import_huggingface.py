@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.exchange.anatomy import Affine, Anatomy, StackMatrices, one_of, width_of
+from ziggurat.exchange.checkpoints import load_pickled, tensors_of
 from ziggurat.exchange.imported import (
     ACTIVATIONS,
     MAX_POSITIONS,
@@ -33,7 +34,6 @@ from ziggurat.exchange.imported import (
     take,
     with_vocabularies,
 )
-from ziggurat.exchange.pickled import load_pickled, tensors_of
 from ziggurat.system.errors import DataError, ExportError, printable, refuse_passing
 from ziggurat.system.files import check_folder
 from ziggurat.system.small_files import JsonForm, check_opens, inside, read_json

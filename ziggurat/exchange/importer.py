@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from ziggurat.config import dump
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.exchange.agreement import segmented_by
+from ziggurat.exchange.checkpoints import refuse_file, refuse_folder
 from ziggurat.exchange.import_fairseq import read_fairseq
 from ziggurat.exchange.import_huggingface import read_huggingface
 from ziggurat.exchange.import_marian import read_marian
 from ziggurat.exchange.imported import ForeignModel
 from ziggurat.exchange.marian_files import is_marian
-from ziggurat.exchange.toolkits import refuse_file, refuse_folder
 from ziggurat.model.build import build_model
 from ziggurat.model.directory import refuse_replacing
 from ziggurat.model.run_folder import CONFIG_FILE, MODEL_FILE

@@ -18,9 +18,9 @@ from torch.export import Dim
 
 from ziggurat.config import ModelConfig
 from ziggurat.exchange.onnx_caches import GrowingCache, LayerCache, RecurrentCache, RunningCell, RunningSum, ScannedLstm
-from ziggurat.model.attention.average_and_merged import Ssru
 from ziggurat.model.attention.cache import CrossAttentionCache, KeptWeights, Mask, padding_bias
 from ziggurat.model.attention.multihead import FirstValues, SelfAttention
+from ziggurat.model.attention.variants import Ssru
 from ziggurat.model.embedding import Rotary, SinusoidalPositions
 from ziggurat.model.lstm import LstmLayer, LstmState
 from ziggurat.model.rnmt import RnmtDecoder, RnmtEncoder, RnmtLayer

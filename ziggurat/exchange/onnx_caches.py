@@ -109,7 +109,7 @@ class RunningSum:
 
 class RunningCell(RunningSum):
     """Cells of a simple recurrent unit, [N, K, d_model], in place of
-    ziggurat.model.attention.average_and_merged.CellCache.
+    ziggurat.model.attention.variants.CellCache.
     """
 
     def append(self, x: Tensor, keep: Tensor) -> Tensor:  # type: ignore[override]

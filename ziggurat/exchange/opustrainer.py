@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ziggurat.config.modifiers import TYPO_KINDS, ModifiersConfig
-from ziggurat.config.papers import as_comments
+from ziggurat.config.recipes import as_comments
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.small_files import read_bounded
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, Lines, parse_yaml, to_yaml

@@ -1,8 +1,4 @@
-"""A trained model as exporters take it, and the plain Transformer that it is or folds into.
-
-`ExportedModel` holds configuration, weights and tokenizers. `not_plain` and `unlike_plain` give the reasons why a model
-has no plain equivalent.
-"""
+"""The plain Transformer that a trained model is or folds into, and the model as exporters take it."""
 
 from __future__ import annotations
 
@@ -10,21 +6,323 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
 
 from ziggurat.config import DecodingConfig, Experiment
+from ziggurat.config.kinds import ATTENTIONS, RESIDUALS, ResidualKind
 from ziggurat.config.load import change_section
-from ziggurat.config.model import ModelConfig
+from ziggurat.config.model import ModelConfig, StackConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.exchange.anatomy import Anatomy, dissect
-from ziggurat.exchange.fold import NotPlainError, fold
 from ziggurat.model.build import assemble, build_model
 from ziggurat.model.directory import OpenedModel
+from ziggurat.model.init import branch_factor, output_factor
+from ziggurat.model.kinds import ATTENTION, HISTORY, RESIDUAL
+from ziggurat.model.residual.kinds import deepnorm_constants
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import load_weights, weights
+from ziggurat.system.errors import ConfigError
 from ziggurat.translate.engines import positions_for, unsupported_keys
+
+
+class NotPlainError(ConfigError):
+    """No plain Transformer computes what the model does; `reasons` has every one."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__(f"not equal to any plain Transformer: {'; '.join(reasons)}")
+        self.reasons = reasons
+
+
+def fold(
+    config: ModelConfig, tensors: Mapping[str, Tensor], entries: dict[str, Tensor] | None = None
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Return configuration and weights of a plain Transformer with the outputs of the given model in evaluation mode.
+
+    Exact, whatever the weights (equal outputs up to rounding), are:
+
+    - `admin` to `post`: omega_i, i >= 2, goes into gain and bias of the norm before sub-layer i, and 1/omega_i into
+      the matrices by which that sub-layer reads the stream: queries, keys and values of self-attention, queries of
+      cross-attention, W_1. That norm must be read by nobody else. omega_1 goes into the embedding and learned
+      positions: sinusoidal ones cannot take it, nor what both stacks share, and then it must be 1. Where the embedding
+      is the output projection too, 1/omega_1 goes into the last norm. Where all of a stack's omegas are one number, it
+      is folded as DeepNorm's alpha instead.
+    - `deepnorm` to `post`: LN_e(alpha x + f(x)) = LN_e'(x + f(x) / alpha) with e' = e / alpha^2, so 1/alpha goes into
+      the maps by which sub-layers write. Encoder and decoder get a `layer_norm_epsilon` of their own, since their
+      alphas differ. With one epsilon for both there is an error of the order of epsilon.
+    - `layer_scale` to `pre`: lambda goes into the maps by which sub-layers write.
+    - `ln_scaling` to `pre`: 1/sqrt(l) goes into gain and bias of the norms before the sub-layers of layer l.
+    - `transfer`: a stack's factor goes into the maps by which sub-layers write, that of the logits into the last norm.
+
+    `post` and `pre` stay as they are. The two stacks may be of different kinds, and so may ranges of layers that all
+    become `pre`; all else is kept. Only evaluation is the same: in training, norms and matrices would learn at other
+    speeds, and LayerDrop would skip a layer's omega.
+
+    Args:
+        config: of the model.
+        tensors: its parameters by name (ziggurat.model.tensors.weights); they are not changed.
+        entries: for formats that can multiply a stack's input (embedding and position) by a factor [d_model]: receives
+            that factor by stack, and omega_1 need not be 1. None: the format has no such factor.
+
+    Raises NotPlainError with all reasons why this model cannot be folded.
+    """
+    folded, reasons = dict(tensors), list[str]()
+    encoder, decoder = (_Stack(config, above, folded, reasons, entries).fold() for above in (False, True))
+    if reasons:
+        raise NotPlainError(reasons)
+    values = config.model_dump()
+    values["residual"] = decoder.kind
+    values["encoder"] |= {"residual": encoder.kind if encoder.kind != decoder.kind else None, "ranges": []}
+    values["decoder"] |= {"residual": None, "ranges": []}
+    for name, stack in (("encoder", encoder), ("decoder", decoder)):
+        if stack.epsilon is not None:
+            values[name] |= {"layer_norm_epsilon": stack.epsilon}
+    values["transfer"] = None
+    for section in (values, values["encoder"], values["decoder"]):
+        if section["init"] is not None and section["init"]["kind"] == "admin":
+            section["init"] |= {"kind": "xavier"}
+    return ModelConfig.model_validate(values), folded
+
+
+_KEPT_AT_1 = "training with `model.wiring.omega_trainable: false` keeps a profiled first omega at 1"
+
+
+class _Folded(NamedTuple):
+    kind: ResidualKind
+    epsilon: float | None = None
+
+
+class _Sublayer(NamedTuple):
+    """A sub-layer by the names of its linear maps.
+
+    Attributes:
+        prefix: of the names of its parameters, in its layer or in the model.
+        reads: maps that read the stream and nothing else; None: something that is no such map reads it.
+        writes: maps whose sum is the sub-layer's output; None: its output is something else.
+        norm: the norm whose output it reads, and nothing else reads; None: there is no such norm.
+    """
+
+    prefix: str
+    reads: tuple[str, ...] | None
+    writes: tuple[str, ...] | None
+    norm: str | None = None
+
+
+def _branches(config: ModelConfig, decoder: bool) -> list[_Sublayer]:
+    ffn = _Sublayer("ffn", ("in_proj",), ("out_proj",))
+    kind = config.decoder.attention if decoder else config.encoder.attention
+    row = ATTENTION[kind]
+    if not ATTENTIONS[kind].merged:
+        own = _Sublayer("self_attn", row.reads, row.writes)
+        cross = _Sublayer("cross_attn", ("q_proj",), ("out_proj",))  # its keys and values read the memory
+        return [own, cross, ffn] if decoder else [own, ffn]
+    merged = _Sublayer("merged_attn", row.reads, row.writes)
+    if kind == "merged" and config.attention.share_value:
+        merged = merged._replace(reads=None)  # the value map reads the memory too
+    return [merged, ffn]
+
+
+class _Stack:
+    """One stack of a model; its entries of `tensors` are replaced, and obstacles are added to `reasons`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        decoder: bool,
+        tensors: dict[str, Tensor],
+        reasons: list[str],
+        entries: dict[str, Tensor] | None,
+    ) -> None:
+        self.config, self.decoder = config, decoder
+        self.tensors, self.reasons, self.entries = tensors, reasons, entries
+        self.name = "decoder" if decoder else "encoder"
+        self.stack: StackConfig = config.decoder if decoder else config.encoder
+        self.kinds = config.residuals(decoder=decoder)
+
+    def fold(self) -> _Folded:
+        if self.config.transfer is not None:
+            self._base()
+        if self.config.wiring.gpas and any("wiring.gpas" in RESIDUALS[kind].options for kind in self.kinds):
+            self._refuse("`wiring.gpas` has no plain form: its gates stand on the stream")
+        kind, foldings = self.kinds[-1], {RESIDUAL[kind].folding for kind in self.kinds}
+        if len(set(self.kinds)) > 1 and not foldings <= {"pre", "branch_vector", "norm_constant"}:
+            self._refuse("`ranges`: layers of several kinds have no plain form, unless each becomes pre-norm")
+            return _Folded(kind)
+        match RESIDUAL[kind].folding:
+            case "pre" | "branch_vector" | "norm_constant":
+                return self._pre()
+            case "post":
+                return _Folded("post")
+            case "skip_vector":
+                return self._skip_vector()
+            case "alpha":
+                planned, above = self.config.planned_encoder_layers, self.config.planned_decoder_layers
+                return self._skip_constant(deepnorm_constants(planned, above, self.decoder)[0])
+            case None:
+                foldable = ", ".join(kind for kind, row in RESIDUAL.items() if row.folding is not None)
+                self._refuse(f"`residual: {kind}` has no plain form; {foldable} have")
+                return _Folded(kind)
+            case other:
+                assert_never(other)
+
+    def _refuse(self, reason: str) -> None:
+        self.reasons.append(f"{self.name}: {reason}")
+
+    def _sublayers(self) -> Iterator[_Sublayer]:
+        branches = _branches(self.config, self.decoder)
+        split = self.config.combination.splits(self.stack.history)
+        below: str | None = None
+        for layer in range(self.stack.layers):
+            for number, branch in enumerate(branches):
+                prefix = f"{self.name}.layers.{layer}.{branch.prefix}"
+                norm = below
+                if number == 0 or split:
+                    norm = self._norm_read(layer * len(branches) + number if split else layer, below)
+                if number == 0 and not self.decoder and self._is_mixed():
+                    norm = None  # the mixtures read it too
+                yield branch._replace(prefix=prefix, norm=norm)
+                below = f"{prefix}_residual.out_norm"
+
+    def _norm_read(self, unit: int, below: str | None) -> str | None:
+        """Return the norm whose output layer `unit`, from 0, reads and nothing else does; None: there is none.
+
+        `below` is the norm at the end of the layer below. With a split history a unit is a sub-layer.
+        """
+        options, history = self.config.combination, self.stack.history
+        match HISTORY[history].feeding(unit, options.period_of(history)):
+            case "below":
+                return below
+            case "shared":
+                return None
+            case int(row):
+                # `auto` means consumers here: only post-norm kinds move a factor into a norm (ziggurat.model.kinds).
+                normed = options.norm in ("auto", "consumers") and (row > 0 or options.normalize_embedding)
+                return f"{self.name}.history.norms.{row}" if normed else None
+            case other:
+                assert_never(other)
+
+    def _is_mixed(self) -> bool:
+        return self.config.memory == "transparent"
+
+    def _skip_vector(self) -> _Folded:
+        omegas = [self.tensors.pop(f"{sublayer.prefix}_residual.skip") for sublayer in self._sublayers()]
+        # One number everywhere: norms undo it as they undo DeepNorm's alpha, and the embedding need not take a factor.
+        if not bool((omegas[0] == 1).all()) and bool((torch.stack(omegas) == omegas[0][0]).all()):
+            return self._skip_constant(float(omegas[0][0]))
+        for sublayer, omega in zip(self._sublayers(), omegas, strict=True):
+            if not bool((omega == 1).all()):
+                self._move(sublayer, omega)
+        return _Folded("post")
+
+    def _move(self, sublayer: _Sublayer, omega: Tensor) -> None:
+        """Let the norm that feeds a sub-layer give omega times as much and the sub-layer's maps read 1/omega of it.
+
+        Where no norm feeds it but the stack's input alone, that input is multiplied.
+        """
+        at_entry = sublayer.norm is None and self._is_entry(sublayer)
+        if sublayer.norm is None and not at_entry:
+            self._refuse(
+                f"omega of {sublayer.prefix} is not 1, and its input, an embedding or an output that others read too, "
+                f"cannot be scaled ({_KEPT_AT_1})"
+            )
+        elif sublayer.reads is None:
+            self._refuse(f"omega of {sublayer.prefix} is not 1, and not only linear maps read its input")
+        elif not bool((omega.isfinite() & (omega != 0)).all()):
+            self._refuse(f"omega of {sublayer.prefix} is 0 or not finite in some channel")
+        elif at_entry and self.entries is None and (fixed := self._fixed_input()):
+            self._refuse(
+                f"omega of {sublayer.prefix} is not 1, and its input, the embedding, cannot be scaled: {fixed} "
+                f"({_KEPT_AT_1}; `--to ctranslate2` and `--to huggingface` have separate embeddings, which can be)"
+            )
+        else:
+            if sublayer.norm is not None:
+                self._scale(sublayer.norm, omega)
+            elif self.entries is not None:
+                self.entries[self.name] = omega
+            else:
+                self._scale_input(omega)
+            for name in sublayer.reads:
+                matrix = f"{sublayer.prefix}.{name}.weight"
+                self.tensors[matrix] = self.tensors[matrix] / omega
+
+    def _is_entry(self, sublayer: _Sublayer) -> bool:
+        plain = self.stack.history == "latest" and (self.decoder or not self._is_mixed())
+        return plain and sublayer.prefix == f"{self.name}.layers.0.self_attn"
+
+    def _fixed_input(self) -> str:
+        """Return what of the stack's input, embedding and position, cannot be multiplied by a vector; "": nothing."""
+        embedding = self.config.embedding
+        if embedding.positions == "sinusoidal":
+            return "`embedding.positions: sinusoidal` are no weights"
+        if embedding.sharing == "all":
+            return "with `embedding.sharing: all` both stacks read one matrix"
+        return "`embedding.shared_bias` is one vector for both stacks" if embedding.shared_bias else ""
+
+    def _scale_input(self, omega: Tensor) -> None:
+        """Multiply embedding and positions by omega [d_model].
+
+        Where the embedding is the output projection too, the last norm, which nothing else reads, gives 1/omega of it.
+        """
+        side = "target_embedding" if self.decoder else "source_embedding"
+        for module in (f"{side}.tokens", f"{side}.positions"):
+            self._scale(module, omega)
+        if self.decoder and self.config.embedding.sharing == "decoder":
+            self._scale(f"decoder.layers.{self.stack.layers - 1}.ffn_residual.out_norm", 1 / omega)
+
+    def _scale(self, module: str, factor: Tensor) -> None:
+        for name in self._parameters(module):
+            self.tensors[name] = self.tensors[name] * factor
+
+    def _skip_constant(self, skip: float) -> _Folded:
+        """Divide norms' inputs by the one skip factor of the stack, which a norm undoes but for its epsilon."""
+        if any(name.startswith(f"{self.name}.history.norms.") for name in self.tensors):
+            self._refuse(
+                f"the norms of `history: {self.stack.history}` keep their epsilon while those of sub-layers change it"
+            )
+        for sublayer in self._sublayers():
+            self._write(sublayer, torch.tensor(1.0 / skip, dtype=torch.float64))
+        epsilon = self.stack.layer_norm_epsilon or self.config.layer_norm_epsilon
+        return _Folded("post", epsilon / skip**2)
+
+    def _base(self) -> None:
+        """Multiply what `transfer` multiplies: the branches, and what the output projection reads."""
+        factor, last = branch_factor(self.config, self.decoder), output_factor(self.config)
+        assert factor is not None
+        assert last is not None
+        for sublayer in self._sublayers():
+            self._write(sublayer, torch.tensor(factor, dtype=torch.float64))
+        for name in ("weight", "bias") if self.decoder else ():
+            if (values := self.tensors.pop(f"decoder.final_norm.norm.{name}", None)) is not None:
+                self.tensors[f"decoder.final_norm.{name}"] = values * last
+
+    def _pre(self) -> _Folded:
+        for sublayer in self._sublayers():
+            residual, layer = f"{sublayer.prefix}_residual", int(sublayer.prefix.split(".")[2])
+            folding = RESIDUAL[self.kinds[layer]].folding
+            if folding == "branch_vector":
+                self._write(sublayer, self.tensors.pop(f"{residual}.branch"))
+            elif folding == "norm_constant":
+                for name in self._parameters(f"{residual}.in_norm.norm"):
+                    plain = name.replace(".in_norm.norm.", ".in_norm.")
+                    self.tensors[plain] = self.tensors.pop(name) / (layer + 1) ** 0.5
+        return _Folded("pre")
+
+    def _write(self, sublayer: _Sublayer, factor: Tensor) -> None:
+        """Multiply the output of a sub-layer by `factor`, [] or [d_model]."""
+        if sublayer.writes is None:
+            self._refuse(f"what {sublayer.prefix} gives is not the output of a linear map that could be scaled")
+            return
+        for name in sublayer.writes:
+            for parameter in self._parameters(f"{sublayer.prefix}.{name}"):
+                old = self.tensors[parameter]
+                scaled = factor[:, None] if factor.dim() and old.dim() == 2 else factor
+                self.tensors[parameter] = old * scaled.to(old)
+
+    def _parameters(self, module: str) -> list[str]:
+        return [name for name in (f"{module}.weight", f"{module}.bias") if name in self.tensors]
+
 
 SearchRules = Callable[[DecodingConfig], Collection[str]]
 """Settings of a search -> keys of what a toolkit has beyond the beam search that all have."""
@@ -142,10 +440,6 @@ def unlike_plain(config: ModelConfig) -> Iterator[str]:
 def _fold_to_plain(
     config: ModelConfig, tensors: Mapping[str, Tensor], entries: dict[str, Tensor] | None = None
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Return configuration and weights of the plain model; the arguments are those of ziggurat.exchange.fold.fold.
-
-    Raises NotPlainError with all reasons.
-    """
     if config.family == "rnmt":
         raise NotPlainError(not_plain(config))
     reasons = list(_shape(config))

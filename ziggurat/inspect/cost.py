@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.config import Experiment
-from ziggurat.config.growth import saved_passes
+from ziggurat.config.depth import saved_passes
 from ziggurat.data.batching import make_batches, round_up
 from ziggurat.data.corpus import Store, read_manifest
 from ziggurat.data.loader import LoaderState

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ziggurat.config import TrainingConfig
-from ziggurat.config.layers import LeftOut, unprunable
+from ziggurat.config.depth import LeftOut, unprunable
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch
 from ziggurat.evaluate.scores import evaluate
@@ -40,8 +40,8 @@ from ziggurat.train.checkpoint import read_progress
 from ziggurat.train.depth_records import measured, probe_batches, record_of
 from ziggurat.train.diagnosis.gradients import STACKS, eagerly
 from ziggurat.train.diagnosis.probe import Loss
-from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, read_records, write_records
 from ziggurat.train.objective import probe_loss, settle_precision
+from ziggurat.train.records import DEPTH_FILE, Record, read_records, write_records
 from ziggurat.train.validate import directions_of
 from ziggurat.translate.results import TranslationWarning, translate_tagged
 from ziggurat.translate.translator import load_translator

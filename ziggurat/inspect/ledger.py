@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ziggurat.model import lstm as recurrence
-from ziggurat.model.fast import fake_quantised as quantised
+from ziggurat.model.fast import packed as quantised
 
 
 class Product(NamedTuple):

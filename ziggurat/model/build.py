@@ -16,9 +16,8 @@ from torch.overrides import TorchFunctionMode
 from ziggurat.config.kinds import Family
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import RecomputeConfig
-from ziggurat.model.attention.kinds import ENCODER_ATTENTION, decoder_layer
 from ziggurat.model.init import ModelDepth, RateScale, constant_omega, initialise, scales
-from ziggurat.model.kinds import Embeddings, StackParts, memory_mixtures
+from ziggurat.model.kinds import ENCODER_ATTENTION, Embeddings, StackParts, decoder_layer, memory_mixtures
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.rnmt import build_rnmt
 from ziggurat.model.roles import Role, Slot, assign_roles, place_of

@@ -12,8 +12,8 @@ from torch import nn
 
 from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.data import DataConfig
+from ziggurat.config.notices import unread_files
 from ziggurat.config.reference import Method, methods_in_use
-from ziggurat.config.rules.unused import unread_files
 from ziggurat.data.corpus import read_manifest
 from ziggurat.data.store_checks import unlike_store
 from ziggurat.data.subword import Tokenizer, load_tokenizers

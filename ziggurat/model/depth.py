@@ -17,8 +17,15 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import Experiment
-from ziggurat.config.growth import CopyStrategy, block_layers, first_unlike, unreachable
-from ziggurat.config.layers import LeftOut, layers_left, pruned_config
+from ziggurat.config.depth import (
+    CopyStrategy,
+    LeftOut,
+    block_layers,
+    first_unlike,
+    layers_left,
+    pruned_config,
+    unreachable,
+)
 from ziggurat.config.model import ModelConfig
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.transformer import AnyDecoderLayer, Decoder, Encoder, EncoderLayer

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ziggurat.config import Experiment, dump, load_experiment
+from ziggurat.config.depth import LeftOut
 from ziggurat.config.experiment import without_lora
-from ziggurat.config.layers import LeftOut
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import Tokenizer, copy_tokenizers, load_tokenizers, same_vocabulary
 from ziggurat.model.build import assemble
@@ -270,7 +270,7 @@ def open_model(
         which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first that is there,
             where an average that is worse than `best` on the dev set comes last.
         device: where to put the model; see ziggurat.model.directory.usable_device.
-        without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.config.layers).
+        without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.config.depth).
 
     Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration. ConfigError:
     a device that cannot be used, layers that cannot be left out.

@@ -14,7 +14,6 @@ from typing import Generic, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from ziggurat.model.attention.average_and_merged import MergedAttention, TargetView, WholeTarget
 from ziggurat.model.attention.cache import (
     CrossAttentionCache,
     KeptWeights,
@@ -26,6 +25,7 @@ from ziggurat.model.attention.cache import (
     padding_mask,
 )
 from ziggurat.model.attention.multihead import CrossAttention, FirstValues, OwnAttention, OwnCache, SelfAttention
+from ziggurat.model.attention.variants import MergedAttention, TargetView, WholeTarget
 from ziggurat.model.history.base import History, HistoryState
 from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.residual.base import Residual

@@ -39,25 +39,25 @@ from ziggurat.serve.engine import ModelFailed
 from ziggurat.serve.glossaries import Glossaries
 from ziggurat.serve.interfaces.deepl import DeepL
 from ziggurat.serve.interfaces.deepl_resources import DeepLResources
-from ziggurat.serve.interfaces.description import (
+from ziggurat.serve.interfaces.files import Files
+from ziggurat.serve.interfaces.libretranslate import LibreTranslate
+from ziggurat.serve.interfaces.native import NativeApi, page_routes
+from ziggurat.serve.interfaces.openai import OpenAI
+from ziggurat.serve.notices import HEADER
+from ziggurat.serve.pool import ModelPool
+from ziggurat.serve.queue import DeadlineExceeded, QueueFull
+from ziggurat.serve.requests import (
     LIBRETRANSLATE,
+    REQUEST,
     SERVER,
     Described,
     Operation,
+    Refused,
     dialect_of,
     record,
     specification,
     text,
 )
-from ziggurat.serve.interfaces.files import Files
-from ziggurat.serve.interfaces.libretranslate import LibreTranslate
-from ziggurat.serve.interfaces.native import NativeApi
-from ziggurat.serve.interfaces.openai import OpenAI
-from ziggurat.serve.interfaces.page import page_routes
-from ziggurat.serve.notices import HEADER
-from ziggurat.serve.pool import ModelPool
-from ziggurat.serve.queue import DeadlineExceeded, QueueFull
-from ziggurat.serve.requests import REQUEST, Refused
 from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import ZigguratError, printable
 

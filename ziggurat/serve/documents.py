@@ -28,21 +28,20 @@ from starlette.requests import Request
 
 from ziggurat.serve.access import ConcurrencyLimit
 from ziggurat.serve.config import DocumentsConfig
-from ziggurat.serve.interfaces.description import Operation
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.queue import DeadlineExceeded
-from ziggurat.serve.requests import REQUEST, Refused
+from ziggurat.serve.requests import REQUEST, Operation, Refused
 from ziggurat.serve.text.documents.kinds import document, document_kind
+from ziggurat.serve.text.files import Limits, Settings
 from ziggurat.serve.text.glossary import Run, Tally
 from ziggurat.serve.text.sentences import Options
-from ziggurat.serve.text.settings import Limits, Settings
 from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import DataError, ZigguratError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import read_bounded
 from ziggurat.system.staging import is_same, try_lock
-from ziggurat.translate.terminology import Terms
+from ziggurat.translate.options import Terms
 
 UNKNOWN = "there is no such document, or its time is over"
 _UNSAFE = regex.compile(r"[^A-Za-z0-9_-]++")

@@ -18,7 +18,7 @@ from ziggurat.serve.requests import Refused
 from ziggurat.system.errors import ConfigError, DataError, printable
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import MAX_BYTES, JsonForm, read_json
-from ziggurat.translate.terminology import Term, Terms
+from ziggurat.translate.options import Term, Terms
 
 MOST_GLOSSARIES = 1000
 """Glossaries of one client; and of a server without keys."""

@@ -1,20 +1,27 @@
-"""Requests as APIs have them: fields from JSON, a form or the query, in whatever form they come."""
+"""Requests and answers of all paths, declared once: requests are read by it, and `GET /spec` tells it (OpenAPI 3.1)."""
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from ziggurat.system.errors import DataError
+from ziggurat import __version__
+from ziggurat.serve.notices import HEADER
+from ziggurat.system.errors import DataError, printable
 from ziggurat.system.small_files import parse_json
 
 Value = TypeVar("Value")
@@ -158,3 +165,269 @@ async def _form(request: Request, fields: int, refusal: str = "") -> AsyncIterat
         raise Refused(400, refusal or str(error.detail)) from None
     except ClientDisconnect:
         raise Refused(400, "the request broke off") from None
+
+
+Schema = dict[str, Any]
+
+
+def text(about: str = "", *values: str, **more: Any) -> Schema:
+    """Return the schema of a text, of these `values` where any are given."""
+    return _about({"type": "string", **({"enum": list(values)} if values else {}), **more}, about)
+
+
+def whole(about: str = "", **more: Any) -> Schema:
+    """Return the schema of a whole number."""
+    return _about({"type": "integer", **more}, about)
+
+
+def number(about: str = "", **more: Any) -> Schema:
+    """Return the schema of a number."""
+    return _about({"type": "number", **more}, about)
+
+
+def flag(about: str = "") -> Schema:
+    """Return the schema of true or false."""
+    return _about({"type": "boolean"}, about)
+
+
+def listed(items: Schema, about: str = "", **more: Any) -> Schema:
+    """Return the schema of a list."""
+    return _about({"type": "array", "items": items, **more}, about)
+
+
+def record(properties: Mapping[str, Schema], about: str = "", *, optional: Sequence[str] = ()) -> Schema:
+    """Return the schema of an object that has these properties, but for the `optional` ones always."""
+    required = [name for name in properties if name not in optional]
+    return _about({"type": "object", "properties": dict(properties), "required": required}, about)
+
+
+def _about(schema: Schema, about: str) -> Schema:
+    return {**schema, "description": about} if about else schema
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """An interface as programs know it: its paths, and how it says that something is wrong.
+
+    Attributes:
+        name: for people.
+        prefix: its paths begin so.
+        error: an error's content, given the status and a text.
+        error_schema: the schema of that.
+        security: how a key is given, by a name of that way; as OpenAPI has it. Empty: in a field.
+        scheme: what stands before a key in the header `Authorization`; empty: keys are in a field alone.
+        denied: status, text and headers for a key that is missing or wrong; None: as LibreTranslate says it.
+    """
+
+    name: str
+    prefix: str
+    error: Callable[[int, str], Schema]
+    error_schema: Schema
+    security: Mapping[str, Schema] = field(default_factory=dict)
+    scheme: str = ""
+    denied: tuple[int, str, Mapping[str, str]] | None = None
+
+
+def _plain(status: int, said: str) -> Schema:
+    return {"error": said}
+
+
+def _deepl(status: int, said: str) -> Schema:
+    return {"message": said}
+
+
+def _openai(status: int, said: str) -> Schema:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": said, "type": kind, "param": None, "code": None}}
+
+
+_PLAIN = record({"error": text()})
+_NULL: Schema = {"type": ["string", "null"]}
+_KIND = text("", "invalid_request_error", "server_error")
+_OPENAI = record({"error": record({"message": text(), "type": _KIND, "param": _NULL, "code": _NULL})})
+_BEARER: Schema = {"bearer": {"type": "http", "scheme": "bearer"}}
+_NO_BEARER = (401, "Incorrect API key provided", {"WWW-Authenticate": "Bearer"})
+_AUTH_KEY: Schema = {
+    "DeepL-Auth-Key": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Authorization",
+        "description": "`DeepL-Auth-Key` and the key",
+    }
+}
+
+LIBRETRANSLATE = Dialect("LibreTranslate", "/", _plain, _PLAIN)
+SERVER = Dialect("Server", "/", _plain, _PLAIN, _BEARER)
+DEEPL = Dialect(
+    name="DeepL",
+    prefix="/v2",
+    error=_deepl,
+    error_schema=record({"message": text()}),
+    security=_AUTH_KEY,
+    scheme="DeepL-Auth-Key ",
+    denied=(403, "Authorization failed. Please supply a valid DeepL-Auth-Key.", {}),
+)
+OPENAI = Dialect(
+    name="OpenAI",
+    prefix="/v1",
+    error=_openai,
+    error_schema=_OPENAI,
+    security=_BEARER,
+    scheme="Bearer ",
+    denied=_NO_BEARER,
+)
+OWN = replace(OPENAI, name="Ziggurat")
+
+
+def dialect_of(path: str) -> Dialect:
+    """Return the interface that a path belongs to, even one that there is not."""
+    own = (each for each in (DEEPL, OPENAI) if f"{path}/".startswith(f"{each.prefix}/"))
+    return next(own, LIBRETRANSLATE)
+
+
+_CONVERTER = re.compile(r":\w+\}")
+_JSON, _FORM, _UPLOAD = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a request: its name, its schema, and whether there must be one."""
+
+    name: str
+    schema: Schema
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of a path.
+
+    Attributes:
+        dialect: whose it is.
+        takes: fields of the request, in the query or, where it is posted, as JSON or a form.
+        answer: the schema of the answer as JSON; None: it is none.
+        kinds: further kinds of content, each with what it is; of documents, any.
+        status: of the answer.
+        file: whether the request is a form with a file.
+        strict: whether other fields than its own are refused (400). Programs written for another server send some that
+            do not matter here; a misspelt field of our own API would be ignored silently.
+        noticed: whether notices are in a header of the answer (ziggurat.serve.notices).
+    """
+
+    dialect: Dialect
+    takes: Sequence[Field] = ()
+    answer: Schema | None = None
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    status: int = 200
+    file: bool = False
+    strict: bool = False
+    noticed: bool = False
+
+    async def fields(self, request: Request) -> dict[str, Any]:
+        """Return the fields of a request, as `fields_of` does; only those that it takes."""
+        return self._declared(await fields_of(request))
+
+    @asynccontextmanager
+    async def upload(self, request: Request) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
+        """Read a form with a file, as `upload_of` does; only the fields that it takes."""
+        async with upload_of(request) as (fields, file):
+            yield self._declared(fields), file
+
+    def _declared(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        names = [each.name for each in self.takes]
+        if self.strict and (unknown := [name for name in fields if name not in names]):
+            near = difflib.get_close_matches(unknown[0], names, n=1, cutoff=0.6)
+            hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(names)}"
+            raise Refused(400, f"unknown field `{printable(unknown[0])}`; {hint}")
+        return {each.name: fields[each.name] for each in self.takes if each.name in fields}
+
+    def described(self, path: str, method: str, summary: str) -> Schema:
+        """Return the operation as OpenAPI has it."""
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"\{(\w+)\}", path)
+        ]
+        found: Schema = {
+            "operationId": re.sub(r"\W+", "_", f"{method}{path}").strip("_").lower(),
+            "summary": summary,
+            "tags": [self.dialect.name],
+            "responses": {
+                str(self.status): {"description": "the answer", **self._content()},
+                "default": {
+                    "description": "what is wrong",
+                    "content": {_JSON: {"schema": {"$ref": f"#/components/schemas/{_error_name(self.dialect)}"}}},
+                },
+            },
+        }
+        if self.takes and method == "POST":
+            kinds = (_UPLOAD,) if self.file else (_JSON, _FORM)
+            found["requestBody"] = {"content": {kind: {"schema": self._body()} for kind in kinds}, "required": True}
+        elif method == "GET":
+            parameters += [
+                {"name": each.name, "in": "query", "required": each.required, "schema": each.schema}
+                for each in self.takes
+            ]
+        if parameters:
+            found["parameters"] = parameters
+        if self.dialect.security:
+            found["security"] = [{}, *({name: []} for name in self.dialect.security)]
+        return found
+
+    def _content(self) -> Schema:
+        content: Schema = {kind: {"schema": text(what)} for kind, what in self.kinds.items()}
+        if self.answer is not None:
+            content[_JSON] = {"schema": self.answer}
+        found: Schema = {"content": content} if content else {}
+        if self.noticed:
+            found["headers"] = {HEADER: {"description": "notices, where there are any", "schema": text()}}
+        return found
+
+    def _body(self) -> Schema:
+        properties = {each.name: each.schema for each in self.takes}
+        if self.file:
+            properties = {"file": text("the document", format="binary"), **properties}
+        required = [each.name for each in self.takes if each.required]
+        return {**record(properties), "required": [*(["file"] if self.file else []), *required]}
+
+
+class Described(Route):
+    """A path whose operation is declared; its summary is the first line of the endpoint's docstring."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[[Request], Awaitable[Response]],
+        operation: Operation,
+        methods: Sequence[str] = ("GET",),
+    ) -> None:
+        super().__init__(path, endpoint, methods=list(methods))
+        self.operation = operation
+        self.summary = (endpoint.__doc__ or "").partition("\n")[0].removesuffix(".")
+
+
+def specification(routes: Sequence[Described]) -> Schema:
+    """Return the description of all paths (OpenAPI 3.1). Some programs recognise a server by its title."""
+    paths: dict[str, Schema] = {}
+    dialects = {route.operation.dialect.name: route.operation.dialect for route in routes}
+    for route in routes:
+        path = _CONVERTER.sub("}", route.path)
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            paths.setdefault(path, {})[method.lower()] = route.operation.described(path, method, route.summary)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "LibreTranslate",
+            "version": "1.9.6",
+            "description": f"An interface compatible with LibreTranslate, and others, by Ziggurat {__version__}.",
+        },
+        "tags": [{"name": name} for name in dialects],
+        "paths": paths,
+        "components": {
+            "schemas": {_error_name(each): each.error_schema for each in dialects.values()},
+            "securitySchemes": {name: way for each in dialects.values() for name, way in each.security.items()},
+        },
+    }
+
+
+def _error_name(dialect: Dialect) -> str:
+    return re.sub(r"\W", "", dialect.name) + "Error"

@@ -17,10 +17,9 @@ from ziggurat.data.cleaning.filters import MOST_CHARACTERS, identifier
 from ziggurat.serve.access import Access
 from ziggurat.serve.config import LimitsConfig
 from ziggurat.serve.glossaries import Entry
-from ziggurat.serve.interfaces.description import Dialect
 from ziggurat.serve.notices import notice_headers
 from ziggurat.serve.pool import Model, ModelPool
-from ziggurat.serve.requests import Refused
+from ziggurat.serve.requests import Dialect, Refused
 from ziggurat.serve.text.glossary import Tally
 from ziggurat.serve.text.markup import MarkupRules, html, xml
 from ziggurat.serve.text.paragraphs import AlignedText, aligned_text, sentence_count
@@ -28,8 +27,7 @@ from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
 from ziggurat.serve.text.splitting import Protection, sentencex_splitter
 from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.system.errors import DataError
-from ziggurat.translate.options import TranslateOptions
-from ziggurat.translate.terminology import Term, Terms
+from ziggurat.translate.options import Term, Terms, TranslateOptions
 
 _SURE = 50.0  # per cent
 

@@ -24,10 +24,18 @@ from ziggurat.train.diagnosis.gradients import STACKS, layers_of
 from ziggurat.train.diagnosis.health import WARNINGS_FILE, RunWarning, Watch, in_use
 from ziggurat.train.diagnosis.measures import Snapshot
 from ziggurat.train.diagnosis.probe import Loss, mean_gradient_norm, measure
-from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, cut_records, heat_maps, read_records, scalars
 from ziggurat.train.learner import Learner
 from ziggurat.train.objective import probe_loss, profile_batches
-from ziggurat.train.run_log import MetricsWriter, RunLog
+from ziggurat.train.records import (
+    DEPTH_FILE,
+    MetricsWriter,
+    Record,
+    RunLog,
+    cut_records,
+    heat_maps,
+    read_records,
+    scalars,
+)
 from ziggurat.train.update import UpdateResult
 
 _IMAGES_GROWTH = 1.1

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from ziggurat.config import Experiment, TrainingConfig
+from ziggurat.config.depth import CopyStrategy, GrowthConfig, ungrowable
 from ziggurat.config.differences import differing_keys
-from ziggurat.config.growth import CopyStrategy, GrowthConfig, ungrowable
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.corpus import Store

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ziggurat.config import Experiment
-from ziggurat.config.rules.doubtful import notices
+from ziggurat.config.notices import notices
 from ziggurat.data.loader import Group
 from ziggurat.model.build import count_parameters
 from ziggurat.model.fast.precision import precision_notice
@@ -25,9 +25,9 @@ from ziggurat.train.device import to_device
 from ziggurat.train.distributed import joined, lost
 from ziggurat.train.learner import after_growth, keep_stage, stage_ended, stage_folder
 from ziggurat.train.progress import ProgressLine, RecordWindow, Reporter, introduction
+from ziggurat.train.records import MetricsWriter, RunLog
 from ziggurat.train.recovery import Recovery, highest_nll, refuse_to_go_on
 from ziggurat.train.run import other_files_notice, run_locked
-from ziggurat.train.run_log import MetricsWriter, RunLog
 from ziggurat.train.saving import Saver
 from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, how_to_go_on, next_rate
 from ziggurat.train.setup import Setup, rank_anew, refuse_too_large, set_up, starting_point

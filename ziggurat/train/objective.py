@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.config import Experiment, TrainingConfig
-from ziggurat.config.layers import Frozen
+from ziggurat.config.depth import Frozen
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.batching import CorpusMix
@@ -27,7 +27,7 @@ from ziggurat.model.build import stack_residuals
 from ziggurat.model.counts import bare_model
 from ziggurat.model.directory import random_state_kept
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.fast.fake_quantised import quantise
+from ziggurat.model.fast.packed import quantise
 from ziggurat.model.fast.precision import maps_of, training_precision
 from ziggurat.model.init import profile_omega
 from ziggurat.model.low_rank import adapt

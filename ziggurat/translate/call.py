@@ -19,9 +19,8 @@ import torch
 from ziggurat.config import DecodingConfig
 from ziggurat.system.errors import ConfigError, DataError, out_of_memory, printable
 from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
-from ziggurat.translate.hypotheses import Assembler, SourcePart
-from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.options import LineExtras, TranslateOptions
+from ziggurat.translate.hypotheses import Assembler, LengthPenalty, SourcePart
+from ziggurat.translate.options import LineExtras, TranslateOptions, phrase_ids
 from ziggurat.translate.results import (
     Notices,
     Translation,
@@ -33,7 +32,6 @@ from ziggurat.translate.results import (
 )
 from ziggurat.translate.scorers import Scorer
 from ziggurat.translate.search import Search, search, search_by_steps
-from ziggurat.translate.terminology import phrase_ids
 
 if TYPE_CHECKING:
     from ziggurat.translate.translator import Translator

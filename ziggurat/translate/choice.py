@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import DecodingConfig
-from ziggurat.translate.hypotheses import NEVER, best_tokens
-from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.hypotheses import NEVER, LengthPenalty, best_tokens
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from ziggurat.data.subword import load_tokenizers
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.files import check_folder
 from ziggurat.system.processes import usable_cpus
-from ziggurat.translate.converted import read_converted
 from ziggurat.translate.engines import (
     EXPORT_FILE,
     NO_LINE_INPUTS,
     is_converted,
     is_export,
+    read_converted,
     read_report,
     refuse_unsupported,
     unsupported_settings,
@@ -203,7 +203,7 @@ class CTranslate2Translator(TextTranslator):
         threads: CPU threads; None: as CTranslate2 decides, or one per core where there are several workers.
         workers: batches translated at the same time, each with an equal share of the threads, at least one.
         segmenters: SentencePiece models of source and target, for a folder that another toolkit's converter wrote
-            (ziggurat.translate.converted); None: those that are in it.
+            (ziggurat.translate.engines); None: those that are in it.
         decoding: keys of the `decoding` section that replace the saved ones.
 
     Raises CheckpointError: no such directory, or a damaged one. ConfigError: ctranslate2 is not installed, or does not

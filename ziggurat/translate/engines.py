@@ -1,20 +1,20 @@
-"""The choice between the two engines that translate: PyTorch on a run or model directory, CTranslate2 on an export.
-
-`auto` goes by the folder: an exported model runs in CTranslate2, a run or model directory in our own engine.
-"""
+"""The choice between the two engines, and the folders that CTranslate2 runs: exports, and those of other toolkits."""
 
 from __future__ import annotations
 
 import importlib.util
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, RootModel
 
 from ziggurat.config import DecodingConfig, ModelConfig
-from ziggurat.system.errors import CheckpointError, ConfigError, printable
-from ziggurat.system.small_files import JsonForm, read_json
+from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer
+from ziggurat.data.vocabulary import leading_tag
+from ziggurat.system.errors import CheckpointError, ConfigError, DataError, printable
+from ziggurat.system.small_files import JsonForm, check_regular, inside, read_bounded, read_json
 from ziggurat.system.staging import recover
 
 ENGINES = ("auto", "torch", "ctranslate2")
@@ -174,3 +174,222 @@ def read_report(folder: Path) -> ExportReport:
         return read_json(path, ExportReport, error=CheckpointError, remedy=again)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing; {again}") from None
+
+
+NO_LIMIT = 1 << 31
+"""Positions of a model that computes as many as it needs."""
+
+_SEGMENTERS = {
+    "source": ("source.spm", "sentencepiece.model", "sentencepiece.bpe.model", "spm.model"),
+    "target": ("target.spm", "sentencepiece.model", "sentencepiece.bpe.model", "spm.model"),
+}
+"""Side -> names under which its SentencePiece model is looked for in a folder."""
+
+_PADDING = ("<pad>", "<blank>")
+_SOURCE_TAGS = (">>", "<2")  # how tags begin that stand before a source and name the target's language
+
+_TABLE = b"/position_encodings/encodings"  # of encoder or decoder: equal ones are stored once
+_TABLE_SINCE = 4  # version of the binary format from which on a variable has the header that is read here
+
+
+class ConvertedConfig(JsonForm):
+    """The part of config.json that a caller of CTranslate2 has to know; the rest is for CTranslate2 itself."""
+
+    unk_token: str = "<unk>"
+    bos_token: str = "<s>"
+    eos_token: str = "</s>"
+    decoder_start_token: str | None = "<s>"
+    add_source_bos: bool = False
+    add_source_eos: bool = False
+
+    @property
+    def of_transformers(self) -> bool:
+        """True where the caller puts end-of-sentence behind each source.
+
+        The tokenizers of transformers do it, whose models start from end-of-sentence or padding; Marian, fairseq and
+        our exports have CTranslate2 do it, and OpenNMT's models start from begin-of-sentence and want none.
+        """
+        return self.decoder_start_token in (self.eos_token, *_PADDING) and not self.add_source_eos
+
+
+_MOST_UNLISTED = 0.2
+"""Largest share of a segmenter's pieces that the vocabulary may lack (ziggurat.exchange.agreement says why any do)."""
+
+
+class ConvertedTokenizer(SentencePieceTokenizer):
+    """A SentencePiece model whose pieces have the ids of a list of tokens, that of the matrices.
+
+    Tokens that the model segments no text into, and that name a language or the like by their spelling, are tags.
+
+    Args:
+        model: the serialised model.
+        listed: the tokens in the order of their ids.
+        config: spellings of the control symbols.
+
+    Raises DataError for a model that is none, ConfigError for a list without the unknown token, end-of-sentence or
+    many of the pieces.
+    """
+
+    def __init__(self, model: bytes, listed: Sequence[str], config: ConvertedConfig) -> None:
+        super().__init__(model)
+        segmented = super().pieces(range(self._model_size))
+        self._listed = list(listed)
+        self._numbers = {token: number for number, token in enumerate(listed)}
+        for name in (config.unk_token, config.eos_token):
+            if name not in self._numbers:
+                raise ConfigError(f"has no {printable(name)}, which config.json names")
+        lacking = [piece for piece in segmented if piece not in self._numbers]
+        if len(lacking) > _MOST_UNLISTED * len(segmented):
+            raise ConfigError(
+                f"lacks {len(lacking):,} of the {len(segmented):,} pieces of its SentencePiece model, such as "
+                f"{printable(' '.join(lacking[:5]), 80)}: it is of another model; name the right one by "
+                "`--source-model` or `--target-model`"
+            )
+        self.unk, self.eos = self._numbers[config.unk_token], self._numbers[config.eos_token]
+        self.bos = self._numbers.get(config.bos_token, self.unk)
+        self.pad = next((self._numbers[name] for name in _PADDING if name in self._numbers), self.unk)
+        others = self._numbers.keys() - set(segmented)
+        self.tags = {
+            token: number
+            for token, number in self._numbers.items()
+            if token in others and leading_tag(f"{token} ") == token
+        }
+        self._silent = frozenset((self.pad, self.bos, self.eos, *self.tags.values())) - {self.unk}
+        self.size = len(self._listed)
+
+    def encode_normalised(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """Segment texts that are already normalised; pieces that the list lacks become the unknown token."""
+        get, unk = self._numbers.get, self.unk
+        segmented = super().encode_normalised(texts, threads)
+        return [[get(piece, unk) for piece in SentencePieceTokenizer.pieces(self, ids)] for ids in segmented]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text on one line, without control symbols and tags; an unknown piece is shown as ` ⁇ `."""
+        shown = [self._listed[number] for number in ids if number not in self._silent]
+        return str(self._processor.decode(shown)).replace("\n", " ").replace("\r", " ") if shown else ""
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return the token of each id."""
+        return [self._listed[number] for number in ids]
+
+
+class _Tokens(RootModel[list[str]]):
+    """Tokens in the order of their ids."""
+
+
+class ConvertedFolder(NamedTuple):
+    """The part of another toolkit's folder that its caller has to know.
+
+    Attributes:
+        source, target: its tokenizers.
+        after_source: tokens that the caller puts behind each source.
+        positions: most positions of a source or target.
+    """
+
+    source: ConvertedTokenizer
+    target: ConvertedTokenizer
+    after_source: tuple[str, ...]
+    positions: int
+
+
+def read_converted(folder: Path, segmenters: Sequence[Path | None] = (None, None)) -> ConvertedFolder:
+    """Read a folder that another toolkit's converter wrote.
+
+    Args:
+        folder: a folder of which `ziggurat.translate.engines.is_converted` is True.
+        segmenters: SentencePiece models of source and target; None: that of the folder; one given serves both sides,
+            where the folder has none of the other.
+
+    Raises ConfigError: a segmenter is missing, or the model wants tokens that this package does not give. DataError,
+    CheckpointError: files that are missing or damaged.
+    """
+    try:
+        config = read_json(inside(folder, "config.json"), ConvertedConfig, error=CheckpointError)
+    except FileNotFoundError:  # converted before CTranslate2 3.0: model.bin itself says what is added
+        config = ConvertedConfig()
+    if config.decoder_start_token is None:
+        raise ConfigError(
+            f"{folder}: its `decoder_start_token` is null: each translation begins with a token that the caller gives, "
+            "as the code of a language, which is not done here; CTranslate2 itself takes it as `target_prefix`"
+        )
+    tokenizers = []
+    for side, given, other in zip(("source", "target"), segmenters, reversed(segmenters), strict=True):
+        listed = _vocabulary(folder, side)
+        model = _segmenter(folder, side, given, other)
+        try:
+            tokenizers.append(ConvertedTokenizer(model[1], listed, config))
+        except ConfigError as error:
+            raise CheckpointError(f"{folder}: the vocabulary of the {side} {error}") from None
+        except DataError as error:
+            raise DataError(f"{model[0]}: {error}") from None
+    source, target = tokenizers
+    if config.of_transformers and sum(not tag.startswith(_SOURCE_TAGS) for tag in target.tags) > 1:
+        raise ConfigError(
+            f"{folder}: a model of many languages as transformers has them ({printable(', '.join(target.tags), 80)}): "
+            "it wants the code of the source before the text and that of the target as the first token written, which "
+            "is not done here; CTranslate2 itself takes them (`target_prefix`)"
+        )
+    after = (config.eos_token,) if config.of_transformers else ()
+    return ConvertedFolder(source, target, after, _positions(folder / EXPORT_FILE) - config.add_source_bos)
+
+
+def _vocabulary(folder: Path, side: str) -> list[str]:
+    """Return the tokens of a side. Raises CheckpointError where there are none, or several lists of them."""
+    if next(folder.glob("source_1_vocabulary.*"), None) is not None:
+        raise CheckpointError(f"{folder}: its sources have features besides words, which nothing here gives")
+    for name in (f"{side}_vocabulary", "shared_vocabulary"):
+        path = inside(folder, f"{name}.json")
+        if path.exists():
+            return read_json(path, _Tokens, error=CheckpointError).root
+        path = inside(folder, f"{name}.txt")
+        if path.exists():
+            try:
+                text = read_bounded(path, MAX_MODEL_BYTES, error=CheckpointError).decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise CheckpointError(f"{path}: not valid UTF-8 (byte {error.start}, from 0)") from None
+            return text.removesuffix("\n").split("\n")
+    raise CheckpointError(f"{folder}: has neither {side}_vocabulary nor shared_vocabulary, as .json or .txt")
+
+
+def _segmenter(folder: Path, side: str, given: Path | None, other: Path | None) -> tuple[Path, bytes]:
+    there = [folder / name for name in _SEGMENTERS[side] if (folder / name).is_file()]
+    path = given or next(iter(there), None) or other
+    if path is None:
+        raise ConfigError(
+            f"{folder}: a folder of CTranslate2 without a SentencePiece model ({', '.join(_SEGMENTERS[side])}); name "
+            "it by `--source-model`, and that of the target by `--target-model` if it is another. A model of text that "
+            "is segmented in another way is for CTranslate2 itself"
+        )
+    try:
+        return path, read_bounded(path, MAX_MODEL_BYTES)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+
+
+def _positions(path: Path) -> int:
+    """Return the rows of the table of positions in a model.bin; NO_LIMIT where it has none.
+
+    CTranslate2 fails at a position beyond the table. Raises CheckpointError for a damaged file.
+    """
+    size = check_regular(path, error=CheckpointError)
+    try:
+        with path.open("rb") as file:
+            (version,) = struct.unpack("<I", file.read(4))
+            _text(file)
+            _, count = struct.unpack("<II", file.read(8))
+            for _ in range(count if version >= _TABLE_SINCE else 0):
+                name = _text(file)
+                shape = struct.unpack(f"<{(axes := file.read(1)[0])}I", file.read(4 * axes))
+                _, length = struct.unpack("<BI", file.read(5))
+                if name.endswith(_TABLE) and shape:
+                    return int(shape[0])
+                if file.seek(length, 1) > size:
+                    break
+    except (struct.error, IndexError):
+        raise CheckpointError(f"{path}: damaged, or not written by a converter of CTranslate2") from None
+    return NO_LIMIT
+
+
+def _text(file: BinaryIO) -> bytes:
+    (length,) = struct.unpack("<H", file.read(2))
+    return file.read(length).removesuffix(b"\0")

@@ -1,23 +1,196 @@
-"""Translators and requests to them: what all translators share, what they can do, and the options of a call.
-
-Neither PyTorch nor CTranslate2 is needed here.
-"""
+"""Requests to a translator: terms, the options of a call, and what all translators share."""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import regex
 
 from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import Tokenizer
-from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.translate.results import WINDOW_LINES, Notices, TargetScore, Translation, refuse_single, windows
-from ziggurat.translate.terminology import Terms
+from ziggurat.system.errors import ConfigError, DataError, printable
+from ziggurat.translate.results import (
+    UNSPACED_SCRIPTS,
+    WINDOW_LINES,
+    Notices,
+    TargetScore,
+    Translation,
+    refuse_single,
+    windows,
+)
+
+MAX_TERM = 200
+"""MAX_TERM is the most characters of a glossary's term, in either language."""
+
+LETTER = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])\w")
+"""LETTER is a letter of a word; in scripts without blanks a term may begin and end next to another letter."""
+_WORD = regex.compile(r"\w")
+_FIRST = regex.compile(rf"(?:(?![{UNSPACED_SCRIPTS}])\w)++|.", flags=regex.DOTALL)
+"""_FIRST is the word that a term or text begins with; in scripts without blanks, and of other signs, a character."""
+
+
+class Term(NamedTuple):
+    """A term and what it is to become."""
+
+    source: str
+    target: str
+    mode: Literal["soft", "hard", "constraint"] = "soft"
+
+    @property
+    def hard(self) -> bool:
+        """True if it must come out letter by letter."""
+        return self.mode == "hard"
+
+
+class Found(NamedTuple):
+    """A term in a text, from character `start` to the exclusive `end`."""
+
+    start: int
+    end: int
+    term: Term
+
+
+class Terms:
+    """The terms of a glossary or a terminology.
+
+    A term is found as whole words. One in small letters is found in any letter case, one with capitals, and each of a
+    terminology, as it is written. Of terms that overlap the first in the text counts, and of those that begin at the
+    same place the longest.
+
+    Args:
+        terms: the terms; white space at their ends does not count.
+
+    Raises ConfigError for a constraint that is empty; DataError for a term of a glossary that is empty, longer than
+    MAX_TERM, of several lines, or there twice.
+    """
+
+    def __init__(self, terms: Iterable[Term]) -> None:
+        self.terms = [Term(term.source.strip(), term.target.strip(), term.mode) for term in terms]
+        self._exact: dict[str, Term] = {}
+        self._any_case: dict[str, Term] = {}
+        self._beside = LETTER
+        for term in self.terms:
+            if term.mode == "constraint":
+                if not term.source or not term.target:
+                    raise ConfigError("a terminology has terms that are empty")
+                self._beside = _WORD
+                self._exact[term.source] = term
+                continue
+            for text in term[:2]:
+                if not text or len(text) > MAX_TERM or len(text.splitlines()) > 1 or "\0" in text:
+                    raise DataError(
+                        f"the glossary's term {printable(text, 60)!r} is empty, longer than {MAX_TERM} characters or "
+                        "has several lines"
+                    )
+            known = self._any_case if term.source == term.source.lower() else self._exact
+            if known.setdefault(term.source, term) is not term:
+                raise DataError(f"the glossary has the term {printable(term.source, 60)!r} twice")
+        self._lengths: dict[str, list[int]] = {}  # of the terms that begin with a word, the longest first
+        for length, first in sorted({(len(term.source), _first(term.source)) for term in self.terms}, reverse=True):
+            self._lengths.setdefault(first, []).append(length)
+
+    @classmethod
+    def of(cls, terminology: Mapping[str, str]) -> Terms:
+        """Return source term -> target term as constraints."""
+        return cls(Term(source, target, "constraint") for source, target in terminology.items())
+
+    def has(self, mode: str) -> bool:
+        """Return whether there are terms of this mode."""
+        return any(term.mode == mode for term in self.terms)
+
+    def found(self, text: str) -> list[Found]:
+        """Return the terms in `text`, in order; they do not overlap."""
+        lowered = text.lower()
+        if len(lowered) != len(text):  # İ becomes two characters: the places would differ
+            lowered = text
+        found: list[Found] = []
+        end = 0
+        for start in range(len(text)):
+            if start < end or text[start].isspace() or (start and self._inside(text[start], text[start - 1])):
+                continue
+            for length in self._lengths.get(_first(text, start), ()):
+                stop = start + length
+                if stop > len(text) or (stop < len(text) and self._inside(text[stop - 1], text[stop])):
+                    continue
+                term = self._exact.get(text[start:stop]) or self._any_case.get(lowered[start:stop])
+                if term is not None:
+                    found.append(Found(start, stop, term))
+                    end = stop
+                    break
+        return found
+
+    def wanted(self, text: str) -> list[str]:
+        """Return the target terms of the constraints in `text`, each once, in the order of the text."""
+        return list(dict.fromkeys(each.term.target for each in self.found(text) if each.term.mode == "constraint"))
+
+    def _inside(self, own: str, beside: str) -> bool:
+        """Return whether a term that begins or ends with the character `own` would be part of a longer word."""
+        return bool(LETTER.match(own) and self._beside.match(beside))
+
+
+def _first(text: str, start: int = 0) -> str:
+    return _FIRST.match(text, start)[0].lower()
+
+
+def phrase_ids(phrases: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Return the ids of each phrase; no ids for a phrase that the vocabulary cannot spell."""
+    encoded = tokenizer.encode([phrase.replace("\0", " ") for phrase in phrases])
+    return [() if tokenizer.unk in ids else tuple(ids) for ids in encoded]
+
+
+def unmet(phrases: Sequence[str], text: str, tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """Return the phrases that `text`, whose ids are `tokens`, does not contain as whole words.
+
+    One that is asked for several times is returned as often as it is missing.
+    """
+    missing: list[str] = []
+    asked: Counter[str] = Counter()
+    for phrase, ids in zip(phrases, phrase_ids(phrases, tokenizer), strict=True):
+        asked[phrase] += 1
+        places = range(len(tokens) - len(ids) + 1) if ids else ()
+        among = sum(tuple(tokens[i : i + len(ids)]) == ids for i in places) >= asked[phrase]
+        # A phrase that the vocabulary's normalisation writes in another way is not in the text letter by letter: there
+        # its pieces count. Where its letters are in the text, but only inside a longer word, it is missing.
+        whole = len(regex.findall(_bounded(phrase), text)) >= asked[phrase]
+        if not whole and (phrase in text or not among):
+            missing.append(phrase)
+    return missing
+
+
+def read_constraints(lines: Iterable[str]) -> Iterable[list[str]]:
+    """Yield the phrases of each line; tabs separate them, and blank ones are left out."""
+    return ([phrase.strip() for phrase in line.split("\t") if phrase.strip()] for line in lines)
+
+
+def read_terminology(lines: Iterable[str], name: str) -> dict[str, str]:
+    """Return source term -> target term of lines `source TAB target`; blank lines are left out.
+
+    Raises DataError, naming file and line, for another number of columns or a source term with two targets.
+    """
+    terms: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        columns = [column.strip() for column in line.split("\t")]
+        if len(columns) != 2 or not all(columns):
+            raise DataError(f"{name}, line {number}: not a source term, a tab and a target term")
+        if terms.setdefault(columns[0], columns[1]) != columns[1]:
+            raise DataError(f"{name}, line {number}: {printable(columns[0])!r} has another target term already")
+    return terms
+
+
+def _bounded(term: str) -> str:
+    """Return a pattern for `term` that does not match inside a longer word."""
+    before = r"(?<!\w)" if LETTER.match(term[0]) else ""
+    after = r"(?!\w)" if LETTER.match(term[-1]) else ""
+    return before + regex.escape(term) + after
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.processes import in_order, share_cores, worker_pool
 from ziggurat.translate.call import TranslationCall
-from ziggurat.translate.hypotheses import Assembler
-from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.hypotheses import Assembler, LengthPenalty
 from ziggurat.translate.options import LineExtras, StreamTranslator, TextTranslator, TranslateOptions
 from ziggurat.translate.results import (
     Notices,
@@ -193,7 +192,7 @@ def load_translator(
         path: folder of a run or a model, or a list of them: an ensemble, with the decoding settings of the first.
         device: `auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, ...
         which: checkpoint of a run (of each run in the list), such as `best`; see ziggurat.model.directory.open_model.
-        without_layers: layers to leave out of a single model, such as `encoder.5,decoder.3` (ziggurat.config.layers).
+        without_layers: layers to leave out of a single model, such as `encoder.5,decoder.3` (ziggurat.config.depth).
         decoding: keys of the `decoding` section that replace the saved ones, such as `beam_size=8` or
             `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` as they are).
 

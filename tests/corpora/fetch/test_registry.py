@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ziggurat.config.papers import paper_keys, paper_recipes
-from ziggurat.config.recipes import load_named, plain_recipe_names
+from ziggurat.config.recipes import load_named, paper_keys, paper_recipes, plain_recipe_names
 from ziggurat.corpora.fetch.downloads import Downloads, place_of
 from ziggurat.corpora.fetch.indexes import Names
 from ziggurat.corpora.fetch.pairs import tasks_of_config

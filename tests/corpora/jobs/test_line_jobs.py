@@ -15,7 +15,8 @@ import pytest
 
 from tests.cli.conftest import Ziggurat
 from tests.killing import tree
-from ziggurat.cli import alignment, jobs
+from ziggurat.cli import corpora as alignment
+from ziggurat.cli import jobs
 from ziggurat.corpora.jobs.launchers import StageFiles
 from ziggurat.corpora.jobs.tasks import Identified, LineWithInputs, ModelChoice, Translating, opened
 from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist

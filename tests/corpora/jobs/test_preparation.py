@@ -29,8 +29,7 @@ from ziggurat.corpora.jobs.job import Work
 from ziggurat.corpora.jobs.launchers import StageFiles
 from ziggurat.corpora.jobs.preparation import prepare_job
 from ziggurat.data.babel import generate
-from ziggurat.data.cleaning.cleaner import Examples
-from ziggurat.data.cleaning.comparisons import Comparisons, PairHashes
+from ziggurat.data.cleaning.cleaner import Comparisons, Examples, PairHashes
 from ziggurat.data.encoding import EncodedBlock, compared, pack, unpack
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.prepare import prepare

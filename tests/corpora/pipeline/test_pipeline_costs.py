@@ -19,8 +19,7 @@ from ziggurat.config.data import FilterConfig
 from ziggurat.config.load import change_section
 from ziggurat.corpora.pipeline.context import PipelineContext
 from ziggurat.corpora.pipeline.costs import CorpusSizes, Costs, LineCount, cleaning, lines_done, lines_of, updates_done
-from ziggurat.corpora.pipeline.staleness import Spent, StepStatus
-from ziggurat.corpora.pipeline.step import Expected, StepProgress
+from ziggurat.corpora.pipeline.step import Expected, Spent, StepProgress, StepStatus
 from ziggurat.corpora.pipeline.steps import steps_of
 from ziggurat.data.readers import CorpusReader
 from ziggurat.model.run_folder import write_meta

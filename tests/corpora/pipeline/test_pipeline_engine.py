@@ -19,8 +19,15 @@ from tests.corpora.pipeline.conftest import changed, made
 from tests.killing import run_and_kill, tree
 from ziggurat.config.base import Section
 from ziggurat.corpora.pipeline.engine import TIMES, Pipeline, PipelineEnd, Selection
-from ziggurat.corpora.pipeline.staleness import Fingerprints, settings_changed
-from ziggurat.corpora.pipeline.step import BEGUN, MANIFEST, Step, read_manifest, settings_of
+from ziggurat.corpora.pipeline.step import (
+    BEGUN,
+    MANIFEST,
+    Fingerprints,
+    Step,
+    read_manifest,
+    settings_changed,
+    settings_of,
+)
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically
 
@@ -492,11 +499,11 @@ def test_fingerprints_are_remembered_until_a_file_is_touched(tmp_path: Path, mon
         read.append(path)
         return xxhash.xxh3_128_hexdigest(path.read_bytes())
 
-    monkeypatch.setattr("ziggurat.corpora.pipeline.staleness.fingerprint", counting)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.step.fingerprint", counting)
     first = Fingerprints(memory)
     assert [first.of(file), first.of(file)] == [xxhash.xxh3_128_hexdigest(b"one")] * 2
     assert len(read) == 2  # too fresh to be trusted
-    monkeypatch.setattr("ziggurat.corpora.pipeline.staleness._SETTLED_NS", -(10**12))
+    monkeypatch.setattr("ziggurat.corpora.pipeline.step._SETTLED_NS", -(10**12))
     first.of(file)
     first.keep()
     again = Fingerprints(memory)

@@ -17,11 +17,10 @@ from ziggurat.config.pipeline import PipelineConfig
 from ziggurat.corpora.pipeline import evaluation
 from ziggurat.corpora.pipeline.context import PipelineContext
 from ziggurat.corpora.pipeline.engine import TIMES, Pipeline, Selection
-from ziggurat.corpora.pipeline.staleness import Times
-from ziggurat.corpora.pipeline.step import MANIFEST, write_document
+from ziggurat.corpora.pipeline.step import MANIFEST, Times, write_document
 from ziggurat.corpora.pipeline.steps import steps_of
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.robustness import PerturbedScore, judge
+from ziggurat.evaluate.significance import PerturbedScore, judge
 from ziggurat.inspect.report.page import PipelineSummary, SpeedRow, StepRow, pipeline_page
 
 

@@ -15,8 +15,7 @@ from ziggurat.config.pipeline import BitextCorpus, MonolingualText
 from ziggurat.corpora.jobs.job import JobOutcome, Work
 from ziggurat.corpora.jobs.launchers import processes, ray_actors
 from ziggurat.corpora.pipeline.context import ExecutionOptions, PipelineContext, Progress
-from ziggurat.corpora.pipeline.staleness import settings_changed
-from ziggurat.corpora.pipeline.step import Step
+from ziggurat.corpora.pipeline.step import Step, settings_changed
 from ziggurat.corpora.pipeline.steps import steps_of
 from ziggurat.corpora.synthesis.backtranslation import BackTranslationJob
 from ziggurat.corpora.synthesis.cross_entropy import FilterJob

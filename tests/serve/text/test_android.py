@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.serve.text.fakes import Translate, identity, permuting, swapped
 from tests.serve.text.test_messages import faithful
 from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Options, Result, run
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import DataError
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
 from tests.serve.text.files import docx, members, packed, pptx
 from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Link, Options, SentenceTranslation, run
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 
 SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.serve.text.fakes import Translate, identity, upper
 from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation, run
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import DataError
 

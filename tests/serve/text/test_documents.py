@@ -15,8 +15,8 @@ from tests.serve.text.fakes import Translate, identity, permuting, swapped
 from tests.serve.text.files import FILES, PICTURE, TEXTS, docx, members
 from tests.serve.text.files import run as word_run
 from ziggurat.serve.text.documents.kinds import KINDS, document, document_kind
+from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import DataError
 

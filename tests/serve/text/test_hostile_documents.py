@@ -14,8 +14,8 @@ import pytest
 from tests.serve.text.fakes import identity, permuting, steps
 from tests.serve.text.files import BODY, FILES, docx, members, packed
 from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.files import Limits, Settings
 from ziggurat.serve.text.sentences import Options, run
-from ziggurat.serve.text.settings import Limits, Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.serve.text.tokens import read_xml
 from ziggurat.system.errors import DataError

@@ -15,8 +15,8 @@ import pytest
 
 from tests.serve.text.fakes import upper
 from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Link, Options, SentenceTranslation, run
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 
 pytestmark = pytest.mark.slow  # a start of LibreOffice takes seconds

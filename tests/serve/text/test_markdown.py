@@ -12,8 +12,8 @@ from markdown_it import MarkdownIt
 from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
 from ziggurat.serve.text.documents import markdown
 from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import ConfigError
 

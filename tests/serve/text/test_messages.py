@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
 from ziggurat.serve.text.documents.icu import MAX_DEPTH, Argument, IcuChoice, IcuText, MessageError, Part, parse
 from ziggurat.serve.text.documents.kinds import document, document_kind
+from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import protected, sentencex_splitter
 from ziggurat.system.errors import DataError
 

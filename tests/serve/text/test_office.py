@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.serve.text.fakes import Translate, identity, upper
 from tests.serve.text.files import docx, epub, members, odt, packed, run
 from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation
 from ziggurat.serve.text.sentences import run as run_work
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import DataError
 

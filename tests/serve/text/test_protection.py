@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.serve.text.fakes import permuting, swapped, upper
 from ziggurat.serve.config import ServeConfig
 from ziggurat.serve.text.documents.kinds import KINDS, document, document_kind
+from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.paragraphs import plain_text
 from ziggurat.serve.text.sentences import Options, Result, run
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import Item, Protection, protected, sentencex_splitter
 from ziggurat.system.errors import ConfigError, DataError
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tests.serve.text.fakes import identity, permuting, swapped
 from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Options, run
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import DataError
 

@@ -19,7 +19,7 @@ from ziggurat.config.data import DataConfig
 from ziggurat.corpora.jobs.job import JobOutcome, Plan, Work, at_work, do_shards, fix_plan, made_once
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles, cut
 from ziggurat.data.aligner import Link, read_aligner
-from ziggurat.data.cleaning.comparisons import Comparisons
+from ziggurat.data.cleaning.cleaner import Comparisons
 from ziggurat.data.cleaning.filters import Mask
 from ziggurat.data.encoding import EncodedBlock, PairEncoder, block_text, compared, pack, unpack
 from ziggurat.data.inputs import Corpus, Progress

@@ -31,9 +31,8 @@ from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.files import fingerprint
 from ziggurat.translate.ctranslate2 import CTranslate2Translator
 from ziggurat.translate.engines import EXPORT_FILE, EXPORT_SHORTLIST, export_folder
-from ziggurat.translate.options import TextTranslator, TranslateOptions
+from ziggurat.translate.options import TextTranslator, TranslateOptions, read_constraints
 from ziggurat.translate.results import Notices, Translation, TranslationWarning, check_tag
-from ziggurat.translate.terminology import read_constraints
 from ziggurat.translate.translator import load_translator
 
 

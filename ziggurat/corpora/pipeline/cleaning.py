@@ -23,8 +23,7 @@ from ziggurat.corpora.pipeline.context import PipelineContext, Progress, errors_
 from ziggurat.corpora.pipeline.corpora import corpus_files, of_fetch, resolved, text_settings
 from ziggurat.corpora.pipeline.costs import CorpusSizes, cleaning
 from ziggurat.corpora.pipeline.step import Expected, Step, joined, settings_of, write_document
-from ziggurat.data.cleaning.cleaner import Scorers, cleaner_of, cleaners_of
-from ziggurat.data.cleaning.comparisons import MANY, Comparisons, overlap_notices
+from ziggurat.data.cleaning.cleaner import MANY, Comparisons, Scorers, cleaner_of, cleaners_of, overlap_notices
 from ziggurat.data.cleaning.held_out import NOTHING, HeldOut, side_hashes
 from ziggurat.data.encoding import BlockCleaner, CleanedBlock, compared
 from ziggurat.data.inputs import (

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from ziggurat.config.data import FilterConfig
 from ziggurat.config.experiment import Experiment
+from ziggurat.config.notices import warm_up_notice
 from ziggurat.config.pipeline import BACK_TRANSLATION, BITEXT, ModelName, MonolingualText, pipeline_names
-from ziggurat.config.rules.doubtful import warm_up_notice
 from ziggurat.corpora.pipeline.context import DISTILLED, Corpora, PipelineContext, errors_renamed
 from ziggurat.corpora.pipeline.corpora import fetched_files, resolved
 from ziggurat.corpora.pipeline.step import Expected, StepProgress, read_document

@@ -23,26 +23,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ziggurat.corpora.pipeline.staleness import (
+from ziggurat.corpora.pipeline.step import (
     AUTO,
+    BEGUN,
     DEAR,
+    MANIFEST,
     Fingerprints,
     State,
+    Step,
+    StepManifest,
     StepStatus,
     Times,
     other_machine,
-    settings_changed,
-    wanted_of,
-    why_stale,
-)
-from ziggurat.corpora.pipeline.step import (
-    BEGUN,
-    MANIFEST,
-    Step,
-    StepManifest,
     outputs_of,
     read_document,
     read_manifest,
+    settings_changed,
+    wanted_of,
+    why_stale,
     write_document,
 )
 from ziggurat.data.store_checks import InputWatch

@@ -32,13 +32,20 @@ from ziggurat.corpora.pipeline.models import (
     shortlist_made_here,
     shortlists,
 )
-from ziggurat.corpora.pipeline.staleness import Times
-from ziggurat.corpora.pipeline.step import Step, joined, read_document, read_manifest, settings_of, write_document
+from ziggurat.corpora.pipeline.step import (
+    Step,
+    Times,
+    joined,
+    read_document,
+    read_manifest,
+    settings_of,
+    write_document,
+)
 from ziggurat.corpora.pipeline.synthesis import NOTICES
 from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.perturbations import DisturbedSet, perturbation_names
-from ziggurat.evaluate.robustness import Effect
 from ziggurat.evaluate.scores import evaluate, sacrebleu_metric
+from ziggurat.evaluate.significance import Effect
 from ziggurat.inspect.report.page import (
     CorpusRow,
     ModelRow,

@@ -33,8 +33,8 @@ from ziggurat.corpora.pipeline.models import (
     said,
     shortlists,
 )
-from ziggurat.corpora.pipeline.staleness import AUTO
 from ziggurat.corpora.pipeline.step import (
+    AUTO,
     Expected,
     Step,
     StepProgress,

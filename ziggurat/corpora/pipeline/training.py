@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config.data import CorpusConfig, DataConfig
+from ziggurat.config.depth import LeftOut
 from ziggurat.config.experiment import Experiment
-from ziggurat.config.layers import LeftOut
 from ziggurat.config.pipeline import PREPARED_BY, ModelName, pipeline_names
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.config.train import TrainingConfig

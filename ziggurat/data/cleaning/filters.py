@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import FilterConfig
 from ziggurat.config.languages import main_language
-from ziggurat.data.cleaning.lengths import character_lengths, has_unspaced, visible_lengths, word_counts
-from ziggurat.data.lines import is_blank
+from ziggurat.data.lines import character_lengths, has_unspaced, is_blank, visible_lengths, word_counts
 from ziggurat.system.errors import ConfigError
 
 Mask = NDArray[np.bool_]
@@ -56,7 +55,7 @@ def length_ratio(source: Sequence[str], target: Sequence[str], *, limit: float) 
 
     Lengths are in words, which white space separates, or in characters where a side has only one word. Where either
     side has text of a script without blanks, they are in visible characters of both sides, each weighed by what it
-    says (ziggurat.data.cleaning.lengths): blanks that somebody put into such text make no difference.
+    says (ziggurat.data.lines): blanks that somebody put into such text make no difference.
     """
     sides = source, target
     lengths = [_lengths((len(text.split()) for text in side), len(side)) for side in sides]

@@ -21,8 +21,15 @@ from ziggurat.evaluate.findings import USELESS_BLEU
 from ziggurat.inspect.check import READS
 from ziggurat.inspect.report.figure import Figure, numbers
 from ziggurat.inspect.report.figures import figures_of
-from ziggurat.inspect.report.runs import MAX_DRAWN, ReportRun
-from ziggurat.inspect.report.samples import SampleGroup, Sentences, Translated, sample_groups, translated
+from ziggurat.inspect.report.runs import (
+    MAX_DRAWN,
+    ReportRun,
+    SampleGroup,
+    Sentences,
+    Translated,
+    sample_groups,
+    translated,
+)
 from ziggurat.model.directory import locate_weights
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.small_files import json_safe
@@ -201,7 +208,6 @@ def _events(run: ReportRun) -> list[str]:
 
 
 def _waiting_share(run: ReportRun) -> float:
-    """Return the share of the time that a run has waited for data; a record counts by the time since the one before."""
     waited = spent = 0.0
     for record in run.train:
         now = record.get("seconds")
@@ -233,7 +239,6 @@ def _unhealthy(run: ReportRun) -> tuple[list[str], list[str]]:
 
 
 def _as_sentence(text: str) -> str:
-    """Return a clause as a sentence; a symbol at its beginning, such as `r`, keeps its case."""
     return f"{text if text[1:2] == ' ' else text[:1].upper() + text[1:]}."
 
 
@@ -400,10 +405,7 @@ def _lacks(run: ReportRun) -> list[Missing]:
 
 
 def _floor(run: ReportRun) -> tuple[float | None, list[Missing]]:
-    """Return the loss that word frequencies alone give, or None and why it is not known.
-
-    A dev loss is judged by the dev text: training text that a teacher wrote is simpler, and so is its loss.
-    """
+    # A dev loss is judged by the dev text: training text that a teacher wrote is simpler, and so is its loss.
     try:
         store = Store.open(Path(run.experiment.data.store).expanduser())
         return unigram_entropy(store, on_dev=bool(run.validations and store.dev)), []
@@ -414,7 +416,6 @@ def _floor(run: ReportRun) -> tuple[float | None, list[Missing]]:
 def _translate_all(
     runs: Sequence[ReportRun], sentences: Callable[[], Sentences], say: Callable[[str], None]
 ) -> tuple[SampleTranslations | None, list[Missing]]:
-    """Return the runs' translations of the sentences, and the runs that have none, with the reason."""
     try:
         chosen = sentences()
     except DataError as error:
@@ -447,10 +448,7 @@ def _translate_all(
 
 
 def _common_weights(runs: Sequence[ReportRun]) -> str | None:
-    """Return which weights of each run are compared; None where those taken by default are of one kind anyway.
-
-    An averaged model on one side alone would win or lose for being one.
-    """
+    # An averaged model on one side alone would win or lose for being one.
     kinds = set()
     for run in runs:
         with contextlib.suppress(CheckpointError):

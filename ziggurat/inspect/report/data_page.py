@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ziggurat.config.languages import main_language
-from ziggurat.data.cleaning.comparisons import CONTAMINATION, overlap_notice
+from ziggurat.data.cleaning.cleaner import CONTAMINATION, overlap_notice
 from ziggurat.data.cleaning.filters import confidences, identifier, likeliest, scripts
 from ziggurat.data.cleaning.held_out import HeldOut, Overlap, side_hashes
 from ziggurat.data.corpus import Store

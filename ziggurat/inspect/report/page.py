@@ -16,12 +16,11 @@ from rich.filesize import decimal
 from ziggurat.config import dump
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
 from ziggurat.evaluate.findings import FEWEST_CASES, USELESS_BLEU, Scores, SystemDifference
-from ziggurat.evaluate.robustness import Effect, Robustness
+from ziggurat.evaluate.significance import Effect, Robustness
 from ziggurat.inspect.report.content import Content, Setting, unlike
 from ziggurat.inspect.report.drawing import name_of_run
 from ziggurat.inspect.report.figure import Figure, numbers
-from ziggurat.inspect.report.runs import ReportRun
-from ziggurat.inspect.report.samples import as_csv
+from ziggurat.inspect.report.runs import ReportRun, as_csv
 from ziggurat.inspect.report.template import page_templates, table_link
 from ziggurat.system.errors import CheckpointError, DataError
 from ziggurat.system.terminal import duration
@@ -289,7 +288,7 @@ class PipelineSummary:
         systems: name of each evaluated system, and what it is.
         scores: test set -> system -> sacreBLEU's scores (ziggurat.evaluate.scores.Score).
         speed: of the systems; none where it was not measured.
-        effects: what disturbances cost (ziggurat.evaluate.robustness.Effect).
+        effects: what disturbances cost (ziggurat.evaluate.significance.Effect).
         disturbed_lines: lines of the first test set that were disturbed, the first ones.
         cases: perturbation -> how many cases of these lines it changes.
         exports: target -> what it was verified by.

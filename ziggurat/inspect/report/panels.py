@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ziggurat.inspect.report.figure import Figure, Heat, Panel, Row, Series, Table, described
 from ziggurat.inspect.report.runs import ReportRun
-from ziggurat.train.diagnosis.records import Record
+from ziggurat.train.records import Record
 
 STACKS = {"encoder": "encoder", "decoder": "decoder"}
 """Stack -> title of its panel."""

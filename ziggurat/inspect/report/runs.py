@@ -1,16 +1,31 @@
-"""A run as reports read it: its configuration and the records of its training."""
+"""Runs as reports read them: configuration, records, and their translations of the same sentences."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import regex
+import xxhash
 from pydantic import RootModel
+from sacrebleu import CHRF
 
-from ziggurat.config import Experiment, load_experiment
+from ziggurat.config import DecodingConfig, Experiment, load_experiment
+from ziggurat.data.corpus import Store
+from ziggurat.evaluate.tokenisation import unspaced_script
+from ziggurat.model.directory import locate_weights, weights_origin
+from ziggurat.model.low_rank import weights_fingerprint
 from ziggurat.model.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -22,9 +37,11 @@ from ziggurat.model.run_folder import (
     refuse_missing,
 )
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
-from ziggurat.system.files import folder_kind
-from ziggurat.system.small_files import read_json, read_json_lines
-from ziggurat.train.diagnosis.records import Record, read_records
+from ziggurat.system.files import folder_kind, write_atomically
+from ziggurat.system.small_files import built, parse_json, read_bounded, read_json, read_json_lines
+from ziggurat.train.records import Record, read_records
+from ziggurat.translate.results import TranslationWarning, translate_tagged
+from ziggurat.translate.translator import load_translator
 
 MAX_DRAWN = 8
 """Runs at most whose own curves a report draws: the number of colours that can be told apart."""
@@ -185,3 +202,254 @@ def _environment(path: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     return {key: str(value)[:1000] for key, value in found.items()}
+
+
+_FORMAT = 1
+_FOLDER = "translations"
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Sentences to be translated by all runs, called for example `all 500 sentences of the dev set`.
+
+    Each source has the tag of a training corpus, or None.
+    """
+
+    name: str
+    sources: Sequence[str]
+    references: Sequence[str]
+    tags: Sequence[str | None]
+    target_language: str
+
+    @property
+    def identity(self) -> str:
+        """Checksum of the input to the models."""
+        inputs = json.dumps([list(self.sources), list(self.tags)])
+        return xxhash.xxh3_64(inputs.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Translated:
+    """Translations of sentences by one run: a line for each, and the number of those cut at the length limit.
+
+    `origin` describes the weights, `search` the search.
+    """
+
+    origin: str
+    search: str
+    outputs: list[str]
+    unfinished: int
+
+
+def dev_sentences(runs: Sequence[ReportRun], count: int) -> Sentences:
+    """Return `count` sentences spread evenly over the dev set of the first of `runs` whose store is there.
+
+    Raises DataError when no run has one: there is no store where the configuration says, or it has no dev set.
+    """
+    reasons = []
+    for run in runs:
+        try:
+            return _of_dev_set(run, count)
+        except DataError as error:
+            reasons.append(error)
+    raise reasons[0]  # the other runs were only a way out
+
+
+def _of_dev_set(run: ReportRun, count: int) -> Sentences:
+    store = Store.open(Path(run.experiment.data.store).expanduser())
+    if store.dev is None or not len(store.dev):
+        raise DataError(f"{store.path}: the store has no dev set")
+    total = len(store.dev)
+    lines = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(np.int64))
+    sources, references = store.dev.texts(lines)
+    part = f"all {total:,}" if len(lines) == total else f"{len(lines):,} of {total:,}"
+    return Sentences(
+        f"{part} sentences of the dev set",
+        sources,
+        references,
+        store.dev_tags(lines),
+        run.experiment.data.target_language,
+    )
+
+
+def translated(
+    run: ReportRun, sentences: Sentences, say: Callable[[str], None], which: str | None = None
+) -> Translated:
+    """Return the translations of `sentences` by the weights `which` of `run`, with its settings.
+
+    None stands for those that `translate` takes.
+
+    The result is kept in the run, and reused while weights, settings and sentences are the same; `say` takes a message
+    before translating. Raises CheckpointError where the run has no checkpoint, or a damaged one.
+    """
+    weights, _ = locate_weights(run.folder, which)
+    decoding = run.experiment.decoding.model_dump(mode="json")
+    made_of = weights_fingerprint(weights)
+    key = {"format": _FORMAT, "weights": made_of, "decoding": decoding, "sentences": sentences.identity}
+    kept = run.folder / _FOLDER / f"{sentences.identity}.json"
+    found = _kept(kept, key, len(sentences.sources))
+    if found is None:
+        say(f"{run.name}: translating {sentences.name} with {weights_origin(run.folder, weights, which)}")
+        found = _translate(run, sentences, which)
+        try:
+            kept.parent.mkdir(exist_ok=True)
+            write_atomically(kept, json.dumps({"key": key, **asdict(found)}, ensure_ascii=False, indent=1).encode())
+        except OSError as error:
+            say(f"{kept}: cannot be written ({error.strerror}); the next report translates again")
+    return found
+
+
+def _translate(run: ReportRun, sentences: Sentences, which: str | None) -> Translated:
+    translator = load_translator(run.folder, which=which)
+    with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # the report has their number
+        found = translate_tagged(translator.translate, sentences.sources, sentences.tags)
+    outputs = [translation.text for translation in found]
+    return Translated(translator.origin, _search(translator.decoding), outputs, translator.notices["unfinished"])
+
+
+def _search(decoding: DecodingConfig) -> str:
+    if decoding.search == "sample":
+        return f"the most typical of {decoding.mbr} samples" if decoding.mbr else "samples"
+    return f"beam of {decoding.beam_size}" if decoding.beam_size > 1 else "greedy search"
+
+
+def _kept(path: Path, key: dict[str, Any], count: int) -> Translated | None:
+    """Return the translations that an earlier report kept; None if there are none, or of other weights, or damaged."""
+    try:
+        document = parse_json(read_bounded(path, 1 << 28), str(path))
+        if document.pop("key") != key:
+            return None
+        found = built(Translated, document)
+    except (OSError, DataError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return found if len(found.outputs) == count else None
+
+
+_PER_GROUP = 3
+# A character with the marks upon it, but foreign words and numbers whole; blanks by themselves.
+_CHARACTERS = regex.compile(r"\s+|[\p{Latin}\p{N}]+|\X")
+
+
+@dataclass(frozen=True)
+class Output:
+    """The translation of a sentence by one run.
+
+    Attributes:
+        run: number of the run in the report.
+        score: chrF of the sentence, 0 to 100.
+        words: the words, each with True where the reference has it; the k-th occurrence needs a k-th one there. In a
+            script without blanks, stretches of characters.
+        between: what stands between two of them: a blank, or nothing in a script without blanks.
+    """
+
+    run: int
+    score: float
+    words: tuple[tuple[str, bool], ...]
+    between: str = " "
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sentence with all translations; `line` counts from 1."""
+
+    line: int
+    source: str
+    reference: str
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True)
+class SampleGroup:
+    """Sentences chosen for the same reason, which is the title."""
+
+    title: str
+    samples: tuple[Sample, ...]
+
+
+def sample_groups(
+    names: Sequence[str], outputs: Sequence[Sequence[str] | None], sources: Sequence[str], references: Sequence[str]
+) -> list[SampleGroup]:
+    """Return sentences worth reading, each in one group only.
+
+    Args:
+        names: names of all runs of the report.
+        outputs: lines of each run, one for each sentence; None where a run has no translations.
+        sources: source sentences.
+        references: reference translations.
+    """
+    chrf = CHRF()
+    scores = {
+        run: [chrf.sentence_score(line, [reference]).score for line, reference in zip(lines, references, strict=True)]
+        for run, lines in enumerate(outputs)
+        if lines is not None
+    }
+    spaced = unspaced_script(references) is None
+    lines = range(len(references))
+    means = [sum(of_run[i] for of_run in scores.values()) / len(scores) for i in lines]
+    wanted: list[tuple[str, list[int]]] = []
+    for run, own in scores.items() if len(scores) > 1 else ():
+        ahead = {i: own[i] - max(theirs[i] for other, theirs in scores.items() if other != run) for i in lines}
+        order = [i for i in sorted(lines, key=lambda i: -ahead[i]) if ahead[i] > 0]
+        wanted.append((f"{names[run]} is ahead by most", order))
+    ranked = sorted(lines, key=lambda i: means[i])
+    whose = "All do" if len(scores) > 1 else "It does"
+    wanted += [
+        (f"{whose} best here", ranked[::-1]),
+        (f"{whose} worst here", ranked),
+        ("In between", [ranked[n] for n in sorted(range(len(ranked)), key=lambda n: abs(n + 0.5 - len(ranked) / 2))]),
+    ]
+    groups, taken = [], set[int]()  # a sentence is shown once, in the first group that wants it
+    for title, order in wanted:
+        chosen = [i for i in order if i not in taken][:_PER_GROUP]
+        taken.update(chosen)
+        samples = tuple(_sample(i, sources, references, outputs, scores, spaced) for i in chosen)
+        groups += [SampleGroup(title, samples)] if samples else []
+    return groups
+
+
+def _sample(
+    i: int,
+    sources: Sequence[str],
+    references: Sequence[str],
+    outputs: Sequence[Sequence[str] | None],
+    scores: dict[int, list[float]],
+    spaced: bool,
+) -> Sample:
+    found = tuple(
+        Output(run, scores[run][i], _marked(lines[i], references[i], spaced), " " if spaced else "")
+        for run, lines in enumerate(outputs)
+        if lines is not None
+    )
+    return Sample(i + 1, sources[i], references[i], found)
+
+
+def _marked(line: str, reference: str, spaced: bool) -> tuple[tuple[str, bool], ...]:
+    """Return the words of a line, or stretches of its characters, each with True where the reference has it."""
+    split = str.split if spaced else _CHARACTERS.findall
+    left = Counter(_bare(word) for word in split(reference))
+    marked = []
+    for word in split(line):
+        hit = word.isspace() or left[_bare(word)] > 0
+        left[_bare(word)] -= hit
+        marked.append((word, hit))
+    if spaced:
+        return tuple(marked)
+    return tuple(("".join(word for word, _ in its), hit) for hit, its in groupby(marked, key=itemgetter(1)))
+
+
+def _bare(word: str) -> str:
+    """Return a word in lower case without the punctuation around it; a word of punctuation alone is kept."""
+    return word.strip(".,;:!?\"'()[]«»„“”‚‘’").lower() or word
+
+
+def as_csv(
+    names: Sequence[str], outputs: Sequence[Sequence[str] | None], sources: Sequence[str], references: Sequence[str]
+) -> str:
+    """Return all translations as CSV: line, source, reference, and a column for each run with translations."""
+    columns = [(name, lines) for name, lines in zip(names, outputs, strict=True) if lines is not None]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["line", "source", "reference", *(name for name, _ in columns)])
+    for i, (source, reference) in enumerate(zip(sources, references, strict=True)):
+        writer.writerow([i + 1, source, reference, *(lines[i] for _, lines in columns)])
+    return text.getvalue()

@@ -1,8 +1,9 @@
-"""Attention itself, its multi-head forms (Vaswani et al. 2017, section 3.2) and value residuals."""
+"""Attention, its multi-head forms (Vaswani et al. 2017, section 3.2), QK-norm, value residuals."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol
@@ -22,12 +23,82 @@ from ziggurat.model.attention.cache import (
     SelfAttentionCache,
     SequenceBounds,
 )
-from ziggurat.model.attention.scaling import QueryKeyScaling
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.embedding import Rotary
 from ziggurat.model.fast import compiled
 from ziggurat.model.linear import Linear, NormedLinear, ShiftedLinear
 from ziggurat.model.roles import QUERY_KEY_VALUE, Role, Roles, Slot, linear_slots, table_slots
+
+_NORMS: dict[str, Callable[[int, float], nn.LayerNorm | nn.RMSNorm]] = {
+    "layer": lambda width, epsilon: nn.LayerNorm(width, epsilon, bias=False),
+    "rms": lambda width, epsilon: nn.RMSNorm(width, epsilon),
+}
+
+
+class QueryKeyScaling(nn.Module):
+    """Normalisation of the queries, keys and values of every head, and scaling of the queries; heads share parameters.
+
+    Args:
+        norm: "layer", "rms": LN or RMSNorm with a learned gain and no bias, one for queries and one for keys; the
+            division of the logits by sqrt(d_head) stays (Dehghani et al. 2023). "l2": queries and keys of length 1,
+            and one learned factor g of the logits in place of that division (Henry et al. 2020). "none": neither.
+        length: L in the initial value log2(L^2 - L) of g, the 97.5th percentile of sentence lengths; at least 2.
+        per_dimension: also multiply queries by softplus(a) / softplus(0), a [d_head] learned from 0 (lingvo).
+        value_norm: normalise values too, as "layer" or "rms" says (HybridNorm, Zhuo et al. 2025).
+        epsilon: of the norms; with "l2" a shorter query or key is divided by this.
+    """
+
+    roles: ClassVar[Roles] = {"factor": Role.WIRING, "dimensions": Role.WIRING}
+    factor: nn.Parameter | None
+    dimensions: nn.Parameter | None
+
+    def __init__(
+        self,
+        d_head: int,
+        *,
+        norm: Literal["none", "layer", "rms", "l2"],
+        length: int,
+        per_dimension: bool,
+        epsilon: float,
+        value_norm: Literal["none", "layer", "rms"] = "none",
+    ) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.root = math.sqrt(d_head)
+        make = _NORMS.get(norm)
+        self.query_norm = None if make is None else make(d_head, epsilon)
+        self.key_norm = None if make is None else make(d_head, epsilon)
+        self.value_norm = None if value_norm == "none" else _NORMS[value_norm](d_head, epsilon)
+        factor = nn.Parameter(torch.tensor([math.log2(length**2 - length)])) if norm == "l2" else None
+        self.register_parameter("factor", factor)
+        self.register_parameter("dimensions", nn.Parameter(torch.zeros(d_head)) if per_dimension else None)
+
+    def query(self, query: Tensor) -> Tensor:
+        """Return `query` [batch, heads, length, d_head] scaled, in its own type."""
+        scaled = self._normalised(query, self.query_norm)
+        if self.factor is not None:
+            scaled = scaled * (self.factor * self.root)  # `attend` divides by this root
+        if self.dimensions is not None:
+            scaled = scaled * (F.softplus(self.dimensions) / math.log(2.0))
+        return scaled.to(query.dtype)
+
+    def key(self, key: Tensor) -> Tensor:
+        """Return `key` scaled, likewise."""
+        return self._normalised(key, self.key_norm).to(key.dtype)
+
+    def value(self, value: Tensor) -> Tensor:
+        """Return `value` normalised, likewise."""
+        return self._by(self.value_norm, value).to(value.dtype)
+
+    def _normalised(self, x: Tensor, norm: nn.LayerNorm | nn.RMSNorm | None) -> Tensor:
+        if self.factor is not None:
+            return F.normalize(x, dim=-1, eps=self.epsilon)
+        return self._by(norm, x)
+
+    def _by(self, norm: nn.LayerNorm | nn.RMSNorm | None, x: Tensor) -> Tensor:
+        # Under autocast queries and keys are of a half type, the gain is fp32: RMSNorm has no fused kernel for both.
+        return x if norm is None else norm(x.to(norm.weight.dtype))
+
 
 ValueResidualKind = Literal["half", "learned", "single"]
 
@@ -80,7 +151,6 @@ class ValueResidual(nn.Module):
 
 
 def _attended_values(residual: ValueResidual | None, own: Sequence[Tensor], first: FirstValues | None) -> Tensor:
-    """Return what a layer attends to: its `own` values, or what its value residual, if any, makes of them."""
     if residual is None:
         return own[0]
     assert first is not None, "attention with a value residual is called within a stack"
@@ -193,7 +263,6 @@ def _flash_takes(query: Tensor, dropout: float) -> bool:
 
 
 def _attend_between(query: Tensor, key: Tensor, value: Tensor, bounds: SequenceBounds) -> Tensor:
-    """Return [batch, heads, queries, d_head]; positions attend within their sequence of `bounds`."""
     # Here, since it imports torch's compiler: more than a second, which every command on a CPU would wait for.
     from torch.nn.attention.varlen import varlen_attn
 
@@ -256,7 +325,6 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 def _joined_for(x: Tensor, context: Tensor) -> Tensor:
-    """Return `context` [batch, heads, length, d_head] as the output map reads it, `x` being the sub-layer's input."""
     joined = join_heads(context)
     # Compiled attention gives fp32, also in a model that is bf16 throughout. Beside packed maps, which read either, the
     # stream is fp32 and nothing is converted.
@@ -319,7 +387,6 @@ class SelfAttention(OwnAttention):
         return self.out_proj(_joined_for(x, context))
 
     def _context(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
-        """Return [batch, heads, length, d_head] for such queries, keys and values."""
         return attend(query, key, value, mask, self.dropout).context
 
     def _context_of_beams(self, query: Tensor, blocks: Sequence[KeyValueBlock], live: LiveBeams) -> Tensor:
@@ -333,7 +400,6 @@ class SelfAttention(OwnAttention):
     def _project(
         self, x: Tensor, first: FirstValues | None, live: LiveBeams | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, [batch, heads, length, d_head] each, of positions from 0, or beams of `live`."""
         query, key, *value = (split_heads(part, self.heads) for part in self._maps_of(x))
         if self.scaling is not None:
             query, key, value = self.scaling.query(query), self.scaling.key(key), [*map(self.scaling.value, value)]
@@ -342,10 +408,6 @@ class SelfAttention(OwnAttention):
         return query, key, _attended_values(self.residual, value, first)
 
     def _maps_of(self, x: Tensor) -> Sequence[Tensor]:
-        """Return queries, keys and, if there are any, values, [batch, length, d_model] each.
-
-        `x` is [batch, length, d_model], or [3, batch, length, d_model] where each has a separate input.
-        """
         if x.dim() == 3:
             return self.qkv_proj(x).chunk(self.maps, dim=-1)
         if not isinstance(self.qkv_proj, Linear):  # packed for inference: its parts cannot be told apart

@@ -14,14 +14,26 @@ from starlette.responses import JSONResponse, Response
 
 from ziggurat.config.languages import main_language
 from ziggurat.serve.glossaries import Glossaries
-from ziggurat.serve.interfaces.description import DEEPL, Described, Field, Operation, flag, listed, record, text, whole
-from ziggurat.serve.requests import Refused, texts_of, unless_gone
+from ziggurat.serve.requests import (
+    DEEPL,
+    Described,
+    Field,
+    Operation,
+    Refused,
+    flag,
+    listed,
+    record,
+    text,
+    texts_of,
+    unless_gone,
+    whole,
+)
 from ziggurat.serve.text.markup import HTML, MarkupRules, xml_tokens
 from ziggurat.serve.text.tokens import Token
 from ziggurat.serve.translation_request import PLAIN
 from ziggurat.serve.translations import Split, Translations, noticed
 from ziggurat.system.errors import DataError
-from ziggurat.translate.terminology import Terms
+from ziggurat.translate.options import Terms
 
 _UNLIMITED = 10**12
 """Characters that an account may have translated, as /v2/usage tells it: clients expect a number."""

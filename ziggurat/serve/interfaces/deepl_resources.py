@@ -15,9 +15,8 @@ from starlette.responses import JSONResponse, Response
 from ziggurat.serve.documents import Document, Documents
 from ziggurat.serve.glossaries import Glossary, read_entries
 from ziggurat.serve.interfaces.deepl import FORMALITY, GLOSSARY, KEY, REFUSED, SOURCE, TARGET, DeepL
-from ziggurat.serve.interfaces.description import DEEPL, Described, Field, Operation, flag, listed, record, text, whole
 from ziggurat.serve.interfaces.files import name_of, sent
-from ziggurat.serve.requests import Refused
+from ziggurat.serve.requests import DEEPL, Described, Field, Operation, Refused, flag, listed, record, text, whole
 from ziggurat.serve.text.documents.kinds import document_kind
 from ziggurat.system.errors import DataError
 

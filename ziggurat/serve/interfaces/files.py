@@ -15,21 +15,23 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ziggurat.serve.documents import UNKNOWN, Document, Documents
 from ziggurat.serve.glossaries import entries_of
-from ziggurat.serve.interfaces.description import (
+from ziggurat.serve.interfaces.libretranslate import KEY, SOURCE, TARGET
+from ziggurat.serve.interfaces.native import NOTICE
+from ziggurat.serve.notices import notice_headers
+from ziggurat.serve.requests import (
     LIBRETRANSLATE,
     OWN,
     Described,
     Field,
     Operation,
+    Refused,
     listed,
+    optional_texts,
     record,
     text,
+    unless_gone,
     whole,
 )
-from ziggurat.serve.interfaces.libretranslate import KEY, SOURCE, TARGET
-from ziggurat.serve.interfaces.native import NOTICE
-from ziggurat.serve.notices import notice_headers
-from ziggurat.serve.requests import Refused, optional_texts, unless_gone
 from ziggurat.serve.text.documents.kinds import document_kind
 from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import DataError

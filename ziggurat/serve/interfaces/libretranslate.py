@@ -10,20 +10,22 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ziggurat.serve.interfaces.description import (
+from ziggurat.serve.requests import (
     LIBRETRANSLATE,
     Described,
     Field,
     Operation,
+    Refused,
     Schema,
     flag,
     listed,
     number,
     record,
     text,
+    texts_of,
+    unless_gone,
     whole,
 )
-from ziggurat.serve.requests import Refused, texts_of, unless_gone
 from ziggurat.serve.text.documents.kinds import KINDS
 from ziggurat.serve.text.markup import HTML
 from ziggurat.serve.translations import Translations, noticed

@@ -1,10 +1,14 @@
-"""The server's own interface: n-best lists, alignments, scores, prefixes and glossaries (docs/serve.md)."""
+"""The server's own interface: n-best lists, alignments, scores, prefixes and glossaries; and the page for people over
+it (docs/serve.md).
+"""
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any
 
 from starlette.requests import Request
@@ -12,30 +16,33 @@ from starlette.responses import JSONResponse, Response
 
 from ziggurat import __version__
 from ziggurat.serve.glossaries import entries_of
-from ziggurat.serve.interfaces.description import (
+from ziggurat.serve.interfaces.libretranslate import FORMATS
+from ziggurat.serve.requests import (
     OWN,
+    SERVER,
     Described,
     Field,
     Operation,
+    Refused,
     Schema,
     flag,
     listed,
     number,
+    optional_texts,
     record,
     text,
+    texts_of,
+    unless_gone,
     whole,
 )
-from ziggurat.serve.interfaces.libretranslate import FORMATS
-from ziggurat.serve.requests import Refused, optional_texts, texts_of, unless_gone
 from ziggurat.serve.text.alignment import piece_spans
 from ziggurat.serve.text.documents.kinds import KINDS
 from ziggurat.serve.text.markup import HTML
 from ziggurat.serve.text.sentences import units
 from ziggurat.serve.translation_request import TextTranslation, ranked
 from ziggurat.serve.translations import Translations
-from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.options import Term, Terms, TranslateOptions
 from ziggurat.translate.results import Hypothesis
-from ziggurat.translate.terminology import Term, Terms
 
 
 def native_response(found: TextTranslation, source: str, options: TranslateOptions, *, plain: bool) -> dict[str, Any]:
@@ -367,3 +374,44 @@ def _check_alignments(found: Sequence[TextTranslation]) -> None:
             best = [translation.hypotheses[0] for translation in each.found.values()]
             if any(hypothesis.alignment is None and hypothesis.tokens for hypothesis in best):
                 raise Refused(400, f"no `alignments`: {each.route[0].name} has no attention weights to tell them by")
+
+
+_SCRIPTS = ("page.js", "common.js", "documents.js", "glossary.js", "output.js")
+_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
+}
+
+_HEADERS = {
+    # Scripts, styles and requests of this server alone; an image in the page itself; no frame around it, no form sent,
+    # and no text that a script could turn into markup (Trusted Types).
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # kept, but asked for again each time: a new version must not meet an old script
+}
+
+
+def page_routes() -> list[Described]:
+    """Return the paths of the page, whose files are read now."""
+    folder = files("ziggurat.serve.interfaces") / "static"
+    return [_route(path, (folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()]
+
+
+def _route(path: str, content: bytes, kind: str) -> Described:
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {**_HEADERS, "ETag": tag}
+
+    async def page(request: Request) -> Response:
+        """Show the page to people."""
+        held = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+        if tag in held or "*" in held:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=kind, headers=headers)
+
+    what = "the page for people" if path == "/" else "a part of the page"
+    kinds = {kind.partition(";")[0]: what}
+    return Described(path, page, Operation(SERVER, kinds=kinds))

@@ -12,20 +12,21 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ziggurat.serve.interfaces.description import (
+from ziggurat.serve.pool import Model
+from ziggurat.serve.requests import (
     OPENAI,
     Described,
     Field,
     Operation,
+    Refused,
     Schema,
     flag,
     listed,
     record,
     text,
+    unless_gone,
     whole,
 )
-from ziggurat.serve.pool import Model
-from ziggurat.serve.requests import Refused, unless_gone
 from ziggurat.serve.translations import Translations, noticed
 from ziggurat.system.errors import printable
 from ziggurat.translate.options import TranslateOptions

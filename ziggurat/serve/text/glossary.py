@@ -1,4 +1,4 @@
-"""Application of a glossary's terms (ziggurat.translate.terminology) to a translation.
+"""Application of a glossary's terms (ziggurat.translate.options) to a translation.
 
 Hard terms come out letter by letter. The sentence is translated as it is; where that does not give the terms, it is
 translated again with each term replaced by what it shall become, which must then come through unchanged like an address
@@ -24,8 +24,8 @@ import regex
 from ziggurat.serve.text.alignment import piece_spans
 from ziggurat.serve.text.sentences import Link, Options, SentenceRequests, Target, Unit, sentence
 from ziggurat.serve.text.splitting import Item, occurrences
+from ziggurat.translate.options import LETTER, Found, Term, Terms
 from ziggurat.translate.results import Translation
-from ziggurat.translate.terminology import LETTER, Found, Term, Terms
 
 _WORDS = regex.compile(r"\w+|[^\w\s]+")
 _SHORT = 2  # letters of a word that is not inflected: `an` is not `and`

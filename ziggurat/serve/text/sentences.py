@@ -21,8 +21,8 @@ import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.splitting import BRANCHES, Item, Protection, Splitter, has_words, occurrences, protected
+from ziggurat.translate.options import Terms
 from ziggurat.translate.results import UNSPACED_SCRIPTS
-from ziggurat.translate.terminology import Terms
 
 if TYPE_CHECKING:
     from ziggurat.serve.text.glossary import Tally

@@ -19,7 +19,7 @@ from xml.parsers import expat
 
 import regex
 
-from ziggurat.serve.text.charsets import codec_named
+from ziggurat.serve.text.files import codec_named
 from ziggurat.system.errors import DataError, printable
 
 Kind = Literal["open", "close", "empty", "text", "other"]

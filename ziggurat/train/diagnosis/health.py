@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ziggurat.config import Experiment
-from ziggurat.config.layers import Frozen
+from ziggurat.config.depth import Frozen
 from ziggurat.system.errors import DataError, other_format
 from ziggurat.system.small_files import built, read_json_lines
-from ziggurat.train.diagnosis.records import Record
+from ziggurat.train.records import Record
 
 # Choice of each band, and figures of healthy and of stuck runs: docs/warnings.md, experiments/health-bands.
 FADING = 1e-3

@@ -9,10 +9,10 @@ from html import unescape
 import regex
 
 from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.files import Settings, language_of
 from ziggurat.serve.text.markup import HTML, Form, MarkupRules, Template, TemplateGroup, markup_template, slots, written
 from ziggurat.serve.text.projection import Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.settings import Settings, language_of
 from ziggurat.serve.text.tokens import Spelling, Token, Xml, html_tokens, read_xml, spelt, without_controls, xml_ends
 from ziggurat.system.errors import DataError, printable
 

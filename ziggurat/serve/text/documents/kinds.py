@@ -6,18 +6,12 @@ import codecs
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from ziggurat.serve.text.documents import (
-    android,
-    bilingual,
-    json_files,
-    lines,
-    markdown,
-    messages,
-    office,
-    opendocument,
-)
+from ziggurat.serve.text.documents import bilingual, lines, markdown, messages, office
+from ziggurat.serve.text.documents import office as opendocument
+from ziggurat.serve.text.documents import strings as android
+from ziggurat.serve.text.documents import strings as json_files
+from ziggurat.serve.text.files import LINES, TAGS, Settings
 from ziggurat.serve.text.sentences import Result, SentenceRequests, watched
-from ziggurat.serve.text.settings import LINES, TAGS, Settings
 from ziggurat.system.errors import DataError, printable
 
 Reader = Callable[[bytes, str, Settings], SentenceRequests[Result[bytes]]]

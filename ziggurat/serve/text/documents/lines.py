@@ -10,7 +10,7 @@ from html import unescape
 import regex
 
 from ziggurat.serve.notices import TextNotices
-from ziggurat.serve.text.charsets import Charset, decoded
+from ziggurat.serve.text.files import Charset, Settings, decoded
 from ziggurat.serve.text.markup import (
     PAGES,
     Form,
@@ -26,7 +26,6 @@ from ziggurat.serve.text.markup import (
 from ziggurat.serve.text.paragraphs import plain_text
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.tokens import html_tokens
 
 LINE = regex.compile(r"[^\r\n]*+(?:\r\n|\n|\r)|[^\r\n]++")

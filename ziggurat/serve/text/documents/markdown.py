@@ -16,12 +16,11 @@ from typing import Any
 import regex
 
 from ziggurat.serve.notices import TextNotices
-from ziggurat.serve.text.charsets import decoded
 from ziggurat.serve.text.documents.lines import LINE, file_work
 from ziggurat.serve.text.documents.markdown_inline import Inline, folded
+from ziggurat.serve.text.files import Settings, decoded
 from ziggurat.serve.text.markup import PAGES, Template, markup_template
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.tokens import html_tokens
 from ziggurat.system.errors import ConfigError
 

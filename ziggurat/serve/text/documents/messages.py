@@ -14,12 +14,11 @@ from typing import TypeAlias
 import regex
 
 from ziggurat.serve.notices import TextNotices
-from ziggurat.serve.text.charsets import Charset, decoded
 from ziggurat.serve.text.documents.icu import FORMATTED, MessageError, icu_template, parse
+from ziggurat.serve.text.files import Charset, Settings, decoded
 from ziggurat.serve.text.markup import HTML, MarkupRules, PlainForm, Template, filled, markup_template, written
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, Verbatim
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests, together
-from ziggurat.serve.text.settings import Settings
 from ziggurat.serve.text.splitting import BRANCHES
 from ziggurat.serve.text.tokens import BLOCKS, Token, html_tokens
 from ziggurat.system.errors import DataError, printable
