@@ -60,7 +60,7 @@ class Published(Section):
     costs: dict[str, float] = Field(default_factory=dict)
     """Times and the like, with the unit in the name."""
     saving_differs: str | None = None
-    """Reason why growing saves another share of layer passes than the published time; null: the same within three
+    """Reason why growing saves another share of layer passes than of published time; null: the same within 3 points."""
     points."""
     fails: bool = False
     """True if the paper reports that training failed."""
