@@ -61,7 +61,6 @@ class Published(Section):
     """Times and the like, with the unit in the name."""
     saving_differs: str | None = None
     """Reason why growing saves another share of layer passes than of published time; null: the same within 3 points."""
-    points."""
     fails: bool = False
     """True if the paper reports that training failed."""
 
