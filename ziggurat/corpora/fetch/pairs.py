@@ -90,7 +90,8 @@ def _write_set(
                     _share_out(_by_language(corpus, block, target), writers, held_out)
                     downloads.progress(f"read {corpus.name}", counts.pairs, None)
                 terms |= {f"{corpus.name}: {name}": text for name, text in counts.terms.items()}
-                described = corpus.model_dump(include={"name", "title", "licence", "terms"}, exclude_none=True)
+                fields = ("name", "title", "licence", "terms")  # in the order in which records have them
+                described = {field: value for field in fields if (value := getattr(corpus, field))}
                 found = {"pairs": counts.pairs, "skipped": counts.skipped, "files": [one.document() for one in held]}
                 parts.append({**described, **found})
         # The records before the files get their names: killed in between, what is there is known to be ours.
