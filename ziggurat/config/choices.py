@@ -1,7 +1,7 @@
 """Methods by name (`ziggurat explain NAME`), and the reference of a pipeline's keys (docs/pipeline-keys.md).
 
-The facts are those of ziggurat.config.kinds and ziggurat.config.reference and the descriptions of the keys. Here are
-only other names and the pages of the documentation.
+Facts are in ziggurat.config.kinds and ziggurat.config.reference; this module adds other names, pages of the
+documentation, refusals, and a pipeline's keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kinds of the model: their names, and one row of facts for each that a configuration goes by.
+"""Kinds of the model: their names, and one row of facts for each that a configuration uses.
 
 A row says what can be known without PyTorch: the paper, the options that mean something with the kind, and what the
 checks of a configuration ask. What a kind is built by is on its row in ziggurat.model.kinds,

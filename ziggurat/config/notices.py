@@ -1,4 +1,4 @@
-"""Settings that have no effect beside the others, and choices that are allowed, but probably mistakes."""
+"""Notices on a configuration: settings without effect, and allowed choices that are probably mistakes."""
 
 from __future__ import annotations
 

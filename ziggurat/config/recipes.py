@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -99,11 +100,8 @@ class TableRow(Section):
     """One row of a table in a paper."""
 
     table: str
-    """Heading of the table."""
     row: str | int
-    """Number or name of the row."""
     published: Published = Published()
-    """Figures in the row."""
 
     def document(self) -> dict[str, Any]:
         """Return the row for JSON."""
@@ -119,7 +117,6 @@ class SystemRow(TableRow):
     """One system of a paper: its main row, other rows with the same system, and its fragments."""
 
     name: str
-    """Name of the recipe."""
     system: str
     """The system, in words."""
     note: str | None = None
@@ -144,7 +141,6 @@ class PaperRecipe:
     comments: tuple[str, ...]
     """Remarks on the settings."""
     content: Mapping[str, Any]
-    """The configuration, as in a file."""
 
     @property
     def name(self) -> str:
@@ -200,6 +196,10 @@ _CORPORA = {
 """Sources of the papers' corpora, by the beginning of the folder's name."""
 
 
+def _yaml_names(folder: Traversable) -> list[str]:
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
 def as_comments(lines: Iterable[str]) -> str:
     """Return lines as comments of YAML, long ones wrapped."""
     wrapped = [part for line in lines for part in textwrap.wrap(line, _COMMENT_WIDTH, break_on_hyphens=False)]
@@ -214,7 +214,7 @@ def _published(row: TableRow) -> str:
 
 def paper_keys() -> list[str]:
     """Return the keys of the papers, sorted."""
-    return sorted(file.name.removesuffix(".yaml") for file in _FOLDER.iterdir() if file.name.endswith(".yaml"))
+    return _yaml_names(_FOLDER)
 
 
 @cache
@@ -427,7 +427,7 @@ _PLAIN_FOLDER = resources.files("ziggurat") / "recipes"
 
 def plain_recipe_names() -> list[str]:
     """Return the names of the recipes that belong to no paper, sorted; each is one file."""
-    return sorted(f.name.removesuffix(".yaml") for f in _PLAIN_FOLDER.iterdir() if f.name.endswith(".yaml"))
+    return _yaml_names(_PLAIN_FOLDER)
 
 
 def recipe_names() -> list[str]:

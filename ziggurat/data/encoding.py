@@ -160,7 +160,7 @@ def _traces(batch: pa.RecordBatch) -> PairHashes | None:
 
 
 class BlockCleaner:
-    """Cleans blocks of one split, each by itself; `scorers`: the pair scores, where a filter goes by them."""
+    """Cleans blocks of one split, each by itself; `scorers`: the pair scores, where a filter uses them."""
 
     def __init__(self, config: DataConfig, split: str, scorers: Scorers | None = None) -> None:
         self._config, self._scorers, self._training = config, scorers, split == "train"

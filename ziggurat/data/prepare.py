@@ -94,7 +94,7 @@ class Trained(NamedTuple):
     tokenizers: tuple[Tokenizer, Tokenizer]
     notices: list[Problem]
     scorers: Scorers
-    """The pair scores that filters go by."""
+    """The pair scores that filters use."""
 
 
 class PreparedParts(Protocol):

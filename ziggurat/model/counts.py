@@ -1,4 +1,4 @@
-"""Inspection of a model before it is trained: its parameters by part, counted without allocating any."""
+"""Counts of a model's parameters by part, before it is trained and without allocating any."""
 
 from __future__ import annotations
 

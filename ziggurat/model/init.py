@@ -228,7 +228,7 @@ def initialise(
     generator: torch.Generator,
     layers: tuple[InitConfig, InitConfig] | None = None,
 ) -> None:
-    """Fill every slot in place, in the order given; `layers`: what those of encoder and decoder layers go by."""
+    """Fill every slot in place, in the order given; `layers`: what those of encoder and decoder layers depend on."""
     for slot in slots:
         chosen = layers[slot.decoder] if layers is not None and slot.layer else config
         INIT[chosen.kind](slot, chosen, depth).fill(slot.values, generator)

@@ -120,7 +120,7 @@ class Glossaries:
             self._keep({each.id: each for each in self._known.values() if each is not gone})
 
     def _keep(self, known: dict[str, Glossary]) -> None:
-        """Have these glossaries, in the file, too, if there is one.
+        """Replace the glossaries by these, in the file as well if there is one.
 
         Raises Refused (456) where all are too large together, or OSError; then nothing has changed.
         """

@@ -74,7 +74,7 @@ class ModelSource:
         return is_export(self.path)
 
     def shortlist(self) -> Path | None:
-        """Return the file of the shortlist that the search goes by; None: it has none."""
+        """Return the file of the shortlist that the search uses; None: it has none."""
         if "shortlist" in self.entry.decoding:
             name = self.entry.decoding["shortlist"]
         else:
@@ -83,7 +83,7 @@ class ModelSource:
         return None if name is None else Path(name).expanduser()
 
     def has_shortlist(self) -> bool:
-        """Return whether the search goes by a shortlist, as far as the folder tells at this moment."""
+        """Return whether the search uses a shortlist, as far as the folder tells at this moment."""
         try:
             return self.shortlist() is not None
         except CheckpointError:  # being replaced

@@ -1,5 +1,5 @@
-"""YAML text to values and back, within limits: a file of a few hundred bytes must not take gigabytes or minutes. And
-nested settings compared.
+"""YAML text to values and back, within limits: a file of a few hundred bytes must not take gigabytes or minutes. It
+also compares nested settings.
 
 Aliases can double the size of a document with every line, so values are counted before they are constructed.
 """

@@ -201,7 +201,7 @@ class ProgressLine:
 
 
 _RECENT_RECORDS = 10
-"""_RECENT_RECORDS is the number of records whose speed the time left goes by."""
+"""_RECENT_RECORDS is the number of records from which the time left is estimated."""
 _SLOW_SHARE = 0.8
 """_SLOW_SHARE is the share of the fastest record's speed below which a record is slow."""
 _LEAST_SECONDS = 1.0
@@ -236,7 +236,7 @@ class Reporter:
         self._window = new_window(begun.window)
         self._first, self._seconds_before = True, self._window.seconds
         self._begun_seconds, self._validating = begun.seconds, 0.0
-        # Seconds and share done at the last records, and at the start: time left goes by the recent speed.
+        # Seconds and share done at the last records, and at the start: time left is estimated from the recent speed.
         self._moments = deque([(begun.seconds, self._share_done(begun) or 0.0)], maxlen=_RECENT_RECORDS)
 
     def updated(self, p: RunProgress, result: UpdateResult, rate: float, epoch_batches: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Records of a run, as measures of depth, metrics and messages, and how they reach trackers and users."""
+"""Records of a run: metrics, measures of depth and messages, and their way to trackers and users."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def learning_rate(
         d_model: width of the model, for noam.
         last_update: the update at which `linear` and `cosine` end where `decay_updates` is not set.
         behind: updates by which growth and roll backs have set t back, or less than 0 where the run started ahead, at
-            the peak; ends are of the run, so they come by as much sooner.
+            the peak; ends count updates of the run, so in t they come that much sooner.
 
     noam: factor * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (Vaswani et al. 2017, equation 3).
     isqrt: initial + t/warmup * (peak - initial), then peak * sqrt(warmup/t) (fairseq's inverse_sqrt).

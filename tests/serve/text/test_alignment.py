@@ -120,3 +120,8 @@ def test_without_alignment_there_are_no_links() -> None:
     assert rendered(plain).text == "dog"
     unlike = translation(WORDS, "The", "dog", [0])
     assert rendered(Translation("other", unlike.hypotheses)).links is None
+
+
+def test_bytes_of_letters_side_by_side() -> None:
+    pieces = ["<0xC3>", "<0xA9>", "<0xC3>", "<0xA8>"]
+    assert piece_spans("éè", pieces) == [(0, 1), (0, 0), (1, 2), (0, 0)]

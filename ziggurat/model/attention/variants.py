@@ -78,7 +78,7 @@ class RelativeAttention(SelfAttention):
         return context if self.value_table is None else context + self._of_distances(weights, index)
 
     def _relative(self, query: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the part of the logits that goes by distance, [batch, heads, queries, keys], and rows of the tables.
+        """Return the logits that depend on distance, [batch, heads, queries, keys], and rows of the tables.
 
         `distance` of the keys from the queries broadcasts to that shape, and so has the row of each of them.
         """
@@ -86,7 +86,7 @@ class RelativeAttention(SelfAttention):
         return torch.matmul(query * query.shape[-1] ** -0.5, self.key_table.t()).gather(-1, index), index
 
     def _of_distances(self, weights: Tensor, index: Tensor) -> Tensor:
-        """Return the part of the context that goes by distance, [batch, heads, queries, d_head]."""
+        """Return the part of the context that depends on distance, [batch, heads, queries, d_head]."""
         assert self.value_table is not None
         # Summed in fp32: many small weights fall on the two clipped distances, and a half type would lose them.
         summands = weights.to(torch.promote_types(weights.dtype, torch.float32))

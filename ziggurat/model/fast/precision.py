@@ -248,7 +248,7 @@ def _rates(works: Mapping[str, Callable[[], object]], operations: int) -> dict[s
 
     In turns, by the fastest call, and with one thread, which waits for no other: on a machine that other programs use
     too, threads that share a product take ten times as long now and then, whatever the precision. And by the thread's
-    own time, for the same reason: a choice that is kept for a whole run must not go by what else ran just then.
+    own time, for the same reason: a choice that is kept for a whole run must not depend on what else ran just then.
     """
     fastest = dict.fromkeys(works, float("inf"))
     threads = torch.get_num_threads()

@@ -9,8 +9,9 @@ from html import unescape
 import regex
 
 from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.documents.lines import file_work
 from ziggurat.serve.text.files import Settings, language_of
-from ziggurat.serve.text.markup import HTML, Form, MarkupRules, Template, TemplateGroup, markup_template, slots, written
+from ziggurat.serve.text.markup import HTML, Form, MarkupRules, Template, TemplateGroup, markup_template, slots
 from ziggurat.serve.text.projection import Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import Spelling, Token, Xml, html_tokens, read_xml, spelt, without_controls, xml_ends
@@ -112,7 +113,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
     template = _with_targets(xml, unit, filled, settings, notices)
     if settings.target:
         _named(template, xml, "xliff" if second else "file", begins, settings.target)
-    return (yield from _work(xml, template, settings, notices))
+    return (yield from file_work(template, xml, settings, notices))
 
 
 def _limits(tokens: Sequence[Token]) -> dict[int, int]:
@@ -359,15 +360,10 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
         after = ends[own] + 1
         return after, after, [f'{gap}<tuv xml:lang="{_value(settings.target)}"><seg>', *template, "</seg></tuv>"]
 
-    return (yield from _work(xml, _with_targets(xml, "tu", filled, settings, notices), settings, notices))
+    return (yield from file_work(_with_targets(xml, "tu", filled, settings, notices), xml, settings, notices))
 
 
 def _spoken(variants: dict[str, int], language: str) -> int | None:
     """Return the variant in a language, or else in one of its regions or in the language of a region."""
     similar = (place for spoken, place in variants.items() if language_of(spoken) == language_of(language))
     return variants.get(language.lower(), next(similar, None))
-
-
-def _work(xml: Xml, template: Template, settings: Settings, notices: TextNotices) -> SentenceRequests[Result[bytes]]:
-    said = yield from written(template, settings.options, notices)
-    return Result(xml.encoded(said), notices)

@@ -26,18 +26,18 @@ from ziggurat.serve.text.markup import (
 from ziggurat.serve.text.paragraphs import plain_text
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.tokens import html_tokens
+from ziggurat.serve.text.tokens import Xml, html_tokens
 
 LINE = regex.compile(r"[^\r\n]*+(?:\r\n|\n|\r)|[^\r\n]++")
 """A line with its end; for str.splitlines other characters end one, too."""
 
 
 def file_work(
-    template: Template, charset: Charset, settings: Settings, notices: TextNotices
+    template: Template, form: Charset | Xml, settings: Settings, notices: TextNotices
 ) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating the paragraphs of a template; its value is the file."""
+    """Return the work of translating the paragraphs of a template; its value is the file, encoded as its form says."""
     said = yield from written(template, settings.options, notices)
-    return Result(charset.encoded(said), notices)
+    return Result(form.encoded(said), notices)
 
 
 def text_file(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
