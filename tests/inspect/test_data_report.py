@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from ziggurat.data.cleaning.filters import scripts
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.inspect.report import data_page as data_content
-from ziggurat.inspect.report import data_page as data_facts
 from ziggurat.inspect.report.data_page import REASONS, LengthCurve, data_page, data_record, gather_data, length_figures
 from ziggurat.system.errors import DataError
 
@@ -97,6 +97,15 @@ def test_content_is_that_of_the_store(store: Store) -> None:
     total = latin + letters["Cyrillic"]
     assert dict(target.scripts) == pytest.approx({"Latin": latin / total, "Cyrillic": letters["Cyrillic"] / total})
     json.dumps(data_record(content))
+
+
+def test_a_vocabulary_that_both_sides_share_is_counted_once(store: Store) -> None:
+    content = gather_data(store)
+    joint = any(path.name.startswith("joint.") for path in store.path.iterdir())
+    assert content.vocabulary == ((store.source.size,) if joint else (store.source.size, store.target.size))
+    shared, apart = (data_page(replace(content, vocabulary=sizes)) for sizes in ((71,), (71, 73)))
+    assert ("71 pieces" in shared, "73" in shared.split("Vocabulary")[1][:80]) == (True, False)
+    assert "71 source and 73 target" in apart
 
 
 def test_page_is_sound_and_says_it_loudly(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +193,7 @@ def test_without_py3langid_languages_are_missing(store: Store, monkeypatch: pyte
     def absent(names: Any) -> Any:
         raise ModuleNotFoundError("py3langid")
 
-    for module in (data_content, data_facts):
+    for module in (data_content, data_content):
         monkeypatch.setattr(module, "identifier", absent)
     content = gather_data(store)
     assert content.missing == ("Languages: py3langid is not installed. `pip install 'ziggurat-mt[clean]'`.",)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ziggurat.cli.engine import warnings_shown
-from ziggurat.cli.output import OUT, Json, WithoutLayers, check_input, print_json, say
+from ziggurat.cli.output import OUT, Json, WithoutLayers, check_input, counted, print_json, say
 from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
 from ziggurat.model.run_folder import refuse_missing
@@ -146,8 +146,8 @@ def _report_text(report: dict[str, Any], out: Path) -> str:
     packages = [f"the package to install: {path}" for path in sorted(out.glob("*.argosmodel"))]
     lines = [
         f"wrote {out} ({report['target']}) from {report['model']}",
-        f"verified on {found['lines']:,} lines ({found['text']}): {found['identical']:,} identical, {found['ties']:,} "
-        f"ties, {found['cut']:,} cut at the length limit",
+        f"verified on {found['lines']:,} lines ({found['text']}): {found['identical']:,} identical, "
+        f"{counted(found['ties'], 'tie')}, {found['cut']:,} cut at the length limit",
         *packages,
     ]
     if "search_without" in report:

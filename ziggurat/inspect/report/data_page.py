@@ -268,7 +268,7 @@ class DataContent:
         staying: by set, the pairs with both sides there and those with one at least that are trained on.
         figures: figures.
         missing: what cannot be shown, and why.
-        vocabulary: ids of both sides.
+        vocabulary: ids of source and target; one number where both sides share theirs.
     """
 
     store: str
@@ -280,7 +280,7 @@ class DataContent:
     staying: Mapping[str, tuple[int, int]]
     figures: tuple[Figure, ...]
     missing: tuple[str, ...]
-    vocabulary: tuple[int, int]
+    vocabulary: tuple[int, ...]
 
     @property
     def training(self) -> list[CorpusFacts]:
@@ -328,6 +328,7 @@ def gather_data(
         way_out = f"name its files in `data.held_out`, set `data.filters.held_out: {drops}, and prepare again"
         notice = overlap_notice(test_set[0], found, of_pairs=True, way_out=way_out)
         notices += [str(notice)] if notice else []
+    joint = any(name.startswith("joint.") for name in store.manifest["files"])
     return DataContent(
         str(store.path),
         (config["source_language"], config["target_language"]),
@@ -338,7 +339,7 @@ def gather_data(
         staying,
         tuple(length_figures(_curves(store))),
         tuple(missing),
-        (store.source.size, store.target.size),
+        (store.source.size,) if joint else (store.source.size, store.target.size),
     )
 
 
