@@ -37,7 +37,10 @@ Translate = Callable[[list[str]], list[SentenceTranslation]]
 
 FAULTS = ("changed", "lost", "doubled", "skipped", "not opening")
 """FAULTS are what is counted: documents, words, words, words, documents."""
-STAYS = {"not_parsed", "endings_kept", "nothing_to_translate", "no_cues", "not_shown", "left_out", "not_read"}
+STAYS = {
+    *("not_parsed", "endings_kept", "nothing_to_translate", "no_cues", "data_cues"),
+    *("not_shown", "left_out", "not_read"),
+}
 """STAYS are the notices that say that text stayed."""
 BILINGUAL = {"XLIFF", "TMX", "gettext"}
 """BILINGUAL are kinds whose translations stand beside their sources."""
@@ -187,7 +190,7 @@ _KEPT = {
     "WebVTT": r"""(?msx) \A.*?(?=\n\s*\n|\Z) | ^[^\n]*-->.*?$ | ^[^\n]*\n(?=[^\n]*-->) | <[^<>]*>
         | ^(?:NOTE|STYLE|REGION)\b.*?(?=\n\s*\n|\Z)""",
     "Android": r"""(?sx) <(string|string-array|plurals)\b[^<>]*translatable="false".*?</\1> | <xliff:g\b.*?</xliff:g>
-        | >\s*[@?][\w:./]+\s*< | <(color|bool|dimen|integer|style)\b.*?</\2> | <[^<>]*>""",
+        | (?<=>)\s*[@?][\w:./]+\s*(?=<) | <(color|bool|dimen|integer|style)\b.*?</\2> | <!\[CDATA\[ | <[^<>]*>""",
 }
 """_KEPT is a kind -> what of its files stays, as docs/documents.md says."""
 _DEFINED = regex.compile(r"^[ >]{0,6}\[([^\]\n]+)\]:", flags=regex.MULTILINE)

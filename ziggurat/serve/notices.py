@@ -22,6 +22,7 @@ KINDS = {
     "nothing_to_translate": "document with nothing to translate",
     "no_cues": "file without any cue that is understood",
     "times_unread": "times of cues not understood",
+    "data_cues": "cues for programs left as they are",
     "not_shown": "blocks without times left as they are",
     "left_out": "embedded files left as they are",
     "too_long": "translations longer than their units allow",

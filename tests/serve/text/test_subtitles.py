@@ -92,8 +92,9 @@ def test_times_that_are_not_understood_are_told(times: str) -> None:
         ("WEBVTT\n\nNOTE a remark\nof two\n\nid\n00:01.000 --> 00:02.000\none\n", ["one"], {}),
         ("WEBVTT\n\n00:01.000 --> 00:02.000\none\n\nlost text\n", ["one"], {"not_shown": 1}),
         ("WEBVTT\n\n1s --> 2s\none\n", ["one"], {"times_unread": 1}),
-        ('WEBVTT\n\n00:01.000 --> 00:02.000\n{"a": "text"}\n', [], {"nothing_to_translate": 1}),
-        ("WEBVTT\n\n00:01.000 --> 00:02.000\ns.jpg#xywh=0,0,1,1\n", [], {"nothing_to_translate": 1}),
+        ('WEBVTT\n\n00:01.000 --> 00:02.000\n{"a": "text"}\n', [], {"nothing_to_translate": 1, "data_cues": 1}),
+        ("WEBVTT\n\n00:01.000 --> 00:02.000\ns.jpg#xywh=0,0,1,1\n", [], {"nothing_to_translate": 1, "data_cues": 1}),
+        ("WEBVTT\n\n00:01.000 --> 00:02.000\none\n\n00:02.000 --> 00:03.000\n[1]\n", ["one"], {"data_cues": 1}),
     ],
 )
 def test_cues_of_webvtt(text: str, asked: list[str], notices: Mapping[str, int]) -> None:

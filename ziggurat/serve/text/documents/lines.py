@@ -127,6 +127,7 @@ class _Cues:
         self.notices = TextNotices()
         self.done: Template = []
         self.cue: list[str] = []
+        self.times = 0  # place of the times of the cue
         self.block: list[str] = []  # lines since the last empty one that are in no cue
 
     def template(self) -> Template:
@@ -138,7 +139,7 @@ class _Cues:
                 number = [self.cue.pop()] if self.cue and _NUMBER.fullmatch(self.cue[-1].strip()) else []
                 self._flush()
                 self.done += [*number, line]
-                self.block = []
+                self.block, self.times = [], place
                 in_cue = has_cues = True
                 if not _TIMES.fullmatch(body):
                     self._count("times_unread", place)
@@ -179,6 +180,8 @@ class _Cues:
     def _flush(self) -> None:
         if self.cue:
             is_data = self.is_web and _is_data("".join(self.cue).strip())
+            if is_data:
+                self._count("data_cues", self.times)
             self.done += self.cue if is_data else [_cue(self.cue, entities=self.is_web)]
             self.cue = []
 
