@@ -104,7 +104,7 @@ def opens(content: bytes, name: str) -> bool:
 
 _DIVIDES = regex.compile(
     r"</?(?:w:p|w:tab|w:br|w:cr|w:ptab|a:p|a:br|text:(?:p|h|s|tab|line-break)|p|div|br|li|t[dhr]|h[1-6]|source|target|"
-    r"item|string|title|text)\b[^<>]*+>"
+    r"item|string|title|text|seg)\b[^<>]*+>"
 )
 _TAG = regex.compile(r"<!--.*?-->|<[A-Za-z/!?][^<>]*+>", flags=regex.DOTALL)
 _ESCAPE = regex.compile(r"(?:\\u[0-9A-Fa-f]{4})++|\\[nrt]")
