@@ -79,7 +79,7 @@ class Glossaries:
             stored = read_json(path, _File, error=ConfigError, remedy="remove it, or name another file").glossaries
             self._known = {each.id: each for each in stored}
         except FileNotFoundError:
-            self._keep({})  # now, so that a folder that cannot be written to is told of at once
+            self._keep({})  # now, so that a folder that cannot be written to is reported at once
         except DataError as error:
             raise ConfigError(f"{path}: {error}") from None
 

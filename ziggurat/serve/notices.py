@@ -30,7 +30,7 @@ KINDS = {
     "left_by_key": "texts left as they are for their keys",
     "not_read": "resources of other types left as they are",
 }
-"""KINDS has the meaning of each kind that a work on a text or document counts, as it stands behind the number."""
+"""KINDS is a kind that a work on a text or document counts -> the words that follow the number."""
 
 KINDS_OF_LINES = {
     "blank_lines": "blank",
@@ -43,7 +43,7 @@ KINDS_OF_LINES = {
     "unknown": "with text that the vocabulary lacks",
     "too_large": "times out of memory, and translated in smaller batches",
 }
-"""KINDS_OF_LINES has the meaning of each kind that a translator counts, of lines or of a text's sentences."""
+"""KINDS_OF_LINES is a kind that a translator counts, by line or sentence -> the words that follow the number."""
 
 HEADER = "X-Ziggurat-Notices"
 """HEADER is the header of answers in the form of another server, which has no field for notices."""

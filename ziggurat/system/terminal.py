@@ -1,7 +1,7 @@
 """Message streams that never fail: work goes on when the terminal, pipe or file behind standard error is gone.
 
-Results are different: failing to write them to standard output is an error of the verb. Beside them: the signals to
-stop, and time spans as text.
+Results are different: failing to write them to standard output is an error of the verb. Also here: signals that
+ask to stop, and durations as text.
 """
 
 from __future__ import annotations

@@ -86,6 +86,10 @@ def test_overlapping_stretches_are_one() -> None:
         ("a{3,1}", "cannot be read"),
         (r"\p{Nonsense}", "cannot be read"),
         ("(?:" * 20 + "a" + ")+" * 20, "6 repeated groups"),
+        ("(?:(?:(?:a{1000}){1000}){1000})", "smaller counts"),
+        ("a{1000000}", "smaller counts"),
+        ("(?:[(]a{200}){1,200}", "smaller counts"),
+        ("(?:[)x]{99}){0,999}", "smaller counts"),
         ("a" * 301, "300 characters"),
         ("(?R)", "calls itself"),
         ("(a(?1)?)", "calls itself"),
@@ -178,3 +182,16 @@ def test_keys_of_other_kinds(name: str, text: str, key: str, place: str) -> None
 
 def test_kinds_without_keys_are_known() -> None:
     assert {kind.name for kind in KINDS if kind.keyed} == {"XLIFF", "TMX", "gettext", "JSON", "Android"}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+        r"\{9999999}",
+        r"(?:\w{1,40}\.){1,8}\w{2,}",
+        "x{,5}y{0}",
+    ],
+)
+def test_ordinary_counts_are_taken(pattern: str) -> None:
+    Protection([pattern])

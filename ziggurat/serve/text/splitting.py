@@ -203,12 +203,13 @@ class Protection:
     SECONDS of computing together. Patterns that take long to compile are not taken.
 
     Raises ConfigError, naming the pattern: it does not compile, has more than MAX_PATTERN characters, repeats more than
-    MAX_REPEATED groups, or calls itself.
+    MAX_REPEATED groups, has more than MAX_WRITTEN characters once its counted repeats are written out, or calls itself.
     """
 
     SECONDS = 5.0
     MAX_PATTERN = 300
     MAX_REPEATED = 6
+    MAX_WRITTEN = 10_000
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._patterns = [self._compiled(pattern) for pattern in patterns]
@@ -221,6 +222,10 @@ class Protection:
             raise ConfigError(
                 f"{shown} has more than {self.MAX_PATTERN} characters or {self.MAX_REPEATED} repeated groups; give "
                 "several patterns"
+            )
+        if _written_out(pattern) > self.MAX_WRITTEN:  # a few hundred bytes of memory each
+            raise ConfigError(
+                f"{shown} repeats more than {self.MAX_WRITTEN:,} characters or groups; give smaller counts"
             )
         if _CALL.search(pattern):
             raise ConfigError(f"{shown} calls itself or one of its groups, which is not offered")
@@ -251,7 +256,27 @@ class Protection:
 
 
 _REPEATED = regex.compile(r"\)[*+?{]")
+_TOKENS = regex.compile(r"(?s)\\.|\[(?:\\.|[^\]\\])*+\]|\{(?P<least>\d*+)(?:,(?P<most>\d*+))?\}|.")
 _CALL = regex.compile(r"\(\?(?:R|[+-]?\d|&|P>)")
+
+
+def _written_out(pattern: str) -> int:
+    """Return how many characters, classes and escapes a pattern has with its counted repeats written out."""
+    last, groups = 0, [0]
+    for found in _TOKENS.finditer(pattern):
+        if found[0] == "(":
+            groups.append(0)
+        elif found[0] == ")" and len(groups) > 1:
+            last = groups.pop()
+            groups[-1] += last
+        elif counts := [int(count) for count in found.group("least", "most") if count]:
+            times = max(1, *counts)
+            groups[-1] += last * (times - 1)
+            last *= times
+        else:
+            last = 1
+            groups[-1] += 1
+    return sum(groups)
 
 
 def protected(text: str, own: Protection | None = None) -> list[Item]:
