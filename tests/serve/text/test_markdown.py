@@ -177,6 +177,7 @@ def test_escapes_and_entities_are_characters(text: str, shown: str, said: str) -
     [
         "[foo*]: /url\n\nSee *[foo*] here.\n",
         "See [the text][my label][other] here.\n\n[other]: /x\n",
+        "[the text][my label][other]\n\n[other]: /x\n[the text]: /y\n",
         "*a [b* c](x) d*\n",
         "[a *b](x) c*\n",
         "[a [b](c) d](e)\n",
@@ -223,11 +224,22 @@ def saying(text: str) -> Translate:
     return lambda sentences: [SentenceTranslation(text) for _ in sentences]
 
 
+def tags_inside(block: str) -> list[str]:
+    """Return the tags inside the paragraphs of a page."""
+    return re.findall("<(?!/?p>)[^<>]*>", MarkdownIt().render(block))
+
+
+def test_underscores_inside_a_word_are_letters() -> None:
+    for text in ("call __foo__bar now\n", "the my__long__name and __init__s\n", "a __bold word__, b\n"):
+        assert translated(text, upper) == text.swapcase()
+
+
 def test_a_translation_that_looks_like_markup_stays_text() -> None:
-    for said in ("1. Mai", "- so", "# eins", "> mehr", "+ x", "---", "=== "):
+    for said in ("1. Mai", "- so", "# eins", "> mehr", "+ x", "---", "=== ", "```so``", "~~~ so ~~"):
         block = translated("Some words\n", saying(said))
         (opened, *_) = MarkdownIt().parse(block)
         assert opened.type == "paragraph_open", block
+        assert not tags_inside(block), block
     row = translated("| a | b |\n|---|---|\n", saying("x | y"))
     assert row == "| x \\| y | x \\| y |\n|---|---|\n"
     alt = translated("![words](a.png)\n", saying("a] b"))

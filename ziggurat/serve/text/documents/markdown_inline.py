@@ -49,7 +49,7 @@ _INLINE = regex.compile(
       | (?P<hard>(?:(?<!\x20)\x20{{2,}}+|\\)\n)
       | (?P<line>\n)
       | (?P<escape>\\[!-/:-@\[-`{{-~])
-      | (?P<strong>\*\*|__|~~)
+      | (?P<strong>\*\*|~~|(?<![^\W_])__(?=\S)|(?<=\S)__(?![^\W_]))
       | (?P<emphasis>(?<![*\w])\*(?=[^\s*])|(?<=[^\s*])\*(?!\*)|(?<!\w)_(?=[^\s_])|(?<=[^\s_])_(?!\w))""",
     flags=regex.VERBOSE | regex.DOTALL,
 )
@@ -113,7 +113,7 @@ class _Run:
             at = found.end()
             kind = str(found.lastgroup)
             if kind == "end" and self._is_only_bracket(found, at):
-                kind, at = "short", found.start() + 1
+                kind, at = "bracket", found.start() + 1
             span = self.text[found.start() : at]
             raw = regex.sub("\n", lambda _: next(self.ends), span)
             if kind == "link":
@@ -121,6 +121,8 @@ class _Run:
                     self._add(EmptyElement("", " "))  # links beside each other are two texts
                 self.links.append((len(self.pieces), at))
                 self._add_text("[")
+            elif kind == "bracket":
+                self._add_text(span, raw)
             elif kind in ("end", "short"):
                 self._end_link(kind, found.start(), span, raw)
             elif kind == "line":
@@ -316,5 +318,7 @@ class _Form:
         for number, line in enumerate(lines):
             begins = number > 0 or (isinstance(last, str) and _ENDS_LINE.search(last))
             if begins and (found := _BEGINS_BLOCK.match(line)):
-                lines[number] = f"{found[0]}\\{line[found.end() :]}"
+                rest = line[found.end() :]
+                fence = len(rest) - len(rest.lstrip(rest[:1])) if rest[:1] in ("`", "~") else 1
+                lines[number] = "".join([found[0], *(f"\\{mark}" for mark in rest[:fence]), rest[fence:]])
         return self.line.join(lines)
