@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from tests.composition import refusal
 from tests.docs.pages import anchors
-from ziggurat.config.base import inner_section
 from ziggurat.config.choices import (
     ALIASES,
     NamedChoice,
@@ -28,6 +27,7 @@ from ziggurat.config.experiment import Experiment
 from ziggurat.config.pipeline import PipelineConfig
 from ziggurat.config.recipes import load_named, paper_keys, recipe_names
 from ziggurat.config.reference import KEYS, METHODS, entries
+from ziggurat.config.section import inner_section
 
 ROOT = Path(__file__).resolve().parents[2]
 

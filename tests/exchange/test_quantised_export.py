@@ -20,7 +20,7 @@ from tests.exchange.examples import SENTENCES
 from ziggurat.exchange.plain import ExportedModel
 from ziggurat.exchange.targets import TARGETS
 from ziggurat.model.directory import open_model
-from ziggurat.model.fast.packed import quantise
+from ziggurat.model.fast.int8 import quantise
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.translate.scorers import force_score
 

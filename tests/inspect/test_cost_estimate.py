@@ -21,7 +21,7 @@ from ziggurat.inspect.cost import ASSUMED_LENGTH, Batches, estimate_cost, expect
 from ziggurat.inspect.ledger import OperatorWork, Product
 from ziggurat.inspect.machine import BatchShape, Measured, SimulatedUpdate, Speed, Timer, measure_speed
 from ziggurat.model.build import assemble
-from ziggurat.model.fast.packed import quantised_linear
+from ziggurat.model.fast.int8 import quantised_linear
 from ziggurat.model.linear import Linear
 from ziggurat.model.low_rank import is_update
 from ziggurat.model.seq2seq import Seq2Seq

@@ -19,15 +19,8 @@ from ziggurat.config.train import LossConfig
 from ziggurat.model.build import build_model
 from ziggurat.model.embedding import OutputProjection
 from ziggurat.model.fast import packed as packed_maps
-from ziggurat.model.fast.packed import (
-    PackedOutput,
-    QuantisedEmbedding,
-    pack,
-    packed,
-    quantise,
-    quantised_linear,
-    quantised_rows,
-)
+from ziggurat.model.fast.int8 import QuantisedEmbedding, quantise, quantised_linear, quantised_rows
+from ziggurat.model.fast.packed import PackedOutput, pack, packed
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train.objective import batch_loss
 

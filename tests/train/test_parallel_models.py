@@ -21,7 +21,7 @@ from ziggurat.config.train import GuidedAlignmentConfig, LossConfig, RecomputeCo
 from ziggurat.data.loader import Batch
 from ziggurat.model.build import build_model, set_recompute
 from ziggurat.model.embedding import SinusoidalPositions
-from ziggurat.model.fast.packed import quantise
+from ziggurat.model.fast.int8 import quantise
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import whole
 from ziggurat.train.device import Shortage

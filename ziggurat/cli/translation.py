@@ -57,8 +57,8 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
-from ziggurat.config.base import joined
 from ziggurat.config.load import change_section, parse_as, read_config
+from ziggurat.config.section import joined
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.terminal import duration, importing
 

@@ -5,7 +5,6 @@ experiment, and that of a pipeline in pipeline; load reads them; reference, choi
 rules judge them.
 """
 
-from ziggurat.config.base import Section as Section
 from ziggurat.config.data import CorpusConfig as CorpusConfig
 from ziggurat.config.data import DataConfig as DataConfig
 from ziggurat.config.data import FilterConfig as FilterConfig
@@ -20,4 +19,5 @@ from ziggurat.config.load import dump as dump
 from ziggurat.config.load import load_experiment as load_experiment
 from ziggurat.config.load import parse_experiment as parse_experiment
 from ziggurat.config.model import ModelConfig as ModelConfig
+from ziggurat.config.section import Section as Section
 from ziggurat.config.train import TrainingConfig as TrainingConfig

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary, joined
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
+from ziggurat.config.section import Beams, Length, PathText, Real, Section, Size, Vocabulary, joined
 from ziggurat.system.errors import ConfigError
 
 Share = Annotated[float, Field(ge=0, le=1)]

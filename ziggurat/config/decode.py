@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary
+from ziggurat.config.section import Beams, Length, PathText, Real, Section, Size, Vocabulary
 from ziggurat.system.errors import ConfigError
 
 

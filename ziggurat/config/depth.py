@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Count, Layers, Section
 from ziggurat.config.kinds import RESIDUALS
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.model import ModelConfig, StackConfig
+from ziggurat.config.section import Count, Layers, Section
 from ziggurat.system.errors import ConfigError, Problem, printable
 
 if TYPE_CHECKING:

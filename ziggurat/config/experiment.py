@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import model_validator
 
-from ziggurat.config.base import Count, Section
 from ziggurat.config.data import DataConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.depth import freeze_refused, growth_refused
 from ziggurat.config.model import ModelConfig
+from ziggurat.config.section import Count, Section
 from ziggurat.config.train import TrainingConfig
 from ziggurat.system.errors import ConfigError, Problem
 

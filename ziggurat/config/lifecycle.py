@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Beams, Count, Length, Minutes, Real, Section, Size
+from ziggurat.config.section import Beams, Count, Length, Minutes, Real, Section, Size
 from ziggurat.system.errors import ConfigError
 
 

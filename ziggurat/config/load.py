@@ -15,9 +15,9 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ziggurat.config.base import inner_section
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.model import without_sizes
+from ziggurat.config.section import inner_section
 from ziggurat.system.errors import ConfigError, Problem, printable
 from ziggurat.system.small_files import read_bounded
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, Lines, dotted, parse_value, parse_yaml, to_yaml

@@ -11,7 +11,6 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Count, Layers, Real, Section, Size, Width
 from ziggurat.config.kinds import (
     ATTENTIONS,
     HISTORIES,
@@ -33,6 +32,7 @@ from ziggurat.config.kinds import (
     listed_kinds,
 )
 from ziggurat.config.model_rules import contradictions
+from ziggurat.config.section import Count, Layers, Real, Section, Size, Width
 from ziggurat.system.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Count, Length, Real, Section
+from ziggurat.config.section import Count, Length, Real, Section
 from ziggurat.system.errors import ConfigError, printable
 
 Probability = Annotated[float, Field(ge=0, le=1)]

@@ -13,7 +13,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from ziggurat.config.base import Count, PathText, Real, Section, Size
 from ziggurat.config.data import CorpusConfig, DataConfig, FilterConfig, Language
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.lifecycle import StopConfig
@@ -32,6 +31,7 @@ from ziggurat.config.pipeline_models import (
     ShortlistConfig,
     TrainedConfig,
 )
+from ziggurat.config.section import Count, PathText, Real, Section, Size
 from ziggurat.config.train import ScheduleConfig
 from ziggurat.system.errors import ConfigError, Problem, Remedy
 

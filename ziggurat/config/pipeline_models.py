@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Beams, Count, Length, PathText, Real, Section, Seed, Size, Threads, joined
 from ziggurat.config.data import SubwordConfig, Symmetrisation
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.depth import LeftOut, pruned_config
@@ -15,6 +14,7 @@ from ziggurat.config.model import ModelConfig, without_sizes
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
 from ziggurat.config.notices import unread_files
 from ziggurat.config.recipes import recipe_text
+from ziggurat.config.section import Beams, Count, Length, PathText, Real, Section, Seed, Size, Threads, joined
 from ziggurat.config.train import TrainingConfig
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.yaml_text import parse_yaml

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from ziggurat.config.base import Section, joined
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import parse_experiment, read_config
 from ziggurat.config.model import PRESETS
 from ziggurat.config.reference import entries
+from ziggurat.config.section import Section, joined
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.yaml_text import parse_yaml, to_yaml
 

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from ziggurat.config.base import inner_section
 from ziggurat.config.depth import CopyStrategy
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RESIDUALS, Facts
 from ziggurat.config.model import ModelConfig
+from ziggurat.config.section import inner_section
 
 
 class KeyDescription(NamedTuple):

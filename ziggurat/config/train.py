@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ziggurat.config.base import Count, Fraction, Layers, Minutes, PathText, Real, Section, Seed, Size, Threads, Width
 from ziggurat.config.depth import GrowthConfig
 from ziggurat.config.lifecycle import (
     CheckpointConfig,
@@ -25,6 +24,19 @@ from ziggurat.config.lifecycle import (
     StopConfig,
     ValidationConfig,
     WandbConfig,
+)
+from ziggurat.config.section import (
+    Count,
+    Fraction,
+    Layers,
+    Minutes,
+    PathText,
+    Real,
+    Section,
+    Seed,
+    Size,
+    Threads,
+    Width,
 )
 from ziggurat.system.errors import ConfigError
 

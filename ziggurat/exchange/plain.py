@@ -19,8 +19,8 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.exchange.anatomy import Anatomy, dissect
 from ziggurat.model.build import assemble, build_model
 from ziggurat.model.directory import OpenedModel
-from ziggurat.model.init import branch_factor, output_factor
 from ziggurat.model.kinds import ATTENTION, HISTORY, RESIDUAL
+from ziggurat.model.rate_transfer import branch_factor, output_factor
 from ziggurat.model.residual.kinds import deepnorm_constants
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import load_weights, weights

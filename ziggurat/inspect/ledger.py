@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ziggurat.model import lstm as recurrence
-from ziggurat.model.fast import packed as quantised
+from ziggurat.model.fast import int8 as quantised
 
 
 class Product(NamedTuple):

@@ -99,7 +99,7 @@ class InputEmbedding(nn.Module):
         zero_start: the token at position 0 has no embedding: the input there is the position alone (zero).
 
     Attributes:
-        rounded: what is done to embeddings before anything else: nothing; see ziggurat.model.fast.packed.
+        rounded: what is done to embeddings before anything else: nothing; see ziggurat.model.fast.int8.
     """
 
     roles: ClassVar[Roles] = {"bias": Role.INPUT_BIAS}
@@ -159,7 +159,7 @@ class OutputProjection(nn.Module):
         ruled_out: ids [n] of tokens that the bias makes impossible, such as those that an imported model never
             produces; None: there are none. `rule_out` looks for them when weights are loaded: to look in every training
             step would wait for a GPU.
-        multiply: the product, of ziggurat.model.linear or ziggurat.model.fast.packed.
+        multiply: the product, of ziggurat.model.linear or ziggurat.model.fast.int8.
         rounded: what the product does to the rows of both of its factors.
     """
 

@@ -43,8 +43,8 @@ from ziggurat.model.history import kinds as history
 from ziggurat.model.history.base import History, HistoryOptions
 from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.history.state_dependent import AttentionResiduals, BlockAttentionResiduals, Mudd
-from ziggurat.model.init import branch_factor, output_factor
 from ziggurat.model.linear import FeedForward, GatedFeedForward, Linear, NormedLinear, ShiftedLinear
+from ziggurat.model.rate_transfer import branch_factor, output_factor
 from ziggurat.model.residual import kinds as residual
 from ziggurat.model.residual.base import (
     Residual,

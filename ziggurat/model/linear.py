@@ -131,7 +131,7 @@ class Linear(nn.Linear):
     """torch.nn.Linear whose product goes through `linear`.
 
     Attributes:
-        multiply: what is called in its place; see ziggurat.model.fast.packed.
+        multiply: what is called in its place; see ziggurat.model.fast.int8.
         low_rank: updates of the map, whose own weights are then frozen; None: there are none.
     """
 

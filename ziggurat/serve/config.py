@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from ziggurat.config.base import PathText, Section, Size, Threads
+from ziggurat.config.section import PathText, Section, Size, Threads
 from ziggurat.serve.text.splitting import Protection
 
 

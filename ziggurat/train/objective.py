@@ -27,7 +27,7 @@ from ziggurat.model.build import stack_residuals
 from ziggurat.model.counts import bare_model
 from ziggurat.model.directory import random_state_kept
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.fast.packed import quantise
+from ziggurat.model.fast.int8 import quantise
 from ziggurat.model.fast.precision import maps_of, training_precision
 from ziggurat.model.init import profile_omega
 from ziggurat.model.low_rank import adapt

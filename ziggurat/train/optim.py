@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.config.train import OptimiserConfig
-from ziggurat.model.init import RateScale
+from ziggurat.model.rate_transfer import RateScale
 from ziggurat.model.roles import Role
 from ziggurat.model.tensors import local, part_begins, placed_as
 from ziggurat.system.errors import CheckpointError

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.corpora.pipeline.conftest import changed, made
 from tests.killing import run_and_kill, tree
-from ziggurat.config.base import Section
+from ziggurat.config.section import Section
 from ziggurat.corpora.pipeline.engine import TIMES, Pipeline, PipelineEnd, Selection
 from ziggurat.corpora.pipeline.step import (
     BEGUN,

@@ -19,8 +19,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from ziggurat.config.base import Section
 from ziggurat.config.languages import main_language
+from ziggurat.config.section import Section
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.small_files import read_bounded
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml

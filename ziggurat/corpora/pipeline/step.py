@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import xxhash
 
-from ziggurat.config.base import Section
+from ziggurat.config.section import Section
 from ziggurat.system.errors import DataError
 from ziggurat.system.files import fingerprint, write_atomically
 from ziggurat.system.small_files import built, parse_json, read_bounded

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from ziggurat.model.fast.int8 import CENTRE, whole_rows
+
 if TYPE_CHECKING:
     from ziggurat.model.attention.cache import KeyValueBlock
 
@@ -25,13 +27,6 @@ LIBRARY = Path(__file__).with_name("_compiled.so")
 Precision = Literal["float32", "bfloat16", "int8"]
 """Precision of the products; with `int8`, weights and inputs have 8 bits and sums 32."""
 
-# As in compiled.c.
-LEVELS = 127
-"""LEVELS is the number of steps from zero to the largest number of a row."""
-CENTRE = 128
-"""CENTRE is the unsigned byte that stands for zero."""
-SMALLEST = 1e-30
-"""SMALLEST stands for the largest number of a row of zeros: the reciprocal of a smaller one's step may be infinite."""
 _TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
 _NUMBERS = {"float32": 1, "bfloat16": 2, "int8": 4}
 _PANEL = 64
@@ -210,8 +205,8 @@ class CompiledLinear(nn.Module):
             self.bias[:out] = bias.detach()
         scale = shift = torch.empty(0)  # for bytes alone; no view, which would keep all of `full`
         if precision == "int8":
-            scale = full.abs().amax(1).clamp_(min=SMALLEST) / LEVELS
-            full = (full / scale[:, None]).round_()
+            full, step = whole_rows(full)
+            scale = step.squeeze(1)
             shift = full.sum(1).to(torch.int32) * (0 if positive else CENTRE)  # whole numbers below 2^24: exact
         self.scale, self.shift = scale, shift
         # Not buffers: they can be neither moved nor saved. [panels, groups, PANEL], a group as one number of 32 bits:

@@ -1,159 +1,20 @@
-"""Maps in bytes for training (fake-quantised), and maps packed for inference on CPUs, in fp32, bf16 or int8."""
+"""Linear maps packed for inference on CPUs, in fp32, bf16 or int8; those in int8 by ziggurat.model.fast.int8."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
 from ziggurat.model.attention.variants import MergedAverageAttention
-from ziggurat.model.embedding import InputEmbedding, OutputProjection
-from ziggurat.model.fast.compiled import (
-    CENTRE,
-    LEVELS,
-    SMALLEST,
-    CompiledFeedForward,
-    CompiledLinear,
-    Precision,
-    multiplies,
-)
-from ziggurat.model.linear import FeedForward, Linear, product
+from ziggurat.model.embedding import OutputProjection
+from ziggurat.model.fast.compiled import CompiledFeedForward, CompiledLinear, Precision, multiplies
+from ziggurat.model.fast.int8 import CENTRE, LEVELS, SMALLEST, QuantisedEmbedding, whole_rows
+from ziggurat.model.linear import FeedForward, Linear
 from ziggurat.system.errors import ConfigError
-
-
-def _whole_rows(rows: Tensor, *, halves_up: bool = False) -> tuple[Tensor, Tensor]:
-    """Return `rows` [n, k] in whole numbers of steps, in their own type, and the step of each row [n, 1].
-
-    `halves_up`: a number half-way between two steps becomes the larger one, as inputs do; else the even one, as weights
-    do. A row with a number that is not finite becomes NaN.
-    """
-    step = rows.abs().amax(-1, keepdim=True).clamp(min=SMALLEST) / LEVELS
-    if halves_up:  # in the order of the engines, whose bytes are unsigned
-        return (rows * step.reciprocal() + (CENTRE + 0.5)).floor() - CENTRE, step
-    return (rows / step).round(), step
-
-
-class _Rounded(torch.autograd.Function):
-    """Rows rounded to whole steps, as numbers again; the gradient passes as it is."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        whole, step = _whole_rows(rows)
-        return whole * step
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
-
-
-def quantised_rows(x: Tensor) -> Tensor:
-    """Return `x` [..., k] with every row rounded to whole steps, in fp32 or wider; its gradient passes as it is."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return _Rounded.apply(wide)  # type: ignore[no-untyped-call]
-
-
-def _sums(x: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> tuple[Tensor, ...]:
-    """Return the products of the rows of `x` [..., in], and what their gradients need: whole numbers and steps."""
-    with torch.autocast(x.device.type, enabled=False):
-        inputs, input_step = _whole_rows(x.reshape(-1, x.shape[-1]).to(weight.dtype), halves_up=True)
-        weights, weight_step = _whole_rows(weight)
-        # Whole numbers up to 127 are exact in bf16, too; the steps are only multiplied to their sums.
-        y = product(inputs.to(compute), weights.to(compute)).to(weight.dtype) * weight_step.squeeze(1)
-        # As ziggurat.model.fast.packed.Int8Linear does it, to the last digit: or a number could round to another byte
-        # later on.
-        y = y * input_step if bias is None else torch.addcmul(bias, y, input_step)
-    y = y.to(compute).view(*x.shape[:-1], weight.shape[0])
-    # As bytes: a quarter of the memory that an ordinary product keeps of its inputs.
-    return y, inputs.to(torch.int8), input_step, weights.to(torch.int8), weight_step
-
-
-def _shapes(x: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> tuple[Tensor, ...]:
-    rows = x.shape[:-1].numel()
-    return (
-        x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=compute),
-        x.new_empty((rows, x.shape[-1]), dtype=torch.int8),
-        x.new_empty((rows, 1), dtype=weight.dtype),
-        torch.empty_like(weight, dtype=torch.int8),
-        weight.new_empty((weight.shape[0], 1)),
-    )
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, _, bias, ctx.compute = inputs
-    ctx.save_for_backward(*output[1:])
-    ctx.dtype, ctx.shape, ctx.has_bias = x.dtype, x.shape, bias is not None
-
-
-def _gradients(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, weight and bias as if the quantised numbers were the numbers themselves."""
-    inputs, input_step, weights, weight_step = ctx.saved_tensors
-    g, compute = gradients[0].reshape(-1, weights.shape[0]).to(weight_step.dtype), ctx.compute
-    into_x = into_weight = into_bias = None
-    if ctx.needs_input_grad[0]:
-        scaled = (g * weight_step.squeeze(1)).to(compute)
-        into_x = product(scaled, weights.to(compute).t()).to(ctx.dtype).view(ctx.shape)
-    if ctx.needs_input_grad[1]:
-        scaled = (g * input_step).to(compute)
-        into_weight = product(scaled.t(), inputs.to(compute).t()).to(weight_step.dtype)
-    if ctx.has_bias and ctx.needs_input_grad[2]:
-        into_bias = g.sum(0)
-    return into_x, into_weight, into_bias, None
-
-
-# Registered operators, which torch.compile calls and does not look inside: it cannot trace an autograd function whose
-# shapes vary (torch 2.13).
-_LIBRARY = torch.library.Library("ziggurat", "FRAGMENT")
-_NAME = "ziggurat::quantised_linear"
-_LIBRARY.define(
-    "quantised_linear(Tensor x, Tensor weight, Tensor? bias, ScalarType compute) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-_LIBRARY.impl("quantised_linear", _sums, "CompositeExplicitAutograd")
-torch.library.register_fake(_NAME, _shapes, lib=_LIBRARY)
-torch.library.register_autograd(_NAME, _gradients, setup_context=_keep, lib=_LIBRARY)
-
-STEP_BY_STEP: dict[Any, Callable[..., Any]] = {torch.ops.ziggurat.quantised_linear.default: _sums}
-"""As in ziggurat.model.lstm."""
-
-
-def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x W^T + b by quantised rows, [..., out], for `x` [..., in], `weight` [out, in] and `bias` [out].
-
-    Under autocast the products, and the result, are of its type.
-    """
-    kind = x.device.type
-    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    return torch.ops.ziggurat.quantised_linear(x, weight, bias, compute)[0]
-
-
-def quantise(model: nn.Module) -> None:
-    """Let every map of `model` that int8 translation has in bytes compute with quantised rows; it can be trained.
-
-    These are its linear maps, the output projection and the rows of the embeddings. Maps of other kinds stay as they
-    are (ziggurat.model.fast.packed.pack). Parameters and their names stay the same.
-    """
-    for module in model.modules():
-        if isinstance(module, Linear | OutputProjection):
-            module.multiply = quantised_linear
-        if isinstance(module, InputEmbedding | OutputProjection):
-            module.rounded = quantised_rows
-
-
-class QuantisedEmbedding(nn.Module):
-    """Embeddings `weight` [rows, width] stored as whole numbers of steps, a byte each, for inference."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        whole, self.step = _whole_rows(weight.detach())
-        self.whole = whole.to(torch.int8)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return [..., width] for `ids` [...]."""
-        return self.whole[ids] * self.step[ids]
-
 
 _HALF = 0.5
 
@@ -210,9 +71,9 @@ class Int8Linear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, *, positive: bool = False, narrow: bool = False) -> None:
         super().__init__()
         weight = weight.detach().float()
-        self.scale = weight.abs().amax(1).clamp(min=SMALLEST) / LEVELS
-        rounded = (weight / self.scale[:, None]).round().to(torch.int8)
-        self.weight = torch.ops.onednn.qlinear_prepack(rounded, None)
+        whole, step = whole_rows(weight)
+        self.scale = step.squeeze(1)
+        self.weight = torch.ops.onednn.qlinear_prepack(whole.to(torch.int8), None)
         self.bias = weight.new_zeros(len(weight)) if bias is None else bias.detach().float()
         self.zero = torch.zeros(len(weight), dtype=torch.int32)
         self.positive = positive
@@ -236,7 +97,7 @@ class Int8Linear(nn.Module):
 class PackedFeedForward(nn.Module):
     """relu(x W_1 + b_1) W_2 + b_2 (ziggurat.model.linear.FeedForward) without conversions in between.
 
-    `as_trained`: the inputs of the second map are signed bytes, as in ziggurat.model.fast.packed.
+    `as_trained`: the inputs of the second map are signed bytes, as in ziggurat.model.fast.int8.
     """
 
     def __init__(self, ffn: FeedForward, precision: Precision, *, as_trained: bool = False) -> None:
@@ -308,7 +169,7 @@ def make_fast(model: nn.Module, precision: Precision, *, as_trained: bool = Fals
     """Change `model`, in fp32 and evaluation mode, for translation alone: it can then no longer be trained or saved.
 
     On a CPU its linear maps are packed; on a GPU bf16 is the whole model's type. `as_trained`: it was trained with
-    quantised rows (ziggurat.model.fast.packed), and with `int8` it computes the same.
+    quantised rows (ziggurat.model.fast.int8), and with `int8` it computes the same.
 
     Raises ConfigError when the model's device does not compute with `precision`.
     """
