@@ -32,6 +32,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
         (("prepare", "my.yaml", "--workers", "2", "--workers", "3"), "--workers"),
         (("prepare", "my.yaml", "data.store=a", "data.store=b"), "data.store="),
         (("translate", "run", "beam=4", "batch_tokens=9", "beam=5"), "beam="),
+        (("translate", "run", "decoding.beam_size=4", "beam_size=5"), "beam_size="),
         (("train", "my.yaml", "--run", "a", "training.seed=1", "--run", "b"), "--run"),
     ],
 )

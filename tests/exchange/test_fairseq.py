@@ -178,6 +178,15 @@ def test_pre_norm_without_the_last_norm_is_refused(before: str, tmp_path: Path) 
         imported(tmp_path, checkpoint, words(tmp_path / "dict.txt", LINES))
 
 
+@pytest.mark.parametrize(("stack", "number"), [("encoder", "1"), ("decoder", "7"), ("encoder", "999999")])
+def test_more_layers_than_the_options_say_are_refused(stack: str, number: str, tmp_path: Path) -> None:
+    model = parameters((8, 8))
+    model[f"{stack}.layers.{number}.fc1.bias"] = torch.zeros(12)
+    checkpoint = write(tmp_path / "deep.pt", model)
+    with pytest.raises(ExportError, match=rf"`{stack}_layers: 1`, but there are parameters of layer {int(number) + 1}"):
+        imported(tmp_path, checkpoint, words(tmp_path / "dict.txt", LINES))
+
+
 def rows_of(tmp_path: Path, checkpoint: Path) -> dict[str, int]:
     """Return the row of the source matrix that each piece of the imported model has."""
     theirs = torch.load(checkpoint, weights_only=False)["model"]["encoder.embed_tokens.weight"]

@@ -332,7 +332,8 @@ def merged_model() -> Any:
 
 
 @pytest.mark.slow
-def test_the_server_ends_when_it_has_answered(folders: dict[tuple[str, str], Path]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
+def test_the_server_ends_when_it_has_answered(folders: dict[tuple[str, str], Path], number: int) -> None:
     """Twenty requests are under way when it is told to end."""
     program = """
 import sys, time
@@ -355,9 +356,9 @@ main()
                 pool.submit(client.post, "/translate", json={**ASKED, "q": f"{LINES[0]} {n}"}) for n in range(20)
             ]
             until(lambda: 'ziggurat_live_lines{model="de-en"} 0.0' not in client.get("/metrics").text)
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
             assert [answer.result(60).status_code for answer in answers] == [200] * 20
-        assert process.wait(30) in (0, 143)
+        assert process.wait(30) in (0, 128 + number)
         assert "Traceback" not in process.stderr.read()
 
 

@@ -92,9 +92,9 @@ def _takes_one(parameter: Any) -> bool:
 
 
 def _refuse_repeated_settings(found: object) -> None:
-    """Raise ConfigError where the words of an argument set a key of the configuration twice."""
+    """Raise ConfigError where the words of an argument set a key twice; keys of a search may be without `decoding.`."""
     words = [word for word in found if isinstance(word, str)] if isinstance(found, list | tuple) else []
-    keys = Counter(setting[1] for word in words if (setting := _SETTING.match(word)))
+    keys = Counter(setting[1].removeprefix("decoding.") for word in words if (setting := _SETTING.match(word)))
     if twice := [key for key, times in keys.items() if times > 1]:
         raise ConfigError(f"`{printable(twice[0])}=` is given {keys[twice[0]]} times, and only one of them can count")
 

@@ -264,6 +264,10 @@ def _reasons(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[
     if unknown:
         reasons.append(f"parameter {printable(unknown[0])} is unknown ({len(unknown)} in all)")
     for name in ("encoder", "decoder"):
+        layers, numbers = options.get(f"{name}_layers"), re.compile(rf"{name}\.layers\.(\d{{1,6}})\.")
+        highest = max((int(found[1]) for key in tensors if (found := numbers.match(key))), default=-1)
+        if isinstance(layers, int) and highest >= layers:
+            reasons.append(f"`{name}_layers: {layers}`, but there are parameters of layer {highest + 1}")
         pre_norm, final = bool(options.get(f"{name}_normalize_before")), f"{name}.layer_norm.weight" in tensors
         if pre_norm != final:
             why = "without a norm at the end of the stack, as before 2019" if pre_norm else "with a norm at the end"

@@ -6,6 +6,7 @@ Connections are uvicorn's HTTP/1.1 with read and write timeouts, and a graceful 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import ipaddress
@@ -14,8 +15,10 @@ import math
 import os
 import re
 import resource
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from ziggurat.serve.glossaries import Glossaries
 from ziggurat.serve.pool import ModelPool, ModelSource
 from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import ConfigError
+from ziggurat.system.terminal import REPEATED, stop_signals
 
 HEAD = 1 << 16
 """Most bytes of a request's first line and headers."""
@@ -193,6 +197,18 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(2048)  # uvicorn's `backlog` is also how many are taken at a time, and must be few
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Context in which every signal to stop ends the serving in order; uvicorn hears two of them."""
+        with super().capture_signals():
+            heard = stop_signals() if threading.current_thread() is threading.main_thread() else []
+            before = {number: signal.signal(number, self.handle_exit) for number in heard if number in REPEATED}
+            try:
+                yield
+            finally:  # uvicorn raises each again, for the handlers that were there before
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Say once that there are no descriptors left: asyncio has a traceback for every connection that waits."""
