@@ -396,6 +396,26 @@ def test_breaks() -> None:
     assert translated("<p>Su gokun<br/>midul</p>", upper).value == "<p>sU GOKUN<br/>MIDUL</p>"
 
 
+def test_line_ends_of_a_page_end_no_sentence() -> None:
+    seen: list[str] = []
+
+    def watch(sentences: list[str]) -> list[SentenceTranslation]:
+        seen.extend(" ".join(s.split()) for s in sentences)
+        return upper(sentences)
+
+    for text in (
+        "<p>The old\n<a href='x'>\nhouse</a> stands. It\n\n  is red.</p>",
+        "<p>The old\r\n\r\nhouse stands. <b>It\n</b>\n<i>\nis</i> red.</p>",
+        "<p>\n\n<!-- one -->\n\nThe old<!-- two -->\n\n<!-- three -->\nhouse stands. It is red.</p>",
+        "<p>The old<br>\nhouse stands. It<br>\n\nis red.</p>",
+    ):
+        seen.clear()
+        assert translated(text, identity).value == text
+        said = translated(text, watch).value
+        assert seen == ["The old house stands.", "It is red."]
+        assert "".join(said.split()).lower() == "".join(text.split()).lower()
+
+
 def test_attributes_are_translated_where_asked_for() -> None:
     rules = PAGES
     text = "<p>See <img src=a alt=\"one 'two'\" title='say \"x\"'> <a title=bare>here</a>"

@@ -219,6 +219,7 @@ class MarkupRules:
         nested: the same as points, but with paragraphs of their own that are translated, such as footnotes.
         attributes: attributes with text to be translated; none: attributes are kept.
         xml: whether text must be well-formed XML.
+        collapses: whether several line ends are one blank, as in pages, and no sentence ends there.
         languages: of the source and the translation: a page (`html`) that says that it is in the one says the other.
         escape: what the format does to text before it is markup.
     """
@@ -233,6 +234,7 @@ class MarkupRules:
     seen: frozenset[str] = frozenset()
     attributes: frozenset[str] = frozenset()
     xml: bool = False
+    collapses: bool = False
     languages: tuple[str, str] = ("", "")
     escape: Callable[[str], str] = str
 
@@ -249,6 +251,7 @@ HTML = MarkupRules(
     ),
     blank=_names("br"),
     seen=_names("img audio canvas iframe map object picture svg video"),
+    collapses=True,
 )
 """HTML are the rules of HTML in texts and messages, whose attributes are kept."""
 
@@ -270,6 +273,7 @@ _DIVIDING = _names("pre textarea xmp plaintext")  # copied ones that stand betwe
 _LINE_BREAK = regex.compile(
     r"<br\b|^\s*+(?:\\[nr])++$|^\[?(?:br|line.?break|lb|newline|LF)\]?$", flags=regex.IGNORECASE
 )
+_GAP = regex.compile(r"\s{2,}+")
 _LANGUAGE = regex.compile(r"""((?<=\s)(?:xml:)?lang\s*+=\s*+)(["']?+)(?P<code>[A-Za-z0-9-]++)\2""")
 
 
@@ -304,6 +308,12 @@ def markup_template(tokens: Sequence[Token], rules: MarkupRules) -> Template:
     return _Segmenter(tokens, rules).template()
 
 
+def _one_line_end(gap: str) -> str:
+    """Return white space of the same length with its first line end alone."""
+    head, end, rest = gap.partition("\n")
+    return head + end + (" " * len(rest) if "\n" in rest else rest)
+
+
 class _Segmenter:
     """Collects runs of text and inline tags between tags that break sentences."""
 
@@ -327,6 +337,7 @@ class _Segmenter:
         name = token.name
         is_void = token.kind == "empty" or name in self.rules.void
         if token.kind == "text":
+            token = token._replace(text=self._collapsed(token.text))
             self._add(token, token.text)
         elif token.kind == "other":
             if token.raw.startswith("<!--"):
@@ -352,7 +363,7 @@ class _Segmenter:
             return end + 1
         elif name in self.rules.blank:
             if self._goes_on(place):
-                self._add(token, EmptyElement(self._raw(token), "\n"))
+                self._add(token, EmptyElement(self._raw(token), self._collapsed("\n")))
             else:
                 self._divide(self._raw(token))
         elif name not in self.rules.inline:
@@ -381,10 +392,19 @@ class _Segmenter:
         is_styled = token.name in _STYLES or (token.name == "span" and {"style", "lang"} & token.attributes.keys())
         return not (is_styled and before.isalpha() and after.islower())
 
+    def _collapsed(self, text: str) -> str:
+        """Return text in which no line end follows another, where the format says so: a splitter would cut there."""
+        if not self.rules.collapses or "\n" not in text:
+            return text
+        text = _GAP.sub(lambda found: _one_line_end(found[0]), text)
+        gap = len(text) - len(text.lstrip())
+        return _one_line_end(f"\n{text[:gap]}")[1:] + text[gap:] if self.last == "\n" else text
+
     def _add(self, token: Token, piece: Piece) -> None:
         self.run.append(piece)
         self.run_raw.append(token)
-        self.last = piece[-1:] or self.last if isinstance(piece, str) else self.last
+        shown = piece.blank if isinstance(piece, EmptyElement) else piece if isinstance(piece, str) else ""
+        self.last = shown[-1:] or self.last
 
     def _divide(self, raw: Raw) -> None:
         self._flush()

@@ -284,5 +284,6 @@ _RULES = replace(
     inline=HTML.inline | {"pair"},
     copied=HTML.copied | {"xliff:g"},
     points=frozenset(("quote", "x")),
+    collapses=False,
     escape=_escaped,
 )
