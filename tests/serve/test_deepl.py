@@ -17,7 +17,7 @@ from tests.vocabulary import SENTENCES
 from ziggurat.serve import glossaries as glossaries_module
 from ziggurat.serve.access import new_key
 from ziggurat.serve.glossaries import Glossaries, read_entries
-from ziggurat.serve.interfaces.deepl import _xml_rules
+from ziggurat.serve.interfaces.deepl import REFUSED, _xml_rules
 from ziggurat.serve.requests import Refused
 from ziggurat.serve.text.markup import xml, xml_tokens
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
@@ -194,7 +194,7 @@ def test_documents(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
     assert (bad.status_code, bad.json()) == (400, {"message": "Invalid file data."})
     pdf = client.post("/v2/document", files={"file": ("a.txt", b"a")}, data={**EN_DE, "output_format": "pdf"})
     assert pdf.status_code == 400
-    for name in ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions"):
+    for name in (field.name for field in REFUSED):
         refused = client.post("/v2/document", files={"file": ("a.txt", b"a")}, data={**EN_DE, name: "x"})
         assert (refused.status_code, refused.json()) == (400, {"message": f"Value for '{name}' not supported."})
 

@@ -13,6 +13,7 @@ from ziggurat.data.readers import CorpusReader
 from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.model.tensors import read_tensors
 from ziggurat.system.errors import ZigguratError
+from ziggurat.system.files import check_folder, write_checksums
 from ziggurat.system.small_files import MAX_POINTER_BYTES, read_bounded, refuse_pointer
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 312087009\n"
@@ -56,6 +57,15 @@ def test_a_pointer_is_not_taken_for_the_file(name: str, content: bytes, tmp_path
     said = said_of(actions.get(name, lambda: LineStream(path).available()))
     assert "a pointer of Git" in said or "a pointer of git-annex" in said, said
     assert name in said
+
+
+@pytest.mark.parametrize("content", POINTERS)
+def test_a_pointer_among_the_files_of_a_manifest_is_told_as_such(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "joint.spm").write_bytes(b"the model")
+    write_checksums(tmp_path, again="again")
+    check_folder(tmp_path)
+    (tmp_path / "joint.spm").write_bytes(content)
+    assert "joint.spm: a pointer of" in said_of(lambda: check_folder(tmp_path))
 
 
 def test_what_only_begins_like_a_pointer_is_no_pointer(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable, refuse_damaged, refuse_store
 from ziggurat.system.errors import DataError, Remedy, other_format
 from ziggurat.system.files import MANIFEST, folder_kind, has_checksum, is_intact
-from ziggurat.system.small_files import JsonForm, parse_json, read_bounded, shaped
+from ziggurat.system.small_files import JsonForm, check_regular, parse_json, read_bounded, shaped
 from ziggurat.system.staging import recover
 
 STORE_FORMAT = 1
@@ -129,6 +129,7 @@ def _check_size(path: Path, expected: int) -> None:
     except OSError:
         raise refuse_store(path, "missing") from None
     if size != expected:
+        check_regular(path)
         raise refuse_store(path, f"{size:,} bytes instead of {expected:,}")
 
 

@@ -284,6 +284,7 @@ def _check(path: Path, document: Mapping[str, Any]) -> None:
     if path.name == _CONFIG:
         _refuse_edit(path, document)
         return
+    check_regular(path, error=CheckpointError)
     what = f"{size:,} bytes instead of {entry['bytes']:,}" if size != entry["bytes"] else "wrong checksum"
     raise CheckpointError(f"{path}: damaged or changed since it was written ({what}){again}")
 

@@ -41,7 +41,16 @@ _UNLIMITED = 10**12
 _SPLITS: dict[str, Split] = {"0": "none", "1": "lines", "nonewlines": "sentences"}
 REFUSED = [
     Field(name, {"description": "refused"})
-    for name in ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions", "context")
+    for name in (
+        "glossary_ids",
+        "style_id",
+        "writing_style",
+        "translation_memory_id",
+        "translation_memory_threshold",
+        "custom_instructions",
+        "extra_body_parameters",
+        "context",
+    )
 ]
 _NEUTRAL = ("default", "prefer_more", "prefer_less")
 _MODEL_TYPES = ("quality_optimized", "prefer_quality_optimized", "latency_optimized")
@@ -69,6 +78,7 @@ TRANSLATE = Operation(
         FORMALITY,
         Field("model_type", text("each pair has one model, which answers for any", *_MODEL_TYPES)),
         Field("preserve_formatting", flag("white space and punctuation always stay")),
+        Field("enable_beta_languages", flag("no language here is one")),
         Field("show_billed_characters", flag("they are always told")),
         Field("tag_handling_version", text("", "v1", "v2")),
         *REFUSED,
