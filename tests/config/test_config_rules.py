@@ -170,6 +170,28 @@ def test_a_training_that_ends_within_its_warm_up_is_told(
     assert reached is None or reached in str(found[0])
 
 
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize(
+    ("ends", "last", "floor", "told"),
+    [
+        (40, 80, 1e-9, True),
+        (40, 41, 0.0, True),
+        (40, 40, 0.0, False),
+        (80, 40, 0.0, False),
+        (None, 80, 0.0, False),
+        (40, 80, 1e-3, False),
+    ],
+)
+def test_updates_after_the_end_of_a_schedule_are_told(
+    kind: str, ends: int | None, last: int, floor: float, told: bool
+) -> None:
+    schedule = {"kind": kind, "peak": 1e-2, "warmup_updates": 4, "decay_updates": ends, "floor": floor}
+    found = notices(
+        Experiment.model_validate({"data": DATA, "training": {"schedule": schedule, "stop": {"updates": last}}})
+    )
+    assert ("training.schedule.decay_updates" in [problem.key for problem in found]) == told
+
+
 def test_initial_weights_at_the_highest_rate_are_told() -> None:
     found = notices(Experiment.model_validate({"data": DATA, "training": {"schedule": {"start": "peak"}}}))
     assert [problem.key for problem in found] == ["training.schedule.start"]
