@@ -95,6 +95,12 @@ def test_terms_in_scripts_without_blanks() -> None:
         ("gatto", "gatti gatta", 2, 0),
         ("книга", "книги книгу книгой книжка", 3, 0),
         ("план", "плана плану плантация", 2, 0),
+        ("서울", "서울에서 서울은 서울 서울역", 3, 1),
+        ("Straße", "STRASSE Strasse Straßen Straßenbahn", 3, 0),
+        # however it is written
+        ("C", "C++ und C# oder C", 1, 3),
+        ("naïve", "nai\u0308ve na\u00efve", 2, 1),
+        ("l\u2019eau", "l'eau L\u02bceau l\u2019eau", 3, 1),
     ],
 )
 def test_what_counts_as_applied(target: str, text: str, soft: int, hard: int) -> None:

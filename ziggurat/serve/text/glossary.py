@@ -13,6 +13,7 @@ it, or at the end.
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,11 +29,15 @@ from ziggurat.translate.options import LETTER, Found, Term, Terms
 from ziggurat.translate.results import Translation
 
 _WORDS = regex.compile(r"\w+|[^\w\s]+")
+_APOSTROPHES = dict.fromkeys(map(ord, "\u2019\u02bc\u2032\uff07"), "'")
 _SHORT = 2  # letters of a word that is not inflected: `an` is not `and`
 # Endings that a word may have behind its own letters. A bare -e is for words with a capital alone: German nouns take
 # it, and so do English words that become other ones (plan, plane; them, theme).
 _NOUN = "e|n|s|es|en|er|ens|ern"
 _SMALL = "s|en|er|em|(?<=s|x|z|ch|sh|o)es"
+_HANGUL = (
+    "은|는|이|가|을|를|의|에|에서|에게|께|께서|와|과|랑|이랑|로|으로|도|만|까지|부터|보다|처럼|이나|나|라는|이라는"
+)
 _CYRILLIC = "а|я|у|ю|е|ы|и|о|ом|ем|ой|ей|ов|ев|ам|ям|ах|ях|ами|ями"
 # Endings of which one stands for another, at words in small letters: German and Spanish adjectives, Italian nouns.
 _EXCHANGED = ("em|en|er|es|e", "as|os|a|o", "o|i", _CYRILLIC)
@@ -43,11 +48,16 @@ def times(term: Term, translation: str) -> int:
 
     A hard term counts as it is written. Of a soft one each word counts in either letter case where the term has small
     letters, with capitals where it has these, and may have another ending: one of a list behind its own letters, or one
-    in place of its own. Words of one or two letters must be as they are.
+    in place of its own. Words of one or two letters must be as they are. The forms of Unicode and of apostrophes do not
+    matter.
     """
     if term.hard:
         return len(occurrences(term.target, translation))
-    return sum(1 for _ in _inflected(term.target).finditer(translation))
+    return sum(1 for _ in _inflected(_plain(term.target)).finditer(_plain(translation)))
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFC", text).translate(_APOSTROPHES)
 
 
 @lru_cache(maxsize=4096)
@@ -59,11 +69,14 @@ def _inflected(target: str) -> regex.Pattern[str]:
             parts.append(rf"(?<!\w)(?:{'|'.join(_forms(word))})(?!\w)")
         else:
             parts.append(_cased(word))
-    return regex.compile(r"\s*".join(parts))
+    last = r"(?!\+\+|#)" if LETTER.match(target[-1:]) else ""  # not the C of C++ and C#
+    return regex.compile(r"\s*".join(parts) + last)
 
 
 def _forms(word: str) -> list[str]:
     """Return patterns of a word with its own ending and with others."""
+    if regex.fullmatch(r"\p{Hangul}+", word):
+        return [f"{word}(?:{_HANGUL})?"]
     if len(word) <= _SHORT or not word.isalpha():
         return [_cased(word)]
     small = word == word.lower()
@@ -83,7 +96,8 @@ def _forms(word: str) -> list[str]:
 
 def _cased(text: str) -> str:
     """Return a pattern in which small letters stand for capitals, too."""
-    return "".join(regex.escape(c) if c.isupper() else f"(?i:{regex.escape(c)})" for c in text)
+    letters = (regex.escape(c) if c.isupper() else f"(?i:{'ß|ss' if c == 'ß' else regex.escape(c)})" for c in text)
+    return "".join(letters)
 
 
 @dataclass
