@@ -381,21 +381,16 @@ class ExportedModel:
         return dissect(config, tensors, self.positions, entries)
 
     def searching_as_others(self, also: SearchRules = lambda decoding: ()) -> Experiment:
-        """Return the experiment with the search of another toolkit.
-
-        It is a beam search with one kind of length penalty, without coverage, fairseq's stopping rule, a shortlist or
-        any rules but those that the toolkit has `also`.
-        """
+        """Return the experiment with the search of other toolkits: a beam, `power` penalties, no rules but `also`."""
         decoding, usual = self.experiment.decoding, DecodingConfig()
         kept = also(decoding)
         changes: dict[str, object] = {"endings": "beam", "shortlist": None}
         changes |= {key: getattr(usual, key) for key in unsupported_keys(dict(decoding)) if key not in kept}
         if decoding.search == "sample":  # of samples there may be more than the beam has hypotheses
             changes["n_best"] = 1
-        if decoding.length_penalty.kind != "power":
-            changes["length_penalty"] = {"kind": "none", "alpha": 0.0, "coverage": 0.0, "word_penalty": 0.0}
-        elif decoding.length_penalty.word_penalty:
-            changes["length_penalty"] = {"word_penalty": 0.0}
+        none = {"kind": "none", "alpha": 0.0, "coverage": 0.0}
+        kind = {} if decoding.length_penalty.kind == "power" else none
+        changes["length_penalty"] = {**kind, "word_penalty": 0.0}
         decoding = change_section(decoding, changes, "decoding")
         return self.experiment.model_copy(update={"decoding": decoding})
 
