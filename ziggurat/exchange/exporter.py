@@ -104,7 +104,9 @@ def search_settings(positions: int, limit: int) -> dict[str, Any]:
         # Whatever the model's own search is, nothing of it may stand beside `endings: beam`.
         **{"search": "beam", "diverse_groups": 1},
         **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "epsilon": 0.0, "mbr": 0},
-        "length_penalty": {"kind": "none", "alpha": 0.0, "coverage": 0.0},
+        "length_penalty": {"kind": "none", "alpha": 0.0, "coverage": 0.0, "word_penalty": 0.0},
+        "unknown": False,
+        "replace_unknown": False,
         "max_length": {"ratio": 0.0, "extra": limit, "limit": limit},
     }
 
@@ -202,7 +204,7 @@ def _shaken(ours: Translator, generator: torch.Generator | None, *, shares_out: 
             parameter.mul_(1 + _NOISE * noise)
     if shares_out:
         tokenizer = ours.target_tokenizer
-        never = sorted({tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
+        never = sorted({tokenizer.pad, tokenizer.unk, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
         bias = torch.zeros(model.output.weight.shape[0], dtype=torch.float64, device=model.device)
         bias += 0.0 if model.output.bias is None else model.output.bias
         bias[never] = _IMPOSSIBLE

@@ -381,19 +381,16 @@ class ExportedModel:
         return dissect(config, tensors, self.positions, entries)
 
     def searching_as_others(self, also: SearchRules = lambda decoding: ()) -> Experiment:
-        """Return the experiment with the search of another toolkit.
-
-        It is a beam search with one kind of length penalty, without coverage, fairseq's stopping rule, a shortlist or
-        any rules but those that the toolkit has `also`.
-        """
+        """Return the experiment with the search of other toolkits: a beam, `power` penalties, no rules but `also`."""
         decoding, usual = self.experiment.decoding, DecodingConfig()
         kept = also(decoding)
         changes: dict[str, object] = {"endings": "beam", "shortlist": None}
         changes |= {key: getattr(usual, key) for key in unsupported_keys(dict(decoding)) if key not in kept}
         if decoding.search == "sample":  # of samples there may be more than the beam has hypotheses
             changes["n_best"] = 1
-        if decoding.length_penalty.kind != "power":
-            changes["length_penalty"] = {"kind": "none", "alpha": 0.0, "coverage": 0.0}
+        none = {"kind": "none", "alpha": 0.0, "coverage": 0.0}
+        kind = {} if decoding.length_penalty.kind == "power" else none
+        changes["length_penalty"] = {**kind, "word_penalty": 0.0}
         decoding = change_section(decoding, changes, "decoding")
         return self.experiment.model_copy(update={"decoding": decoding})
 
@@ -404,10 +401,12 @@ class ExportedModel:
         found = [text for key, text in unsupported_keys(dict(decoding)).items() if key not in kept]
         if decoding.shortlist is not None and "shortlist" not in kept:
             found.append(f"`decoding.shortlist: {decoding.shortlist}`")
-        if decoding.endings == "fairseq":
-            found.append("`decoding.endings: fairseq` (the export stops by its toolkit's own rule)")
+        if decoding.endings in ("fairseq", "marian"):
+            found.append(f"`decoding.endings: {decoding.endings}` (the export stops by its toolkit's own rule)")
         if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage):
             found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (the export has no penalty)")
+        if penalty.word_penalty:
+            found.append(f"`decoding.length_penalty.word_penalty: {penalty.word_penalty}`")
         return found
 
 
@@ -456,6 +455,8 @@ def _shape(config: ModelConfig) -> Iterator[str]:
     for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack.history != "latest":
             yield f"`{side}.history: {stack.history}`: in a plain Transformer a layer reads the one below"
+        if stack.ffn_depth != 2:
+            yield f"`{side}.ffn_depth: {stack.ffn_depth}`: in a plain Transformer feed-forward networks have two maps"
     if config.memory != "top":
         yield f"`memory: {config.memory}`: in a plain Transformer the decoder attends to the encoder's output"
     if config.decoder.attention not in ("full", "relative"):
