@@ -357,7 +357,7 @@ def _training(training: TrainingConfig) -> Iterator[Problem]:
     if schedule.kind in ("linear", "cosine") and ends and last and last > ends and schedule.floor < schedule.peak / 100:
         yield _warning(
             "training.schedule.decay_updates",
-            f"`training.schedule` ends at update {ends:,} (`decay_updates`), and training at {last:,} (`stop.updates`): "
+            f"`training.schedule` ends at update {ends:,} (`decay_updates`), training at {last:,} (`stop.updates`): "
             f"the {last - ends:,} updates between have a learning rate of {schedule.floor:.3g} and change little",
             "leave `decay_updates` out, or set `floor` to the rate that they are to have",
         )
