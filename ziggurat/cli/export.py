@@ -167,7 +167,7 @@ def import_model(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="Directory of transformers (Marian, Pegasus, ...), model of Marian (.npz, or its folder), or a "
+            help="Directory of transformers (Marian, Pegasus, ...), model of Marian (.npz, .bin, or its folder), or a "
             "fairseq checkpoint (.pt)."
         ),
     ],

@@ -227,9 +227,9 @@ def read_marian(
     """Read a model of Marian.
 
     Args:
-        path: an .npz file, or a folder with one, such as an unpacked download of OPUS-MT.
+        path: an .npz or binary file, or a folder with one, such as an unpacked download of OPUS-MT.
         dictionaries: vocabularies of source and target, or one for both: SentencePiece models (.spm), .yml, .json or
-            text; none: those that decoder.yml names.
+            text; none: those that decoder.yml names, else those that Firefox's models have beside them.
         models: SentencePiece models of the two sides for vocabularies that are none; none: `source.spm` and
             `target.spm` beside the weights if they are there, else text is segmented already.
         languages: codes of source and target; None: `source` and `target`, since Marian's files do not say.
@@ -237,8 +237,8 @@ def read_marian(
     Raises ExportError with all reasons why the model is not a plain Transformer; DataError: files missing or damaged.
     """
     files = find_files(path)
-    arrays, given = read_weights(files.weights)
-    anatomy = _marian_anatomy(arrays, given, files.weights)
+    weights = read_weights(files.weights)
+    anatomy = _marian_anatomy(weights.arrays, weights.options, files.weights)
     vocabularies = list(dictionaries) or list(files.vocabularies)
     if not vocabularies:
         raise DataError(f"{files.weights}: name its vocabularies, of source and target, by `--dictionary`")
@@ -269,7 +269,7 @@ def read_marian(
         languages=languages or ("source", "target"),
         decoding=_decoding(found),
         never=frozenset([pads[1]]),
-        notes=(f"word-penalty: {found.word_penalty}",) if found.word_penalty else (),
+        notes=(*weights.notes, *([f"word-penalty: {found.word_penalty}"] if found.word_penalty else [])),
     ).checked(str(files.weights))
 
 

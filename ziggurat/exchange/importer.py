@@ -41,8 +41,8 @@ def import_checkpoint(
     """Read a model of transformers, Marian or fairseq and write a model directory; return a summary.
 
     Args:
-        checkpoint: folder of transformers with config.json and model.safetensors, .npz file of Marian or folder with
-            one, or .pt file of fairseq.
+        checkpoint: folder of transformers with config.json and model.safetensors, .npz or binary file of Marian or
+            folder with one, or .pt file of fairseq.
         out: folder to write; must not exist, or be empty.
         force: replace a model in `out`.
         dictionaries: vocabularies; see read_fairseq and read_marian.
@@ -72,8 +72,7 @@ def import_checkpoint(
         model = read_huggingface(checkpoint, models, pair)
     elif checkpoint.suffix == ".bin":
         raise DataError(
-            f"{checkpoint}: name the folder of a pytorch_model.bin; a .bin file of Marian is packed for one kind of "
-            "processor: name the .npz file that it was made from"
+            f"{checkpoint}: name the folder of a pytorch_model.bin; a binary model of Marian begins with another number"
         )
     else:
         model = read_fairseq(checkpoint, dictionaries, models, pair)
@@ -102,6 +101,7 @@ def import_checkpoint(
         "parameters": parameters,
         "sharing": model.sharing(),
         "unmatched": [dataclasses.asdict(one) for one in model.unmatched],
+        "not_taken_over": list(model.notes),
     }
 
 
