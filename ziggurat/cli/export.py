@@ -206,3 +206,7 @@ def import_model(
         stored = f"{report['parameters']:,} parameters (`model.embedding.sharing: {report['sharing']}`)"
         print(f"wrote {out}: {report['kind']}, {stored}; to translate with it:")
         print(f"  ziggurat translate {out} < text")
+        if report["shortlist"] is not None:
+            print(
+                f"  ziggurat translate {out} decoding.shortlist={report['shortlist']} < text     # with its shortlist"
+            )

@@ -145,11 +145,13 @@ class MarianFiles:
         weights: the .npz or binary file.
         vocabularies: of source and target, or one for both.
         options: of decoder.yml: beam size, length normalisation; empty where there is none.
+        shortlist: the lexical shortlist that decoder.yml names, or the one binary file that is called as Firefox's are.
     """
 
     weights: Path
     vocabularies: tuple[Path, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    shortlist: Path | None = None
 
 
 def find_files(path: Path) -> MarianFiles:
@@ -169,14 +171,19 @@ def find_files(path: Path) -> MarianFiles:
     if written:
         options = _mapping(read_file(written[0], MAX_YAML_BYTES), str(written[0]))
     named = {key: _beside(folder, options.get(key), written) for key in ("models", "vocabs")}
+    listed = options.get("shortlist")
+    first = [str(listed[0])] if isinstance(listed, list) and listed else None
+    lists = _beside(folder, first, written) or tuple(folder.glob("lex.*.bin"))
+    shortlist = lists[0] if len(lists) == 1 and lists[0].is_file() else None
     if folder != path:
-        named_by = path in named["models"] or not written
-        return MarianFiles(path, (named["vocabs"] or _published(folder)) if named_by else (), options)
+        if written and path not in named["models"]:
+            return MarianFiles(path, (), options)
+        return MarianFiles(path, named["vocabs"] or _published(folder), options, shortlist)
     models = named["models"] or _models_in(folder)
     if len(models) != 1:
         said = "holds no model of Marian" if not models else f"has {len(models)} models; name the file of one"
         raise DataError(f"{folder}: {said}")
-    return MarianFiles(models[0], named["vocabs"] or _published(folder), options)
+    return MarianFiles(models[0], named["vocabs"] or _published(folder), options, shortlist)
 
 
 def _published(folder: Path) -> tuple[Path, ...]:
