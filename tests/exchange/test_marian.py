@@ -215,10 +215,18 @@ def test_what_is_not_plain_is_refused_with_all_reasons(folder: Folder, tmp_path:
         write_npz(path / "opus.npz", arrays | (changed or {}), POST_NORM | options)
         return refusal(lambda: import_checkpoint(path, tmp_path / "ours"))
 
-    many = said({"type": "s2s", "transformer-decoder-autoreg": "rnn", "transformer-ffn-activation": "gelu"})
-    assert all(reason in many for reason in ("`type: s2s`", "autoreg: rnn`", "two functions of that name"))
-    assert "neither post-norm" in said({"transformer-preprocess": "n"})
-    assert "`transformer-tied-layers: [1, 1]`" in said({"transformer-tied-layers": [1, 1]})
+    odd = {"type": "s2s", "transformer-decoder-autoreg": "rnn", "transformer-ffn-activation": "tanh", "ulr": True}
+    many = said(odd)
+    assert all(reason in many for reason in ("`type: s2s`", "`dec-cell: gru`", "`transformer-ffn-activation: tanh`"))
+    assert "ULR" in many
+    assert "two functions of that name" in said({"transformer-ffn-activation": "gelu", "version": None})
+    assert "`transformer-preprocess: n`, `transformer-postprocess: dan`" in said({"transformer-preprocess": "n"})
+    assert "LN and RMSNorm" in said({"transformer-preprocess": "r"})
+    old = PRE_NORM | {"version": "v1.10.24 1 2021"}
+    assert "before 1.11" in said({key: old[key] for key in old if key.startswith(("transformer-p", "version"))})
+    assert "`transformer-tied-layers: [1, 3]` for 2" in said({"transformer-tied-layers": [1, 3]})
+    assert "factored" in said({"lemma-dim-emb": 8})
+    assert "no map of its output" in said({"transformer-rnn-projection": True})
     assert "no parameter encoder_l4_self_Wq" in said({"enc-depth": 4})
     assert "enc_depth" in said({"enc-depth": 10**9})
     assert "is unknown (26 in all)" in said({"dec-depth": 1})

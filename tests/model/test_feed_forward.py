@@ -131,3 +131,16 @@ def test_every_matrix_has_its_role() -> None:
         (Role.FFN_IN, (4, 4)),
         (Role.FFN_OUT, (4, 4)),
     ]
+
+
+def test_a_deeper_network_has_square_maps_between_the_two() -> None:
+    network, x = drawn(FeedForward(4, 6, "silu", Masking(), depth=4)), vector(4)
+    maps = dict(network.named_parameters())
+    assert maps["between.1.weight"].shape == (6, 6)
+    inner = x
+    for name in ("in_proj", "between.0", "between.1"):
+        inner = inner @ maps[f"{name}.weight"].T + maps[f"{name}.bias"]
+        inner = Masking()(inner / (1 + torch.exp(-inner)))
+    expected = inner @ maps["out_proj.weight"].T + maps["out_proj.bias"]
+    torch.testing.assert_close(network(x), expected, atol=1e-10, rtol=0)
+    assert [slot.role for slot in assign_roles(network)].count(Role.FFN_IN) == 3

@@ -87,6 +87,8 @@ class StackConfig(Section):
     layers `post` and `pre` above them it is Mix-LN (Li et al. 2025)."""
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Probability of skipping a whole layer in training (LayerDrop, Fan et al. 2019); nothing is rescaled."""
+    ffn_depth: Layers = Field(default=2, ge=2)
+    """Linear maps of each feed-forward network, with the activation between them; those inside are square."""
     layer_norm_epsilon: Real | None = Field(default=None, gt=0)
     """Epsilon inside the normalisation of this stack's stream; null: as `model.layer_norm_epsilon`."""
     init: InitConfig | None = None

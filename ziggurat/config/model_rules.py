@@ -152,6 +152,10 @@ def _stacks(model: ModelConfig) -> Iterator[Problem]:
                     "feeds queries, keys and values of self-attention:",
                     f"`attention: full` or `relative`, not `{stack.attention}`",
                 )
+        if stack.ffn_depth > 2 and model.activation == "swiglu":
+            yield Problem.of(
+                f"{side}.ffn_depth", f"({stack.ffn_depth}) is for activations without a gate, not `swiglu`"
+            )
         if (lower := sum(part.layers for part in stack.ranges)) >= stack.layers:
             yield Problem.of(f"{side}.ranges", f"has {lower} layers, which leaves none of {stack.layers} above them")
         for residual in dict.fromkeys(model.residuals(decoder=side == "decoder")) if stack.ranges else ():
@@ -204,6 +208,7 @@ def _not_worked_out(choice: str, needs: str, why: str = "") -> Problem:
 _OF_TRANSFORMERS = (
     *("decoder.residual", "encoder.residual", "residual", "encoder.history", "decoder.history"),
     *("encoder.attention", "decoder.attention", "encoder.d_model", "encoder.d_ff", "encoder.heads", "activation"),
+    *("encoder.ffn_depth", "decoder.ffn_depth"),
     *("attention.qk_norm", "attention.value_norm", "attention.value_residual", "attention.cross_value_residual"),
     *("attention.query_scale", "norm", "encoder.layer_drop", "decoder.layer_drop", "encoder.layer_norm_epsilon"),
     *("decoder.layer_norm_epsilon", "dropout.activation", "dropout.sublayer", "embedding.shared_bias"),

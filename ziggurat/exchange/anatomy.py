@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ziggurat.config.kinds import ResidualKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.model.embedding import sinusoids
 from ziggurat.system.errors import ExportError
@@ -47,30 +48,62 @@ class Affine:
 
 @dataclass(frozen=True)
 class AttentionMatrices:
-    """The four maps of an attention, the norm of its sub-layer, and the tables of relative positions."""
+    """The four maps of an attention, the norms of its sub-layer, and the tables of relative positions.
+
+    `norms` are in the order in which a forward pass meets them; a plain stack has one per sub-layer.
+    """
 
     query: Affine
     key: Affine
     value: Affine
     out: Affine
-    norm: Affine
+    norms: tuple[Affine, ...]
     key_table: Tensor | None = None
     value_table: Tensor | None = None
+
+    @property
+    def norm(self) -> Affine:
+        """The norm of a sub-layer that has one."""
+        (norm,) = self.norms
+        return norm
+
+
+@dataclass(frozen=True)
+class CellMatrices:
+    """The two maps of an SSRU, which has the place of a decoder's self-attention, and the norms of its sub-layer."""
+
+    value: Affine
+    gate: Affine
+    norms: tuple[Affine, ...]
 
 
 @dataclass(frozen=True)
 class LayerMatrices:
-    """Self-attention, a decoder's cross-attention, and the feed-forward network with its norm.
+    """What reads the own sequence, a decoder's cross-attention, and the feed-forward network with its norms.
 
-    In a gated network the output of `gate` goes through the non-linearity, and that of `ffn_in` does not.
+    In a gated network the output of `gate` goes through the non-linearity, and that of `ffn_in` does not. `ffn_between`
+    are maps between `ffn_in` and `ffn_out`, each with the non-linearity behind it; a plain Transformer has none.
     """
 
-    self_attn: AttentionMatrices
+    own: AttentionMatrices | CellMatrices
     cross_attn: AttentionMatrices | None
     ffn_in: Affine
     ffn_out: Affine
-    ffn_norm: Affine
+    ffn_norms: tuple[Affine, ...]
     gate: Affine | None = None
+    ffn_between: tuple[Affine, ...] = ()
+
+    @property
+    def self_attn(self) -> AttentionMatrices:
+        """Self-attention, which every layer of a plain Transformer has."""
+        assert isinstance(self.own, AttentionMatrices)
+        return self.own
+
+    @property
+    def ffn_norm(self) -> Affine:
+        """The norm of the feed-forward network of a layer that has one."""
+        (norm,) = self.ffn_norms
+        return norm
 
 
 @dataclass(frozen=True)
@@ -78,7 +111,7 @@ class StackMatrices:
     """Encoder or decoder: input(token, position) = scale * embedding[token] + positions[position].
 
     Attributes:
-        pre_norm: norms are at the inputs of sub-layers; False: after the residual sums.
+        residual: the way in which sub-layers join the stream; exports know `pre` and `post`, imports all of SLOTS.
         heads: heads of every attention.
         epsilon: epsilon of the norms.
         layers: the layers, bottom first.
@@ -87,9 +120,10 @@ class StackMatrices:
         scale: factor of the embedding.
         positions: [P, D], including a vector that is added to every embedding; None where nothing is added.
         zero_start: the embedding of the first input counts as 0.
+        entry_norm: norm of the stack's input, or None.
     """
 
-    pre_norm: bool
+    residual: ResidualKind
     heads: int
     epsilon: float
     layers: tuple[LayerMatrices, ...]
@@ -98,10 +132,27 @@ class StackMatrices:
     scale: float
     positions: Tensor | None
     zero_start: bool = False
+    entry_norm: Affine | None = None
+
+    @property
+    def pre_norm(self) -> bool:
+        """Whether norms are at the inputs of sub-layers."""
+        return self.residual == "pre"
 
     def position_table(self, count: int) -> Tensor:
         """Return the vectors added to the embeddings, [P, D]; [count, D] of zeros where nothing is added."""
         return self.embedding.new_zeros(count, self.embedding.shape[1]) if self.positions is None else self.positions
+
+
+SLOTS: dict[ResidualKind, tuple[str, ...]] = {
+    "post": ("out_norm",),
+    "pre": ("in_norm",),
+    "no_norm": (),
+    "res_post": ("branch_norm",),
+    "sandwich": ("in_norm", "branch_norm"),
+    "peri": ("in_norm", "branch_norm"),
+}
+"""SLOTS are the names of the norms of a sub-layer, in the order of `norms`."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +216,13 @@ def _stack(config: ModelConfig, tensors: Mapping[str, Tensor], decoder: bool, po
     embedding = tensors.get(f"{side}_embedding.tokens.weight")
     if embedding is None:
         embedding = tensors["source_embedding.tokens.weight"]
-    pre_norm = (config.decoder_residual if decoder else config.encoder_residual) == "pre"
+    residual = config.decoder_residual if decoder else config.encoder_residual
     zero_start = decoder and config.embedding.zero_start
     return StackMatrices(
-        pre_norm=pre_norm,
+        residual=residual,
         heads=config.heads if decoder else config.encoder_heads,
         epsilon=stack.layer_norm_epsilon or config.layer_norm_epsilon,
-        layers=tuple(_layer(config, tensors, f"{name}.layers.{i}", decoder, pre_norm) for i in range(stack.layers)),
+        layers=tuple(_layer(config, tensors, f"{name}.layers.{i}", decoder, residual) for i in range(stack.layers)),
         final_norm=_affine(tensors, f"{name}.final_norm") if f"{name}.final_norm.weight" in tensors else None,
         embedding=embedding,
         scale=math.sqrt(embedding.shape[1]) if config.embedding.scale else 1.0,
@@ -201,9 +252,9 @@ def _positions(
 
 
 def _layer(
-    config: ModelConfig, tensors: Mapping[str, Tensor], name: str, decoder: bool, pre_norm: bool
+    config: ModelConfig, tensors: Mapping[str, Tensor], name: str, decoder: bool, residual: ResidualKind
 ) -> LayerMatrices:
-    norm = "in_norm" if pre_norm else "out_norm"
+    (norm,) = SLOTS[residual]
     # One product computes queries, keys and values; other toolkits keep three matrices.
     query, key, value = _parts(_affine(tensors, f"{name}.self_attn.qkv_proj"), 3)
     self_attn = AttentionMatrices(
@@ -211,7 +262,7 @@ def _layer(
         key,
         value,
         _affine(tensors, f"{name}.self_attn.out_proj"),
-        _affine(tensors, f"{name}.self_attn_residual.{norm}"),
+        (_affine(tensors, f"{name}.self_attn_residual.{norm}"),),
         tensors.get(f"{name}.self_attn.key_table"),
         tensors.get(f"{name}.self_attn.value_table"),
     )
@@ -223,7 +274,7 @@ def _layer(
             key,
             value,
             _affine(tensors, f"{name}.cross_attn.out_proj"),
-            _affine(tensors, f"{name}.cross_attn_residual.{norm}"),
+            (_affine(tensors, f"{name}.cross_attn_residual.{norm}"),),
         )
     ffn_in, gate = _affine(tensors, f"{name}.ffn.in_proj"), None
     if config.activation == "swiglu":
@@ -234,7 +285,7 @@ def _layer(
         cross_attn,
         ffn_in,
         _affine(tensors, f"{name}.ffn.out_proj"),
-        _affine(tensors, f"{name}.ffn_residual.{norm}"),
+        (_affine(tensors, f"{name}.ffn_residual.{norm}"),),
         gate,
     )
 
@@ -249,27 +300,39 @@ def compose(anatomy: Anatomy) -> dict[str, Tensor]:
     if anatomy.output.weight is anatomy.decoder.embedding:
         del tensors["output.weight"]
     for name, side, stack in (("encoder", "source", anatomy.encoder), ("decoder", "target", anatomy.decoder)):
-        norm = "in_norm" if stack.pre_norm else "out_norm"
         if side == "source" or stack.embedding is not anatomy.encoder.embedding:
             tensors[f"{side}_embedding.tokens.weight"] = stack.embedding
         if stack.positions is not None:
             tensors[f"{side}_embedding.positions.weight"] = stack.positions
-        if stack.final_norm is not None:
-            tensors |= stack.final_norm.named(f"{name}.final_norm")
+        for end, norm in (("entry_norm", stack.entry_norm), ("final_norm", stack.final_norm)):
+            if norm is not None:
+                tensors |= norm.named(f"{name}.{end}")
         for number, layer in enumerate(stack.layers):
-            at = f"{name}.layers.{number}"
-            own, cross = layer.self_attn, layer.cross_attn
-            tensors |= Affine.joined(own.query, own.key, own.value).named(f"{at}.self_attn.qkv_proj")
-            tensors |= own.out.named(f"{at}.self_attn.out_proj")
-            tensors |= own.norm.named(f"{at}.self_attn_residual.{norm}")
-            if cross is not None:
-                tensors |= cross.query.named(f"{at}.cross_attn.q_proj")
-                tensors |= Affine.joined(cross.key, cross.value).named(f"{at}.cross_attn.kv_proj")
-                tensors |= cross.out.named(f"{at}.cross_attn.out_proj")
-                tensors |= cross.norm.named(f"{at}.cross_attn_residual.{norm}")
-            tensors |= layer.ffn_in.named(f"{at}.ffn.in_proj")
-            tensors |= layer.ffn_out.named(f"{at}.ffn.out_proj")
-            tensors |= layer.ffn_norm.named(f"{at}.ffn_residual.{norm}")
+            tensors |= _composed(layer, f"{name}.layers.{number}", SLOTS[stack.residual])
+    return tensors
+
+
+def _composed(layer: LayerMatrices, at: str, slots: tuple[str, ...]) -> dict[str, Tensor]:
+    """Return the parameters of the layer `at`, whose sub-layers have norms in `slots`."""
+    own, cross = layer.own, layer.cross_attn
+    if isinstance(own, CellMatrices):
+        tensors = own.value.named(f"{at}.self_attn.v_proj") | own.gate.named(f"{at}.self_attn.gate_proj")
+    else:
+        tensors = Affine.joined(own.query, own.key, own.value).named(f"{at}.self_attn.qkv_proj")
+        tensors |= own.out.named(f"{at}.self_attn.out_proj")
+    norms = {"self_attn": own.norms, "ffn": layer.ffn_norms}
+    if cross is not None:
+        tensors |= cross.query.named(f"{at}.cross_attn.q_proj")
+        tensors |= Affine.joined(cross.key, cross.value).named(f"{at}.cross_attn.kv_proj")
+        tensors |= cross.out.named(f"{at}.cross_attn.out_proj")
+        norms["cross_attn"] = cross.norms
+    tensors |= layer.ffn_in.named(f"{at}.ffn.in_proj")
+    for number, inner in enumerate(layer.ffn_between):
+        tensors |= inner.named(f"{at}.ffn.between.{number}")
+    tensors |= layer.ffn_out.named(f"{at}.ffn.out_proj")
+    for sublayer, its in norms.items():
+        for slot, norm in zip(slots, its, strict=True):
+            tensors |= norm.named(f"{at}.{sublayer}_residual.{slot}")
     return tensors
 
 
@@ -311,21 +374,21 @@ def _scaled(layer: LayerMatrices, c: float, pre_norm: bool, last: bool) -> Layer
         key=self_attn.key.times(read, bias=False),
         value=self_attn.value.times(read, bias=False),
         out=self_attn.out.times(c),
-        norm=self_attn.norm.times(inner_norm),
+        norms=(self_attn.norm.times(inner_norm),),
     )
     if cross_attn is not None:
         cross_attn = dataclasses.replace(
             cross_attn,
             query=cross_attn.query.times(read, bias=False),
             out=cross_attn.out.times(c),
-            norm=cross_attn.norm.times(inner_norm),
+            norms=(cross_attn.norm.times(inner_norm),),
         )
     return LayerMatrices(
         self_attn,
         cross_attn,
         layer.ffn_in.times(read, bias=False),
         layer.ffn_out.times(c),
-        layer.ffn_norm.times(outer_norm),
+        (layer.ffn_norm.times(outer_norm),),
         None if layer.gate is None else layer.gate.times(read, bias=False),
     )
 

@@ -356,7 +356,7 @@ def _stack(options: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str)
         positions = positions_from(first, count, embedding.shape[1]) if learned is None else learned[first:].float()
     layers = range(options[f"{name}_layers"])
     return StackMatrices(
-        pre_norm=pre_norm,
+        residual="pre" if pre_norm else "post",
         heads=options[f"{name}_attention_heads"],
         epsilon=NORM_EPSILON,
         layers=tuple(layer_from(tensors, f"{name}.layers.{n}", decoder=name == "decoder") for n in layers),

@@ -351,7 +351,7 @@ def _stack(config: _Config, tensors: Mapping[str, Tensor], name: str) -> StackMa
     encoder = name == "encoder"
     layers = range(config.encoder_layers if encoder else config.decoder_layers)
     return StackMatrices(
-        pre_norm=pre_norm,
+        residual="pre" if pre_norm else "post",
         heads=config.encoder_attention_heads if encoder else config.decoder_attention_heads,
         epsilon=NORM_EPSILON,
         layers=tuple(layer_from(tensors, f"{prefix}.layers.{n}", decoder=not encoder) for n in layers),

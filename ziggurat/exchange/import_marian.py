@@ -8,7 +8,8 @@ stands for it, and for the first input.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ziggurat.config.kinds import ResidualKind
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer, listing
 from ziggurat.exchange.agreement import language_tokens
 from ziggurat.exchange.anatomy import (
+    SLOTS,
     Affine,
     Anatomy,
     AttentionMatrices,
+    CellMatrices,
     LayerMatrices,
     StackMatrices,
     one_of,
@@ -32,6 +36,7 @@ from ziggurat.exchange.anatomy import (
 )
 from ziggurat.exchange.imported import ControlIds, ForeignModel, positions_from, read_segmenter, with_vocabularies
 from ziggurat.exchange.marian_files import Array, find_files, read_ids, read_weights
+from ziggurat.model.kinds import RESIDUAL
 from ziggurat.system.errors import DataError, ExportError, printable
 from ziggurat.system.small_files import JsonForm, shaped
 
@@ -39,30 +44,42 @@ _EPSILON = 1e-6
 POSITIONS = 1024
 """Rows of the table of positions: Marian computes as many as it needs, and reads at most 1,000 tokens by default."""
 
-_ACTIVATIONS = {"relu": "relu", "swish": "silu"}
+_ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "type": ("transformer",),
-    "right-left": (False,),
-    "input-types": ([], ["sequence", "sequence"]),
-    "transformer-no-projection": (False,),
-    "transformer-ffn-depth": (2,),
-    "transformer-decoder-ffn-depth": (0, 2),
-    "transformer-postprocess-emb": ("", "d"),
-    "transformer-decoder-autoreg": ("self-attention",),
-    "transformer-tied-layers": ([],),
-    "transformer-train-position-embeddings": (False,),
-    "transformer-attention-mask": ("default",),
-    "transformer-pool": (False,),
-    "transformer-no-bias": (False,),
-    "transformer-no-affine": (False,),
-    "ulr": (False,),
-    "lemma-dim-emb": (0,),
+_SIGMOID_GELU = 1.702
+"""Before version 1.12.3 `gelu` was x sigmoid(1.702 x), which is swish(1.702 x) / 1.702."""
+_EXACT_GELU, _NORMED_KEYS = (1, 12, 3), (1, 11, 0)
+"""Versions of Marian from which on `gelu` is exact, and pre-norm covers keys and values of self-attention."""
+
+_NOT_HERE: dict[str, tuple[tuple[Any, ...], str]] = {
+    "type": (("transformer",), "another architecture"),
+    "right-left": ((False,), "it writes from right to left"),
+    "input-types": (([], ["sequence", "sequence"]), "inputs that are no two texts"),
+    "input-reorder": (([],), "inputs in another order"),
+    "ulr": ((False,), "embeddings by queries and keys of all languages (ULR)"),
+    "lemma-dim-emb": ((0,), "factored vocabularies"),
+    "transformer-decoder-autoreg": (("self-attention", "rnn"), "it has other maps than average attention here"),
+    "transformer-rnn-projection": ((False,), "the SSRU here has no map of its output"),
+    "layer-normalization": ((False,), "norms inside of recurrent cells"),
+    "transformer-train-position-embeddings": ((False,), "trained positions"),
+    "transformer-attention-mask": (("default",), "attention with biases of positions"),
+    "transformer-pool": ((False,), "a mean in the place of attention"),
+    "transformer-no-bias": ((False,), "maps without biases"),
+    "transformer-no-affine": ((False,), "norms without gains"),
 }
-"""Options with the values of a plain Transformer; an option that is not there has the first."""
+"""Options with the values that are known here, and what other values ask for; one that is not there has the first."""
 
-_ORDERS = {("", "an", ""): False, ("n", "a", "n"): True}
-"""Operations before, after and on top of sub-layers, dropout left out -> pre-norm."""
+_ORDERS: dict[tuple[str, str, str, str], ResidualKind] = {
+    ("", "an", "", ""): "post",
+    ("n", "a", "n", ""): "pre",
+    ("", "a", "", ""): "no_norm",
+    ("", "na", "n", ""): "res_post",
+    ("n", "na", "n", ""): "sandwich",
+    ("n", "na", "n", "n"): "peri",
+}
+"""Operations before and after sub-layers, on top of stacks and on their input, without dropout, `n` for any norm."""
+
+_KEYS = tuple(f"transformer-{key}" for key in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb"))
 
 
 class _Options(JsonForm):
@@ -72,66 +89,103 @@ class _Options(JsonForm):
     dec_depth: int = Field(ge=1, le=4096)
     transformer_heads: int = Field(ge=1, le=1 << 20)
     transformer_ffn_activation: str
+    transformer_ffn_depth: int = Field(default=2, ge=1, le=64)
+    transformer_decoder_ffn_depth: int = Field(default=0, ge=0, le=64)
+    transformer_decoder_autoreg: str = "self-attention"
+    transformer_no_projection: bool = False
     transformer_disable_position_embeddings: bool = False
+    transformer_tied_layers: list[int] = Field(default_factory=list, max_length=4096)
 
 
 def _marian_anatomy(arrays: Mapping[str, Array], given: Mapping[str, Any], path: Path) -> Anatomy:
     """Return the matrices of the model in the file `path`, each vocabulary with one row more, for padding.
 
-    Raises ExportError with all reasons why the options are not those of a plain Transformer, or for arrays that are
-    missing, unknown or quantised; DataError for options that are missing or wrong.
+    Raises ExportError with all reasons why the options are not those of a Transformer that can be imported, or for
+    arrays that are missing, unknown or quantised; DataError for options that are missing or wrong.
     """
     given = {key: value for key, value in given.items() if value is not None}  # Marian writes `~` for what it never set
-    if reasons := _reasons(given):
-        raise ExportError(f"{path}: not a plain Transformer that can be imported: {'; '.join(reasons)}")
+    if reasons := [*_reasons(given), *_norm_reasons(given)]:
+        raise ExportError(f"{path}: not a Transformer that can be imported: {'; '.join(reasons)}")
     named = {key.replace("-", "_"): value for key, value in given.items()}
-    parameters = _Parameters(arrays, path)
     options = shaped(named, _Options, f"{path}: its options have")
-    anatomy = _anatomy(options, parameters, pre_norm=_ORDERS[_order(given)])
-    if left := parameters.left():
+    tied = options.transformer_tied_layers
+    if tied and (len(tied) != options.dec_depth or not all(1 <= number <= options.dec_depth for number in tied)):
+        raise DataError(f"{path}: `transformer-tied-layers: {tied}` for {options.dec_depth} decoder layers")
+    norm = "rms" if "r" in "".join(_orders(given)) else "layer"
+    reader = _Reader(options, _Parameters(arrays, path, norm), _kind(given), _sigmoid_gelu(given))
+    anatomy = reader.anatomy()
+    if left := reader.parameters.left():
         said = f"parameter {printable(left[0])} is unknown ({len(left)} in all)"
         raise ExportError(f"{path}: {said}; is it a plain Transformer?")
     return anatomy
 
 
-def _reasons(options: Mapping[str, Any]) -> list[str]:
-    reasons = [
-        f"`{key}: {printable(str(options[key]))}`"
-        for key, plain in _PLAIN.items()
-        if options.get(key, plain[0]) not in plain
-    ]
+def _reasons(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a model of these options cannot be imported, whatever its norms are."""
+    for key, (known, what) in _NOT_HERE.items():
+        if options.get(key, known[0]) not in known:
+            yield f"`{key}: {printable(str(options[key]))}` ({what})"
     if "type" not in options:
-        reasons.append("no `type`")
+        yield "no `type`"
+    cell = options.get("dec-cell")
+    if options.get("transformer-decoder-autoreg") == "rnn" and cell != "ssru":
+        yield f"`dec-cell: {printable(str(cell))}` (of recurrent cells `ssru` is known)"
     activation = options.get("transformer-ffn-activation")
     if activation not in _ACTIVATIONS:
-        why = " (two functions of that name, by Marian's version)" if activation == "gelu" else ""
-        known = ", ".join(_ACTIVATIONS)
-        reasons.append(f"`transformer-ffn-activation: {printable(str(activation))}`{why}; known are {known}")
-    if _order(options) not in _ORDERS:
-        keys = ("preprocess", "postprocess", "postprocess-top")
-        said = ", ".join(
-            f"`transformer-{key}: {printable(str(options.get(f'transformer-{key}', '')))}`" for key in keys
-        )
-        reasons.append(f"{said} is neither post-norm (``, `dan`, ``) nor pre-norm (`n`, `da`, `n`)")
-    return reasons
+        known_names = ", ".join(_ACTIVATIONS)
+        yield f"`transformer-ffn-activation: {printable(str(activation))}` (known are {known_names})"
+    elif activation == "gelu" and not _version(options):
+        yield "`transformer-ffn-activation: gelu` without a `version` (two functions of that name, by Marian's version)"
 
 
-def _order(options: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return the operations before, after and on top of sub-layers, without dropout."""
-    before, after, top = (
-        str(options.get(f"transformer-{key}") or "").replace("d", "")
-        for key in ("preprocess", "postprocess", "postprocess-top")
-    )
-    return before, after, top
+def _norm_reasons(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why the norms of a model of these options cannot be imported."""
+    said = ", ".join(f"`{key}: {printable(str(options.get(key) or ''))}`" for key in _KEYS)
+    letters = "".join(_orders(options))
+    if "n" in letters and "r" in letters:
+        yield f"{said}: LN and RMSNorm in one model"
+    elif _kind_of(options) is None:
+        known = ", ".join("`{}` `{}` `{}` `{}`".format(*order) for order in _ORDERS)
+        yield f"{said} is no way in which sub-layers join the stream here (dropout aside: {known})"
+    elif (options.get("transformer-preprocess") or "").strip("d") and _version(options) < _NORMED_KEYS:
+        said = printable(str(options.get("version", "unknown")))
+        yield f"pre-norm of Marian {said} (before 1.11 it left keys and values of self-attention without a norm)"
+
+
+def _orders(options: Mapping[str, Any]) -> list[str]:
+    """Return the operations of the model by _KEYS, without dropout."""
+    return [str(options.get(key) or "").replace("d", "") for key in _KEYS]
+
+
+def _kind_of(options: Mapping[str, Any]) -> ResidualKind | None:
+    before, after, top, entry = (each.replace("r", "n") for each in _orders(options))
+    return _ORDERS.get((before, after, top, entry))
+
+
+def _kind(options: Mapping[str, Any]) -> ResidualKind:
+    kind = _kind_of(options)
+    assert kind is not None  # _norm_reasons has been asked
+    return kind
+
+
+def _version(options: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the version of Marian that wrote the model, such as (1, 12, 42); () where the options do not say."""
+    found = re.match(r"v?([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})", str(options.get("version", "")))
+    return () if found is None else tuple(map(int, found.groups()))
+
+
+def _sigmoid_gelu(options: Mapping[str, Any]) -> bool:
+    return options["transformer-ffn-activation"] == "gelu" and _version(options) < _EXACT_GELU
 
 
 class _Parameters:
-    """The arrays of a model, which remembers the names that were asked for."""
+    """The arrays of a model, which remembers the names that were asked for; `norm` is `layer` or `rms`."""
 
-    def __init__(self, arrays: Mapping[str, Array], path: Path) -> None:
+    def __init__(self, arrays: Mapping[str, Array], path: Path, norm: str) -> None:
         self._arrays = arrays
         self._path = path
         self._taken: set[str] = set()
+        self.kind_of_norm = norm
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
@@ -145,12 +199,14 @@ class _Parameters:
             raise ExportError(f"{self._path}: {name} is quantised; import the model from before that")
         return torch.from_numpy(self._arrays[name].astype(np.float32))
 
-    def affine(self, matrix: str, bias: str) -> Affine:
-        """Return the linear map of a matrix [in, out] and a bias [1, out]."""
-        return Affine(self.take(matrix).T.contiguous(), self.take(bias).flatten())
+    def affine(self, matrix: str, bias: str | None = None) -> Affine:
+        """Return the linear map of a matrix [in, out] and a bias [1, out], if it has one."""
+        return Affine(self.take(matrix).T.contiguous(), None if bias is None else self.take(bias).flatten())
 
     def norm(self, name: str, suffix: str = "") -> Affine:
-        """Return gain and bias of a norm."""
+        """Return gain and bias of a norm; RMSNorm has none of the latter."""
+        if self.kind_of_norm == "rms":
+            return Affine(self.take(f"{name}_rms_scale{suffix}").flatten())
         return Affine(self.take(f"{name}_ln_scale{suffix}").flatten(), self.take(f"{name}_ln_bias{suffix}").flatten())
 
     def left(self) -> list[str]:
@@ -158,59 +214,112 @@ class _Parameters:
         return [name for name in self._arrays if name not in self._taken and not name.startswith("special:")]
 
 
-def _anatomy(options: _Options, parameters: _Parameters, *, pre_norm: bool) -> Anatomy:
-    one = "Wemb" in parameters
-    tables = [parameters.take("Wemb" if one else f"{name}_Wemb") for name in ("encoder", "decoder")]
-    width_of(tables[0], "Wemb"), width_of(tables[1], "Wemb")
-    prefix = "decoder_ff_logit_out"
-    output = tables[1]
-    if f"{prefix}_Wt" in parameters:
-        output = parameters.take(f"{prefix}_Wt")
-    elif f"{prefix}_W" in parameters:  # models of before 2019
-        output = parameters.take(f"{prefix}_W").T.contiguous()
-    bias = parameters.take(f"{prefix}_b").flatten() if f"{prefix}_b" in parameters else output.new_zeros(len(output))
-    source, target, written = (torch.cat([table, table.new_zeros(1, table.shape[1])]) for table in (*tables, output))
-    encoder, decoder = (
-        _stack(options, parameters, name, table, pre_norm)
-        for name, table in (("encoder", one_of(source, target)), ("decoder", target))
-    )
-    head = Affine(one_of(written, target), torch.cat([bias, bias.new_zeros(1)]))
-    return Anatomy(encoder, decoder, head, _ACTIVATIONS[options.transformer_ffn_activation], "layer")
+class _Reader:
+    """Reader of the matrices of one model.
 
+    Args:
+        options: its options.
+        parameters: its arrays.
+        residual: the way in which its sub-layers join the stream.
+        sigmoid_gelu: its activation is the `gelu` of before 1.12.3.
+    """
 
-def _stack(options: _Options, parameters: _Parameters, name: str, embedding: Tensor, pre_norm: bool) -> StackMatrices:
-    suffix = "_pre" if pre_norm else ""
-    width = embedding.shape[1]
-    decoder = name == "decoder"
-    plain = options.transformer_disable_position_embeddings
-    return StackMatrices(
-        pre_norm=pre_norm,
-        heads=options.transformer_heads,
-        epsilon=_EPSILON,
-        layers=tuple(
-            _layer(parameters, f"{name}_l{number + 1}", decoder, suffix)
-            for number in range(options.dec_depth if decoder else options.enc_depth)
-        ),
-        final_norm=parameters.norm(f"{name}_top") if pre_norm else None,
-        embedding=embedding,
-        scale=1.0 if plain else width**0.5,  # one function does both: without positions nothing is scaled
-        positions=None if plain else positions_from(0, POSITIONS, width),
-    )
+    def __init__(self, options: _Options, parameters: _Parameters, residual: ResidualKind, sigmoid_gelu: bool) -> None:
+        self.options = options
+        self.parameters = parameters
+        self.residual = residual
+        self._factor = _SIGMOID_GELU if sigmoid_gelu else 1.0
+        self.activation = "silu" if sigmoid_gelu else _ACTIVATIONS[options.transformer_ffn_activation]
 
+    def anatomy(self) -> Anatomy:
+        """Return all matrices."""
+        parameters = self.parameters
+        one = "Wemb" in parameters
+        tables = [parameters.take("Wemb" if one else f"{name}_Wemb") for name in ("encoder", "decoder")]
+        width_of(tables[0], "Wemb"), width_of(tables[1], "Wemb")
+        prefix = "decoder_ff_logit_out"
+        output = tables[1]
+        if f"{prefix}_Wt" in parameters:
+            output = parameters.take(f"{prefix}_Wt")
+        elif f"{prefix}_W" in parameters:  # models of before 2019
+            output = parameters.take(f"{prefix}_W").T.contiguous()
+        bias = (
+            parameters.take(f"{prefix}_b").flatten() if f"{prefix}_b" in parameters else output.new_zeros(len(output))
+        )
+        source, target, written = (
+            torch.cat([table, table.new_zeros(1, table.shape[1])]) for table in (*tables, output)
+        )
+        encoder, decoder = self._stack("encoder", one_of(source, target)), self._stack("decoder", target)
+        head = Affine(one_of(written, target), torch.cat([bias, bias.new_zeros(1)]))
+        return Anatomy(encoder, decoder, head, self.activation, parameters.kind_of_norm)
 
-def _layer(parameters: _Parameters, name: str, decoder: bool, suffix: str) -> LayerMatrices:
-    attentions = []
-    for kind in ("self", "context")[: 1 + decoder]:
-        at = f"{name}_{kind}"
-        query, key, value, out = (parameters.affine(f"{at}_W{part}", f"{at}_b{part}") for part in "qkvo")
-        attentions.append(AttentionMatrices(query, key, value, out, parameters.norm(f"{at}_Wo", suffix)))
-    return LayerMatrices(
-        attentions[0],
-        attentions[1] if decoder else None,
-        parameters.affine(f"{name}_ffn_W1", f"{name}_ffn_b1"),
-        parameters.affine(f"{name}_ffn_W2", f"{name}_ffn_b2"),
-        parameters.norm(f"{name}_ffn_ffn", suffix),
-    )
+    def _stack(self, name: str, embedding: Tensor) -> StackMatrices:
+        width = embedding.shape[1]
+        options = self.options
+        plain = options.transformer_disable_position_embeddings
+        numbers = list(range(1, options.enc_depth + 1))
+        if name == "decoder":
+            numbers = options.transformer_tied_layers or list(range(1, options.dec_depth + 1))
+        return StackMatrices(
+            residual=self.residual,
+            heads=options.transformer_heads,
+            epsilon=_EPSILON,
+            layers=tuple(self._layer(f"{name}_l{number}", name == "decoder", width) for number in numbers),
+            final_norm=self.parameters.norm(f"{name}_top") if RESIDUAL[self.residual].final_norm else None,
+            embedding=embedding,
+            scale=1.0 if plain else width**0.5,  # one function does both: without positions nothing is scaled
+            positions=None if plain else positions_from(0, POSITIONS, width),
+            entry_norm=self.parameters.norm(f"{name}_emb", "_pre") if RESIDUAL[self.residual].entry_norm else None,
+        )
+
+    def _layer(self, name: str, decoder: bool, width: int) -> LayerMatrices:
+        own: AttentionMatrices | CellMatrices
+        if decoder and self.options.transformer_decoder_autoreg == "rnn":
+            at = f"{name}_rnn"
+            own = CellMatrices(
+                self.parameters.affine(f"{at}_W"),
+                self.parameters.affine(f"{at}_Wf", f"{at}_bf"),
+                self._norms(at, f"{at}_ffn"),
+            )
+        else:
+            own = self._attention(f"{name}_self", width)
+        first, *between, last = self._feed_forward(f"{name}_ffn", decoder)
+        cross = self._attention(f"{name}_context", width) if decoder else None
+        norms = self._norms(f"{name}_ffn_ffn", f"{name}_ffn_ffn")
+        return LayerMatrices(own, cross, first, last, norms, ffn_between=tuple(between))
+
+    def _norms(self, before: str, after: str) -> tuple[Affine, ...]:
+        """Return the norms of a sub-layer, whose names begin with `before` and `after` it."""
+        slots = SLOTS[self.residual]
+        return tuple(
+            self.parameters.norm(before, "_pre") if slot == "in_norm" else self.parameters.norm(after) for slot in slots
+        )
+
+    def _attention(self, at: str, width: int) -> AttentionMatrices:
+        query, key, value = (self.parameters.affine(f"{at}_W{part}", f"{at}_b{part}") for part in "qkv")
+        if self.options.transformer_no_projection:
+            out = Affine(torch.eye(width), torch.zeros(width))
+        else:
+            out = self.parameters.affine(f"{at}_Wo", f"{at}_bo")
+        return AttentionMatrices(query, key, value, out, self._norms(f"{at}_Wo", f"{at}_Wo"))
+
+    def _feed_forward(self, at: str, decoder: bool) -> list[Affine]:
+        """Return two or more maps, with the activation between them, that compute what the network computes."""
+        depth = self.options.transformer_ffn_depth
+        if decoder:
+            depth = self.options.transformer_decoder_ffn_depth or depth
+        maps = [self.parameters.affine(f"{at}_W{n}", f"{at}_b{n}") for n in range(1, depth + 1)]
+        if depth == 1:
+            # One map without an activation f. Of all three, f(z) - f(-z) = z.
+            width = len(maps[0].weight)
+            both = torch.eye(width)
+            return [
+                Affine.joined(maps[0], maps[0].times(-1.0)),
+                Affine(torch.cat([both, -both], 1), torch.zeros(width)),
+            ]
+        # A map before an activation is multiplied by the factor, and what reads it divided.
+        before = [each.times(self._factor) for each in maps[:-1]] + maps[-1:]
+        return before[:1] + [each.times(1 / self._factor, bias=False) for each in before[1:]]
 
 
 class _Search(JsonForm):
@@ -268,6 +377,7 @@ def read_marian(
         target=target,
         languages=languages or ("source", "target"),
         decoding=_decoding(found),
+        alignment=_alignment(files.training),
         never=frozenset([pads[1]]),
         notes=(*weights.notes, *([f"word-penalty: {found.word_penalty}"] if found.word_penalty else [])),
     ).checked(str(files.weights))
@@ -291,6 +401,10 @@ def _sides(
 ) -> tuple[tuple[Tokenizer, dict[str, int]], tuple[Tokenizer, dict[str, int]]]:
     """Return the tokenizer and the other toolkit's ids of each side; one vocabulary gives one tokenizer."""
     files = (vocabularies[0], vocabularies[-1])
+    if factored := [file for file in files if file.suffix == ".fsv"]:
+        raise ExportError(
+            f"{factored[0]}: a factored vocabulary: its tokens are sums of embeddings, and are here one each"
+        )
     if files[0].suffix == files[1].suffix == ".spm":
         read = [read_segmenter(file) for file in files]
         ids = [{piece: number for number, piece in enumerate(_pieces(tokenizer))} for tokenizer in read]
@@ -325,6 +439,15 @@ def _control(ids: Mapping[str, int], path: Path) -> tuple[int, int]:
     if unk is None or eos is None:
         raise DataError(f"{path}: has no {'<unk>' if unk is None else '</s>'}; is it the vocabulary of this model?")
     return unk, eos
+
+
+def _alignment(training: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the section `training.loss.alignment`; Marian always teaches the first head of a layer."""
+    if (training.get("guided-alignment") or "none") == "none":
+        return None
+    layer = training.get("transformer-guided-alignment-layer", "last")
+    weight = training.get("guided-alignment-weight") or 0.1
+    return {"layer": None if layer == "last" else layer, "head": 1, "weight": weight}
 
 
 def _decoding(search: _Search) -> dict[str, Any]:

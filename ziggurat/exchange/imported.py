@@ -20,7 +20,7 @@ from ziggurat.config import Experiment
 from ziggurat.config.kinds import Sharing
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Tokenizer, same_vocabulary
 from ziggurat.exchange.agreement import Unmatched, VocabularySide, language_tokens, unmatched
-from ziggurat.exchange.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, compose
+from ziggurat.exchange.anatomy import Affine, Anatomy, AttentionMatrices, CellMatrices, LayerMatrices, compose
 from ziggurat.system.errors import DataError, ExportError, printable
 from ziggurat.system.small_files import JsonForm, read_bounded
 
@@ -46,13 +46,13 @@ def layer_from(tensors: Mapping[str, Tensor], prefix: str, *, decoder: bool) -> 
     attentions = []
     for name in ("self_attn", "encoder_attn")[: 1 + decoder]:
         query, key, value, out = (take(tensors, f"{prefix}.{name}.{theirs}") for theirs, _ in _MAPS)
-        attentions.append(AttentionMatrices(query, key, value, out, take(tensors, f"{prefix}.{name}_layer_norm")))
+        attentions.append(AttentionMatrices(query, key, value, out, (take(tensors, f"{prefix}.{name}_layer_norm"),)))
     return LayerMatrices(
         attentions[0],
         attentions[1] if decoder else None,
         take(tensors, f"{prefix}.fc1"),
         take(tensors, f"{prefix}.fc2"),
-        take(tensors, f"{prefix}.final_layer_norm"),
+        (take(tensors, f"{prefix}.final_layer_norm"),),
     )
 
 
@@ -109,6 +109,8 @@ class ForeignModel:
         decoding: the section `decoding` that searches as the other toolkit is told to.
         never: its ids that it rules out before it normalises.
         source_control: those of the source side; None: the same.
+        alignment: the section `training.loss.alignment`: the head that was trained with word alignments; None: there is
+            none.
         notes: what it is told to do and this package does not, for people.
         unmatched: what of its dictionary, segmenter and matrices has no counterpart in the others; set by `checked`.
     """
@@ -125,6 +127,7 @@ class ForeignModel:
     decoding: Mapping[str, Any] = field(default_factory=lambda: {"length_penalty": {"kind": "power", "alpha": 1.0}})
     never: frozenset[int] = frozenset()
     source_control: ControlIds | None = None
+    alignment: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     unmatched: tuple[Unmatched, ...] = ()
 
@@ -235,15 +238,20 @@ class ForeignModel:
         encoder, decoder = self.anatomy.encoder, self.anatomy.decoder
         positions = encoder.positions
         stacks: dict[str, Any] = {
-            name: {"layers": len(stack.layers), "layer_norm_epsilon": stack.epsilon}
+            name: {
+                "layers": len(stack.layers),
+                "layer_norm_epsilon": stack.epsilon,
+                "ffn_depth": 2 + len(stack.layers[0].ffn_between),
+            }
             for name, stack in (("encoder", encoder), ("decoder", decoder))
         }
-        kinds = ["pre" if stack.pre_norm else "post" for stack in (encoder, decoder)]
         stacks["encoder"] |= {
-            "residual": kinds[0] if kinds[0] != kinds[1] else None,
+            "residual": encoder.residual if encoder.residual != decoder.residual else None,
             "heads": encoder.heads,
             "d_ff": encoder.layers[0].ffn_in.weight.shape[0],
         }
+        if isinstance(decoder.layers[0].own, CellMatrices):
+            stacks["decoder"] |= {"attention": "ssru"}
         return Experiment.model_validate(
             {
                 "data": {
@@ -256,8 +264,9 @@ class ForeignModel:
                     "d_model": decoder.embedding.shape[1],
                     "d_ff": decoder.layers[0].ffn_in.weight.shape[0],
                     "heads": decoder.heads,
-                    "residual": kinds[1],
+                    "residual": decoder.residual,
                     "activation": self.anatomy.activation,
+                    "norm": self.anatomy.norm,
                     "embedding": {
                         "sharing": self.sharing(),
                         "positions": "none" if positions is None else "learned",
@@ -267,6 +276,7 @@ class ForeignModel:
                     },
                     **stacks,
                 },
+                "training": {"loss": {"alignment": self.alignment}},
                 "decoding": self.decoding,
             }
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import lzma
 import re
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -145,12 +146,14 @@ class MarianFiles:
         weights: the .npz or binary file.
         vocabularies: of source and target, or one for both.
         options: of decoder.yml: beam size, length normalisation; empty where there is none.
+        training: options of the training, which Marian writes beside the weights; empty where they are not there.
         shortlist: the lexical shortlist that decoder.yml names, or the one binary file that is called as Firefox's are.
     """
 
     weights: Path
     vocabularies: tuple[Path, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
     shortlist: Path | None = None
 
 
@@ -158,32 +161,36 @@ def find_files(path: Path) -> MarianFiles:
     """Return the files of the model in the folder `path`, or of the .npz or binary file `path`.
 
     Marian writes a `decoder.yml` (or `model.npz.decoder.yml`) that names them; without one a folder has to hold one
-    model, and vocabularies are left to the caller. Only files beside that file are taken, whatever folder it names.
+    model, or a final .npz file, and vocabularies are left to the caller, unless they are called as Firefox's are.
 
     Raises DataError saying which files are missing, or too many to choose from.
     """
     folder = path if path.is_dir() else path.parent
-    written = [folder / "decoder.yml", *sorted(folder.glob("*.decoder.yml"))]
-    if folder != path:
-        written = [path.with_name(f"{path.name}.decoder.yml"), folder / "decoder.yml"]
-    written = [file for file in written if file.is_file()][:1]
-    options: dict[str, Any] = {}
-    if written:
-        options = _mapping(read_file(written[0], MAX_YAML_BYTES), str(written[0]))
-    named = {key: _beside(folder, options.get(key), written) for key in ("models", "vocabs")}
+    weights = None if folder == path else path
+    written = folder / "decoder.yml"
+    if weights is None and not written.is_file():
+        weights = _final(folder)
+    if weights is not None and (own := weights.with_name(f"{weights.name}.decoder.yml")).is_file():
+        written = own
+    options = _mapping(read_file(written, MAX_YAML_BYTES), str(written)) if written.is_file() else {}
+    models, vocabularies = (_names(options.get(key), written) for key in ("models", "vocabs"))
     listed = options.get("shortlist")
-    first = [str(listed[0])] if isinstance(listed, list) and listed else None
-    lists = _beside(folder, first, written) or tuple(folder.glob("lex.*.bin"))
-    shortlist = lists[0] if len(lists) == 1 and lists[0].is_file() else None
-    if folder != path:
-        if written and path not in named["models"]:
-            return MarianFiles(path, (), options)
-        return MarianFiles(path, named["vocabs"] or _published(folder), options, shortlist)
-    models = named["models"] or _models_in(folder)
-    if len(models) != 1:
-        said = "holds no model of Marian" if not models else f"has {len(models)} models; name the file of one"
-        raise DataError(f"{folder}: {said}")
-    return MarianFiles(models[0], named["vocabs"] or _published(folder), options, shortlist)
+    named = listed[:1] if isinstance(listed, list) else []
+    shortlists = [inside(folder, PurePosixPath(str(name)).name) for name in named] or sorted(folder.glob("lex.*.bin"))
+    shortlists = [file for file in shortlists if file.is_file()]
+    here = tuple(dict.fromkeys(inside(folder, PurePosixPath(name).name) for name in models))
+    if weights is None:
+        if len(here) > 1:
+            raise DataError(f"{folder}: has {len(here)} models; name the file of one")
+        weights = here[0] if here else _final(folder)
+    elif weights not in here:
+        vocabularies, shortlists = [], [] if here else shortlists
+    start = _start(weights, folder, models, options)
+    found = tuple(_vocabulary(folder, start, name, written) for name in dict.fromkeys(vocabularies))
+    training = weights.with_name(f"{weights.name}.yml")
+    said = _mapping(read_file(training, MAX_YAML_BYTES), str(training)) if training.is_file() else {}
+    shortlist = shortlists[0] if len(shortlists) == 1 else None
+    return MarianFiles(weights, found if here else found or _published(folder), options, said, shortlist)
 
 
 def _published(folder: Path) -> tuple[Path, ...]:
@@ -195,12 +202,60 @@ def _published(folder: Path) -> tuple[Path, ...]:
     return ()
 
 
-def _beside(folder: Path, names: Any, written: list[Path]) -> tuple[Path, ...]:
+_UNFINISHED = re.compile(r"(?P<final>.+\.npz)\.(best-.+|orig|optimizer)\.npz|(?P<stem>.+)\.iter[0-9]+\.npz")
+"""Names of files that Marian saves beside a model: the best by some metric, the state of training, snapshots."""
+
+
+def _final(folder: Path) -> Path:
+    """Return the only model of a folder, other than those that Marian saves beside it in training."""
+    names = [file.name for file in _models_in(folder) if not file.name.endswith(".optimizer.npz")]
+    others = [
+        name
+        for name in names
+        if (said := _UNFINISHED.fullmatch(name)) and (said["final"] or f"{said['stem']}.npz") in names
+    ]
+    left = [name for name in names if name not in others]
+    if len(left) != 1:
+        missing = "holds no model of Marian" if not left else f"has {len(left)} models; name the file of one"
+        raise DataError(f"{folder}: {missing}")
+    if others:
+        warnings.warn(f"{folder}: {left[0]} is taken, the last of its training, not {', '.join(others)}", stacklevel=5)
+    return folder / left[0]
+
+
+def _names(names: Any, written: Path) -> list[str]:
     if names is None:
-        return ()
+        return []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{written[0]}: `models` and `vocabs` are lists of files")
-    return tuple(dict.fromkeys(inside(folder, PurePosixPath(name).name) for name in names))
+        raise DataError(f"{written}: `models` and `vocabs` are lists of files")
+    return names
+
+
+def _start(weights: Path, folder: Path, models: list[str], options: Mapping[str, Any]) -> Path:
+    """Return the folder in which paths of decoder.yml begin: its own, or that where Marian was started.
+
+    The latter is known where the path of the weights ends as `models` has it.
+    """
+    if options.get("relative-paths"):
+        return folder
+    place = weights.absolute()
+    for name in models:
+        parts = PurePosixPath(name).parts
+        if place.parts[-len(parts) :] == parts and len(parts) < len(place.parts):
+            return place.parents[len(parts) - 1]
+    return folder
+
+
+def _vocabulary(folder: Path, start: Path, name: str, written: Path) -> Path:
+    """Return the vocabulary that decoder.yml names: beside the weights, otherwise below `start`."""
+    named = PurePosixPath(name)
+    beside = inside(folder, named.name)
+    if beside.is_file() or named.is_absolute() or ".." in named.parts or not (start / named).is_file():
+        if beside.is_file() and len(named.parts) > 1:
+            warnings.warn(f"{written}: names {printable(name)}; {beside} is taken", stacklevel=6)
+        return beside
+    warnings.warn(f"{written}: names {printable(name)}; {start / named} is taken", stacklevel=6)
+    return start / named
 
 
 def read_ids(path: Path) -> dict[str, int]:

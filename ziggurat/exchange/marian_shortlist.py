@@ -1,9 +1,9 @@
 """Lexical shortlists of Marian: as text (`lex.s2t.gz`) and as binary files (`lex.50.50.deen.s2t.bin`).
 
-A text has a line for each pair of pieces: target, source, probability. A binary file has six numbers of 8 bytes (a mark,
-a checksum, how many of the first pieces of the target each sentence has, how many pieces at most a source piece has, and
-the lengths of the two arrays behind them): where the pieces of each source piece begin, 8 bytes each, and the pieces
-themselves, 4 bytes each, in ascending order. All of it is little-endian.
+A text has a line for each pair of pieces: target, source, probability. A binary file has six numbers of 8 bytes (a
+mark, a checksum, how many of the first pieces of the target each sentence has, how many pieces at most a source piece
+has, and the lengths of the two arrays behind them): where the pieces of each source piece begin, 8 bytes each, and the
+pieces themselves, 4 bytes each, in ascending order. All of it is little-endian.
 
 Marian also lets a sentence have more pieces until their number is a multiple of eight, whichever come first in the
 vocabulary: here it does not.
@@ -34,7 +34,7 @@ MAX_SHORTLIST_BYTES = 1 << 28
 """MAX_SHORTLIST_BYTES is the size of the largest shortlist that is read, 256 MiB; Firefox's have 2 to 6."""
 
 FIRST = BEST = 100
-"""FIRST and BEST are Marian's own numbers for a text: the first pieces of the target, and the best of each source piece."""
+"""FIRST and BEST are Marian's own numbers for a text: the target's first pieces, and the best of each source piece."""
 
 
 @dataclass(frozen=True)

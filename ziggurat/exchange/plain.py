@@ -456,6 +456,8 @@ def _shape(config: ModelConfig) -> Iterator[str]:
     for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack.history != "latest":
             yield f"`{side}.history: {stack.history}`: in a plain Transformer a layer reads the one below"
+        if stack.ffn_depth != 2:
+            yield f"`{side}.ffn_depth: {stack.ffn_depth}`: in a plain Transformer feed-forward networks have two maps"
     if config.memory != "top":
         yield f"`memory: {config.memory}`: in a plain Transformer the decoder attends to the encoder's output"
     if config.decoder.attention not in ("full", "relative"):

@@ -303,6 +303,7 @@ class StackParts:
             linear=self.linear,
             out=self.normed_linear,
             shifted=self.row.shifted,
+            depth=self.stack.ffn_depth,
         )
 
     def wiring(self, sublayers: int) -> StackWiring:

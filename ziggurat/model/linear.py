@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.roles import Role, Roles, Slot, table_slots
+from ziggurat.model.roles import Role, Roles, Slot, linear_slots, table_slots
 
 if TYPE_CHECKING:
     from ziggurat.model.low_rank import LowRank
@@ -228,7 +228,7 @@ class _TwoMaps(nn.Module):
 
 
 class FeedForward(_TwoMaps):
-    """dropout(activation(x W_1 + b_1)) W_2 + b_2: Vaswani et al. 2017, equation 2.
+    """dropout(activation(x W_1 + b_1)) W_2 + b_2: Vaswani et al. 2017, equation 2; with `depth` n, W_1 to W_n.
 
     Args:
         d_model: width of input and output.
@@ -238,6 +238,7 @@ class FeedForward(_TwoMaps):
         linear: makes the two maps from (width in, width out).
         out: makes the second one; None: as `linear`.
         shifted: add one trained scalar, from 0, before the activation (Fixup).
+        depth: number of maps, at least 2; an activation and dropout follow each but the last.
     """
 
     def __init__(
@@ -250,24 +251,37 @@ class FeedForward(_TwoMaps):
         linear: Callable[[int, int], nn.Module] = Linear,
         out: Callable[[int, int], nn.Module] | None = None,
         shifted: bool = False,
+        depth: int = 2,
     ) -> None:
         super().__init__(linear(d_model, d_ff), (out or linear)(d_ff, d_model), dropout, shifted=shifted)
+        self.between = nn.ModuleList(linear(d_ff, d_ff) for _ in range(depth - 2))
         self.activation = _ACTIVATIONS[activation]
 
     @property
     def is_plain(self) -> bool:
         """True if it is two linear maps with a ReLU between them and nothing else."""
         linear = isinstance(self.in_proj, Linear) and isinstance(self.out_proj, Linear)
-        return linear and self.activation is F.relu and self.shift is None
+        return linear and self.activation is F.relu and self.shift is None and not self.between
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, length, d_model] for `x` of that shape."""
-        inner = self._shifted(self.in_proj(x))
-        if self.activation is F.relu and isinstance(self.dropout, Dropout):
-            active = self.dropout(inner, relu=True)
-        else:
-            active = self.dropout(self.activation(inner))
+        active = self._active(self.in_proj(x))
+        for inner in self.between:
+            active = self._active(inner(active))
         return self.out_proj(active)
+
+    def _active(self, inner: Tensor) -> Tensor:
+        shifted = self._shifted(inner)
+        if self.activation is F.relu and isinstance(self.dropout, Dropout):
+            active: Tensor = self.dropout(shifted, relu=True)
+            return active
+        return self.dropout(self.activation(shifted))
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself."""
+        yield from table_slots(self, self.roles)
+        for number in range(len(self.between)):
+            yield from linear_slots(self.between, str(number), Role.FFN_IN)
 
 
 class GatedFeedForward(_TwoMaps):
