@@ -14,7 +14,7 @@ import gc
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from ziggurat.exchange.plain import ExportedModel
 from ziggurat.exchange.targets import TARGETS, ExportTarget, ExportTranslator, target_named
 from ziggurat.model.directory import OpenedModel, open_model
 from ziggurat.model.low_rank import weights_fingerprint
+from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.compressed import byte_stream
 from ziggurat.system.errors import ConfigError, DataError, ExportError, printable
 from ziggurat.system.files import made_by, write_atomically, write_checksums
@@ -202,14 +203,31 @@ def _shaken(ours: Translator, generator: torch.Generator | None, *, shares_out: 
             parameter.mul_(1 + _NOISE * noise)
     if shares_out:
         tokenizer = ours.target_tokenizer
-        never = sorted({tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
-        bias = torch.zeros(model.output.weight.shape[0], dtype=torch.float64, device=model.device)
-        bias += 0.0 if model.output.bias is None else model.output.bias
-        bias[never] = _IMPOSSIBLE
-        model.output.bias = torch.nn.Parameter(bias)
+        _rule_out(model, {tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
+    return _with_model(ours, model)
+
+
+@torch.no_grad()
+def _rule_out(model: Seq2Seq, never: Iterable[int]) -> None:
+    """Let tokens have no probability, so that the others have more."""
+    weight = model.output.weight
+    bias = torch.zeros(weight.shape[0], dtype=weight.dtype, device=model.device)
+    bias += 0.0 if model.output.bias is None else model.output.bias
+    bias[sorted(never)] = _IMPOSSIBLE
+    model.output.bias = torch.nn.Parameter(bias)
+
+
+def _with_model(ours: Translator, model: Seq2Seq) -> Translator:
     return Translator(
         model, ours.source_tokenizer, ours.target_tokenizer, ours.decoding, max_positions=ours.max_positions
     )
+
+
+def _text_only(ours: Translator) -> Translator:
+    """Return the translator without tokens that are no text, and without the unknown one."""
+    model, tokenizer = copy.deepcopy(ours.model), ours.target_tokenizer
+    _rule_out(model, {tokenizer.pad, tokenizer.bos, tokenizer.unk, *tokenizer.tags.values()} - {tokenizer.eos})
+    return _with_model(ours, model)
 
 
 _REPORT_FILE = "export.json"
@@ -292,6 +310,7 @@ def export_model(
     model = ExportedModel.of(opened)
     ours = _translator(opened, model, opened.experiment)
     checked = _translator(opened, model, model.searching_as_others(target.rules)) if target.own_search else ours
+    checked = _text_only(checked) if target.text_only else checked
     # Now, to learn before the export that the files do not pair up, or that BLEU's tokenizer is not installed.
     judged = None if gate is None else (gate, *_test_set(gate, ours.target_language))
     texts, origin = _texts(opened.experiment, verify, lines)
@@ -304,6 +323,8 @@ def export_model(
         _write_report(folder, report)
         say(f"comparing it with the model: both translate {len(texts):,} lines ({origin})")
         report["verification"] = {"text": origin, **_verified(checked, target, folder, model, texts)}
+        if target.checked_by is not None:
+            report["verification"]["by"] = target.checked_by()
         # (4) Write once more, quantised, and count the translations that changed.
         if stored is not None:
             say(f"{stored}: writing and comparing again")
@@ -415,7 +436,7 @@ def _verified(
     ours: Translator, target: ExportTarget, folder: Path, model: ExportedModel, texts: Sequence[str]
 ) -> dict[str, Any]:
     """Return the figures of the comparison, without lines too long for it. Raises ExportError: not the same model."""
-    settings = search_settings(model.positions, ours.decoding.max_length.limit)
+    settings = search_settings(model.positions, ours.decoding.max_length.limit) | dict(target.settings)
     # Longer lines than these are translated in parts by ours, but not by every other toolkit.
     longest = min(MAX_NEW_TOKENS - 1, model.positions - 1, ours.decoding.max_source_pieces + 1)
     lengths = [len(ids) for ids in model.source.encode(list(texts))]

@@ -36,9 +36,12 @@ from ziggurat.exchange.anatomy import (
 )
 from ziggurat.exchange.imported import ControlIds, ForeignModel, positions_from, read_segmenter, with_vocabularies
 from ziggurat.exchange.marian_files import Array, find_files, read_ids, read_weights
+from ziggurat.model.build import build_model
 from ziggurat.model.kinds import RESIDUAL
+from ziggurat.model.tensors import load_weights
 from ziggurat.system.errors import DataError, ExportError, printable
 from ziggurat.system.small_files import JsonForm, shaped
+from ziggurat.translate.translator import Translator
 
 _EPSILON = 1e-6
 POSITIONS = 1024
@@ -461,3 +464,14 @@ def _decoding(search: _Search) -> dict[str, Any]:
     if search.beam_size is not None:
         decoding["beam_size"] = search.beam_size
     return decoding
+
+
+def imported_translator(path: Path) -> Translator:
+    """Return a translator that computes what the files of Marian in the folder `path` say."""
+    model = read_marian(path, (), (), None)
+    experiment = model.experiment(str(path))
+    network = build_model(experiment.model, model.source.size, model.target.size)
+    load_weights(network, model.tensors(), str(path))
+    return Translator(
+        network.eval(), model.source, model.target, experiment.decoding, max_positions=experiment.model.embedding.limit
+    )
