@@ -428,21 +428,6 @@ def not_plain(
     return [*_shape(config, attentions), *_unfoldable(config, {} if scaled_input else None)]
 
 
-def unlike_plain(config: ModelConfig) -> Iterator[str]:
-    """Yield the choices inside attention that matrices alone do not express in other toolkits."""
-    if config.attention.qk_norm != "none":
-        yield f"`attention.qk_norm: {config.attention.qk_norm}`: other toolkits do not normalise queries and keys"
-    if config.attention.value_norm != "none":
-        yield f"`attention.value_norm: {config.attention.value_norm}`: other toolkits do not normalise values"
-    for key in ("value_residual", "cross_value_residual"):
-        if (kind := getattr(config.attention, key)) != "none":
-            yield f"`attention.{key}: {kind}`: in other toolkits no layer reads the values of another"
-    if config.attention.query_scale:
-        yield "`attention.query_scale`: other toolkits have no scale per dimension of queries"
-    if config.embedding.positions == "rotary":
-        yield "`embedding.positions: rotary`: other toolkits add positions to embeddings"
-
-
 def _fold_to_plain(
     config: ModelConfig,
     tensors: Mapping[str, Tensor],

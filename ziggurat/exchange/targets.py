@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from ziggurat.exchange.marian import MARIAN_ATTENTIONS, marian_reasons, write_ma
 from ziggurat.exchange.marian_program import MarianTranslator, marian_program
 from ziggurat.exchange.onnx import write_onnx
 from ziggurat.exchange.onnx_runtime import load_onnx
-from ziggurat.exchange.plain import ExportedModel, SearchRules, not_plain, unlike_plain
+from ziggurat.exchange.plain import ExportedModel, SearchRules, not_plain
 from ziggurat.model.directory import fill_model_directory
 from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import ConfigError
@@ -82,8 +82,23 @@ class ExportTarget:
         return [f"`decoding.shortlist: {listed}`"] if listed is not None and not self.shortlists else []
 
 
+def _unlike_plain(config: ModelConfig) -> Iterator[str]:
+    """Yield the choices inside attention that matrices alone do not express in other toolkits."""
+    if config.attention.qk_norm != "none":
+        yield f"`attention.qk_norm: {config.attention.qk_norm}`: other toolkits do not normalise queries and keys"
+    if config.attention.value_norm != "none":
+        yield f"`attention.value_norm: {config.attention.value_norm}`: other toolkits do not normalise values"
+    for key in ("value_residual", "cross_value_residual"):
+        if (kind := getattr(config.attention, key)) != "none":
+            yield f"`attention.{key}: {kind}`: in other toolkits no layer reads the values of another"
+    if config.attention.query_scale:
+        yield "`attention.query_scale`: other toolkits have no scale per dimension of queries"
+    if config.embedding.positions == "rotary":
+        yield "`embedding.positions: rotary`: other toolkits add positions to embeddings"
+
+
 def _plain_reasons(model: ModelConfig) -> list[str]:
-    return [*not_plain(model, scaled_input=True), *unlike_plain(model)]
+    return [*not_plain(model, scaled_input=True), *_unlike_plain(model)]
 
 
 def _ctranslate2_reasons(experiment: Experiment) -> list[str]:
@@ -146,7 +161,7 @@ def _argos_reasons(experiment: Experiment) -> list[str]:
 
 def _marian_reasons(experiment: Experiment) -> list[str]:
     config = experiment.model
-    return [*not_plain(config, attentions=MARIAN_ATTENTIONS), *unlike_plain(config), *marian_reasons(experiment)]
+    return [*not_plain(config, attentions=MARIAN_ATTENTIONS), *_unlike_plain(config), *marian_reasons(experiment)]
 
 
 def _write_marian(folder: Path, model: ExportedModel, quantization: str | None) -> None:
@@ -164,6 +179,7 @@ def _checked_by() -> str:
 
 _MARIAN_SEARCH = {
     "beam_size": 1,
+    "min_length": 0,
     # Marian's limit: three times the source, end-of-sentence counted.
     "max_length": {"ratio": 3.0, "extra": 2, "limit": POSITIONS - 1},
 }
