@@ -117,7 +117,9 @@ def measured(work: Path, name: str) -> dict[str, Any]:
         settings = {
             "beam_size": beam,
             "length_penalty": {"kind": "none", "alpha": 0.0, "coverage": 0.0},
-            "max_length": {"ratio": 3.0, "extra": 2, "limit": 1000},
+            "min_length": 0,
+            "endings": "marian",
+            "max_length": {"ratio": 3.0, "extra": 3, "limit": 1000},
         }
         found = [list(side.translate_stream(lines, **settings)) for side in (ours, theirs)]
         same = [(a, b) for a, b in zip(*found, strict=True) if a.text == b.text]

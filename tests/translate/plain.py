@@ -28,7 +28,9 @@ def penalised(penalty: LengthPenalty, log_probability: float, length: int, atten
     base = {"none": 1.0, "power": length, "gnmt": (5 + length) / 6, "lingvo": (5 + length) / 5}[penalty.kind]
     rho = penalty.length_ratio
     coverage = sum(math.log(min(max(a / rho, 0.001), 0.5)) for a in attention)
-    return log_probability / base**penalty.alpha + (penalty.coverage * rho * coverage if penalty.coverage else 0.0)
+    return (log_probability - penalty.word * length) / base**penalty.alpha + (
+        penalty.coverage * rho * coverage if penalty.coverage else 0.0
+    )
 
 
 def edited(scores: Sequence[float], prefix: Prefix, limits: RuleOptions, forced: Prefix) -> list[float]:
@@ -97,7 +99,8 @@ def plain_search(
     if finished:
         return finished[: wanted.n_best]
     total, prefix, _ = before[0]
-    return [Plain(list(prefix), total, penalised(wanted.penalty, total, max(len(prefix), 1), []), False)]
+    score = penalised(wanted.penalty, total, len(prefix), []) if prefix else 0.0
+    return [Plain(list(prefix), total, score, False)]
 
 
 def fairseq_search(
@@ -134,3 +137,28 @@ def fairseq_search(
         beams = [(total, (*prefix, token)) for total, _, token, prefix in candidates if token != EOS]
         beams = beams[: wanted.beam_size]
     return sorted(finalised, key=lambda f: -f.score)[: wanted.n_best]
+
+
+def marian_search(scorer: TableScorer, sentence: int, max_length: int, wanted: SearchSettings) -> list[Plain]:
+    """One sentence by Marian's rules: a beam narrower by each hypothesis that has ended, and those at the limit."""
+    beams: list[tuple[float, Prefix]] = [(0.0, ())]
+    room = wanted.beam_size
+    results: list[Plain] = []
+    for length in range(1, max_length + 1):
+        extensions = [
+            (total + p, rank, token, prefix)
+            for rank, (total, prefix) in enumerate(beams)
+            for token, p in enumerate(scorer.log_probabilities(sentence, prefix))
+            if token not in wanted.forbidden
+        ]
+        extensions.sort(key=lambda e: (-e[0], e[1], e[2]))
+        beams = []
+        for total, _, token, prefix in extensions[:room]:
+            if token == EOS:
+                results.append(Plain(list(prefix), total, penalised(wanted.penalty, total, length, []), True))
+            else:
+                beams.append((total, (*prefix, token)))
+        room = len(beams)
+    for total, prefix in beams:
+        results.append(Plain(list(prefix), total, penalised(wanted.penalty, total, max_length, []), False))
+    return sorted(results, key=lambda r: -r.score)[: wanted.n_best]

@@ -43,7 +43,18 @@ def test_bound_is_reached_but_never_passed(kind: str, alpha: float) -> None:
     coverage = 0.2 if kind == "lingvo" else 0.0
     penalty = LengthPenalty(kind, alpha, coverage)  # type: ignore[arg-type]
     sources, longest, now = torch.tensor([3]), torch.tensor([20]), torch.tensor([-4.0], dtype=torch.float64)
-    bound = penalty.best_reachable(now, longest, sources).item()
+    bound = penalty.best_reachable(now, torch.tensor([6]), longest, sources).item()
     best_coverage = penalty.coverage_term(torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.bool)).item()
     scores = [-4.0 / penalty.divisor(float(n)) + best_coverage for n in range(6, 21)]
     assert max(scores) == pytest.approx(bound, rel=1e-12)
+
+
+@pytest.mark.parametrize("word", [-1.0, -0.3, 0.5])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.7])
+def test_a_penalty_of_words_is_bounded_too(alpha: float, word: float) -> None:
+    penalty = LengthPenalty("power", alpha, word=word)
+    lengths = torch.tensor([6]), torch.tensor([20]), torch.tensor([3])
+    bound = penalty.best_reachable(torch.tensor([-4.0], dtype=torch.float64), *lengths).item()
+    scores = [(-4.0 - word * n) / penalty.divisor(float(n)) for n in range(6, 21)]
+    assert penalty.score(-4.0, 9.0) == pytest.approx(scores[3])
+    assert max(scores) <= bound + 1e-12

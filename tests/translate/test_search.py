@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.translate.doubles import Prefix, TableScorer, random_log_probabilities
-from tests.translate.plain import BOS, EOS, Plain, fairseq_search, penalised, plain_search
+from tests.translate.plain import BOS, EOS, Plain, fairseq_search, marian_search, penalised, plain_search
 from ziggurat.system.errors import ConfigError
 from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.hypotheses import IdHypothesis, LengthPenalty, best_tokens
@@ -47,6 +47,7 @@ def assert_same(found: list[IdHypothesis], wanted: list[Plain]) -> None:
 penalties = st.one_of(
     st.builds(LengthPenalty, st.sampled_from(["none", "power", "gnmt", "lingvo"]), st.sampled_from([0.0, 0.6, 1.5])),
     st.builds(LengthPenalty, st.just("lingvo"), st.sampled_from([0.2, 1.0]), st.sampled_from([0.1, 0.4]), st.just(1.3)),
+    st.builds(LengthPenalty, st.just("power"), st.sampled_from([0.0, 1.0]), word=st.sampled_from([-3.0, -0.2, 0.4])),
 )
 
 
@@ -302,6 +303,31 @@ def test_fairseqs_rule_against_a_plain_loop_of_it(data: st.DataObject, kind: str
     for sentence, longest in enumerate(max_lengths):
         assert_same(found[sentence], fairseq_search(scorer, sentence, longest, wanted, min_length))
         assert [h.forced for h in found[sentence]] == [len(h.tokens) == longest for h in found[sentence]]
+
+
+@settings(max_examples=60)
+@given(data=st.data(), alpha=st.sampled_from([0.0, 0.6, 1.0]), word=st.sampled_from([0.0, 0.5, -1.0]))
+def test_marians_rule_against_a_plain_loop_of_it(data: st.DataObject, alpha: float, word: float) -> None:
+    beam_size = data.draw(st.integers(1, 5))
+    vocabulary = data.draw(st.integers(beam_size + 2, 14))
+    wanted = SearchSettings(
+        beam_size=beam_size,
+        n_best=data.draw(st.integers(1, beam_size)),
+        bos=BOS,
+        eos=EOS,
+        forbidden=(BOS,),
+        penalty=LengthPenalty("power", alpha, word=word),
+        endings="marian",
+        batch_sentences=data.draw(st.integers(1, 6)),
+    )
+    table = random_log_probabilities(
+        data.draw(st.integers(0, 999)), vocabulary, data.draw(st.sampled_from([0.3, 2, 6]))
+    )
+    scorer = TableScorer(table, vocabulary)
+    max_lengths = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=6))
+    found = run(scorer, max_lengths, wanted)
+    for sentence, longest in enumerate(max_lengths):
+        assert_same(found[sentence], marian_search(scorer, sentence, longest, wanted))
 
 
 @pytest.mark.parametrize("endings", ["beam", "fairseq"])

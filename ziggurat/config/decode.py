@@ -23,6 +23,8 @@ class LengthPenaltyConfig(Section):
     """`lingvo` only: weight beta of the coverage term."""
     length_ratio: Real = Field(default=1.0, gt=0)
     """`lingvo` only: expected target/source length ratio of the coverage term."""
+    word_penalty: float = Field(default=0.0, ge=-1e6, le=1e6)
+    """Subtracted from the log-probability for each token, before the division (Marian); below 0 it is a reward."""
 
     @model_validator(mode="after")
     def _coverage_needs_lingvo(self) -> Self:
@@ -94,8 +96,10 @@ class DecodingConfig(Section):
     alignments: bool = False
     """Return the source tokens that each target token attended to: by the head that guided alignment taught
     (`training.loss.alignment`), else the last layer's mean over heads."""
+    unknown: bool = False
+    """Let translations have unknown tokens, which SentencePiece shows as ` ⁇ `; a prefix may have them in any case."""
     replace_unknown: bool = False
-    """Replace an unknown token by the source word that it attended to most."""
+    """Replace an unknown token by the source word that it attended to most; `unknown` is then true as well."""
     batch_tokens: Size = Field(default=4096, ge=1)
     """Most source tokens in the search at a time, padding counted. Finished sentences make room for others."""
     batch_sentences: Size = Field(default=256, ge=1)
@@ -108,11 +112,13 @@ class DecodingConfig(Section):
     """File of `ziggurat shortlist`, read when a model is loaded for translation: only target pieces that the source
     sentence allows get a score. Cannot be combined with prefixes or words that must appear; not used in validation. An
     export for CTranslate2 contains it, under the name `vmap.txt`."""
-    endings: Literal["candidates", "beam", "fairseq"] = "candidates"
+    endings: Literal["candidates", "beam", "fairseq", "marian"] = "candidates"
     """Rule for the extensions of a step that may end a hypothesis, and for the end of a search. `candidates`: the 2
     `beam_size` best; it stops when no better hypothesis can come. `beam`: only the `beam_size` best, as in CTranslate2
     and transformers; it stops as before. `fairseq`: fairseq's rule: only the `beam_size` best; it stops once
-    `beam_size` hypotheses have ended, and a hypothesis at the length limit ends there, scored with end-of-sentence."""
+    `beam_size` hypotheses have ended, and a hypothesis at the length limit ends there, scored with end-of-sentence.
+    `marian`: Marian's rule: a hypothesis that ends leaves one less to go on; it stops when none is left or at the
+    length limit, where those that are left are ranked among the others, without end-of-sentence."""
     max_source_pieces: Length = Field(default=1024, ge=1)
     """A longer source line is translated in parts of this many pieces, which are joined; the log says so."""
 
@@ -136,6 +142,11 @@ class DecodingConfig(Section):
         if needed := [f"`{key}`" for key, value in WITHOUT_SAMPLING.items() if getattr(self, key) != value]:
             raise ValueError(f"{', '.join(needed)}: for sampling only; set `search: sample` as well")
         return self
+
+    @property
+    def writes_unknown(self) -> bool:
+        """True if a translation may have unknown tokens."""
+        return self.unknown or self.replace_unknown
 
     def by_beam(self) -> DecodingConfig:
         """Return the settings with the search by beam in place of sampling."""

@@ -181,7 +181,8 @@ def write_argos(
     if choices.splitter is not None:
         content |= _splitter_files(choices.splitter)
     with tempfile.TemporaryDirectory(dir=folder, prefix="model.") as unpacked:
-        anatomy = _for_any_search(_roomy(model).anatomy(), model.target)
+        unknown = model.experiment.decoding.writes_unknown
+        anatomy = _for_any_search(_roomy(model).anatomy(), model.target, unknown=unknown)
         write_ctranslate2(Path(unpacked), anatomy, (model.source, model.target), _POSITIONS, quantization)
         content |= {f"model/{file.name}": file for file in sorted(Path(unpacked).iterdir())}
         _pack(folder / f"{name}.argosmodel", name, content)
@@ -257,11 +258,15 @@ def _roomy(model: ExportedModel) -> ExportedModel:
     return dataclasses.replace(model, experiment=roomy)
 
 
-def _for_any_search(anatomy: Anatomy, target: Tokenizer) -> Anatomy:
-    """Return the model with learned tables of positions that are long enough, and without tokens that are no text."""
+def _for_any_search(anatomy: Anatomy, target: Tokenizer, *, unknown: bool) -> Anatomy:
+    """Return the model with learned tables of positions that are long enough, and without tokens that are no text.
+
+    `unknown`: it may write unknown tokens.
+    """
     weight, bias = anatomy.output.weight, anatomy.output.bias
     bias = weight.new_zeros(len(weight)) if bias is None else bias.clone()
-    bias[sorted({target.pad, target.bos, *target.tags.values()} - {target.eos})] = _NEVER
+    never = {target.pad, target.bos, *target.tags.values()} | (set() if unknown else {target.unk})
+    bias[sorted(never - {target.eos})] = _NEVER
     bias[target.size :] = _NEVER
     return dataclasses.replace(
         anatomy,

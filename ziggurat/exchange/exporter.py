@@ -14,7 +14,7 @@ import gc
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.babel import generate
 from ziggurat.data.corpus import Store
+from ziggurat.data.subword import Tokenizer
 from ziggurat.data.vocabulary import several_languages
 from ziggurat.evaluate.scores import evaluate, sacrebleu_metric
 from ziggurat.evaluate.tokenisation import splitting
@@ -105,7 +106,9 @@ def search_settings(positions: int, limit: int) -> dict[str, Any]:
         # Whatever the model's own search is, nothing of it may stand beside `endings: beam`.
         **{"search": "beam", "diverse_groups": 1},
         **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "epsilon": 0.0, "mbr": 0},
-        "length_penalty": {"kind": "none", "alpha": 0.0, "coverage": 0.0},
+        "length_penalty": {"kind": "none", "alpha": 0.0, "coverage": 0.0, "word_penalty": 0.0},
+        "unknown": False,
+        "replace_unknown": False,
         "max_length": {"ratio": 0.0, "extra": limit, "limit": limit},
     }
 
@@ -202,17 +205,16 @@ def _shaken(ours: Translator, generator: torch.Generator | None, *, shares_out: 
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.mul_(1 + _NOISE * noise)
     if shares_out:
-        tokenizer = ours.target_tokenizer
-        _rule_out(model, {tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
+        _rule_out(model, ours.target_tokenizer)
     return _with_model(ours, model)
 
 
 @torch.no_grad()
-def _rule_out(model: Seq2Seq, never: Iterable[int]) -> None:
-    """Let tokens have no probability, so that the others have more."""
-    weight = model.output.weight
-    bias = torch.zeros(weight.shape[0], dtype=weight.dtype, device=model.device)
-    bias += 0.0 if model.output.bias is None else model.output.bias
+def _rule_out(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+    """Let tokens that are no text, and the unknown one, have no probability, so that the others have more."""
+    given = model.output.bias
+    bias = torch.zeros_like(model.output.weight[:, 0]) if given is None else given.clone()
+    never = {tokenizer.pad, tokenizer.unk, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos}
     bias[sorted(never)] = _IMPOSSIBLE
     model.output.bias = torch.nn.Parameter(bias)
 
@@ -225,8 +227,7 @@ def _with_model(ours: Translator, model: Seq2Seq) -> Translator:
 
 def _text_only(ours: Translator) -> Translator:
     """Return the translator without tokens that are no text, and without the unknown one."""
-    model, tokenizer = copy.deepcopy(ours.model), ours.target_tokenizer
-    _rule_out(model, {tokenizer.pad, tokenizer.bos, tokenizer.unk, *tokenizer.tags.values()} - {tokenizer.eos})
+    _rule_out(model := copy.deepcopy(ours.model), ours.target_tokenizer)
     return _with_model(ours, model)
 
 

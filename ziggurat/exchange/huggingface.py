@@ -215,7 +215,8 @@ def _generation(module: Any, target: Tokenizer, decoding: DecodingConfig, positi
     penalty = decoding.length_penalty
     tokens = _tokens(target)
     del tokens["forced_eos_token_id"]
-    never = sorted({target.pad, target.bos, *target.tags.values()} - {target.eos})
+    unknown = () if decoding.writes_unknown else (target.unk,)
+    never = sorted({target.pad, target.bos, *target.tags.values(), *unknown} - {target.eos})
     return module.GenerationConfig(
         **tokens,
         num_beams=decoding.beam_size,

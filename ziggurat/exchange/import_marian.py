@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +331,9 @@ class _Search(JsonForm):
 
     beam_size: int | None = Field(default=None, ge=1, le=10_000)
     normalize: float | int = Field(default=0, ge=0, le=10)
-    word_penalty: float | int = 0
+    word_penalty: float | int = Field(default=0, ge=-1e6, le=1e6)
+    max_length_factor: float | int = Field(default=3, ge=0, le=1e6)
+    allow_unk: bool = False
 
 
 def read_marian(
@@ -382,7 +385,7 @@ def read_marian(
         decoding=_decoding(found),
         alignment=_alignment(files.training),
         never=frozenset([pads[1]]),
-        notes=(*weights.notes, *([f"word-penalty: {found.word_penalty}"] if found.word_penalty else [])),
+        notes=weights.notes,
     ).checked(str(files.weights))
 
 
@@ -454,12 +457,18 @@ def _alignment(training: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _decoding(search: _Search) -> dict[str, Any]:
-    """Return the section `decoding`: Marian's lengths are at most three times the source, end-of-sentence counted."""
+    """Return the section `decoding`: Marian counts end-of-sentence in the length of the source and in the limit."""
+    factor = float(search.max_length_factor)
     decoding: dict[str, Any] = {
-        "endings": "beam",
-        "length_penalty": {"kind": "power", "alpha": float(search.normalize)},
-        "max_length": {"ratio": 3.0, "extra": 2, "limit": POSITIONS - 1},
+        "endings": "marian",
+        "length_penalty": {
+            "kind": "power",
+            "alpha": float(search.normalize),
+            "word_penalty": float(search.word_penalty),
+        },
+        "max_length": {"ratio": factor, "extra": ceil(factor), "limit": POSITIONS - 1},
         "min_length": 0,
+        "unknown": search.allow_unk,
     }
     if search.beam_size is not None:
         decoding["beam_size"] = search.beam_size

@@ -23,11 +23,14 @@ WITHOUT_MARIAN = f"Marian is not installed: `make marian`, or ${MARIAN_VARIABLE}
 def marian_program() -> Path | None:
     """Return the command `pymarian`, or None where it is not installed.
 
-    It is looked for in the environment $ZIGGURAT_MARIAN (and nowhere else if that is set), beside this Python, and in
+    It is looked for in the environment $ZIGGURAT_MARIAN (and nowhere else if that is set; the command itself may be
+    named, too), beside this Python, and in
     the user's cache, where `make marian` puts it.
     """
     if given := os.environ.get(MARIAN_VARIABLE):
-        folders = [Path(given).expanduser()]
+        if (program := Path(given).expanduser()).is_file():
+            return program
+        folders = [program]
     else:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folders = [Path(sys.prefix), cache / "ziggurat" / "marian"]

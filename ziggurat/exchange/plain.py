@@ -397,7 +397,9 @@ class ExportedModel:
         if decoding.search == "sample":  # of samples there may be more than the beam has hypotheses
             changes["n_best"] = 1
         if decoding.length_penalty.kind != "power":
-            changes["length_penalty"] = {"kind": "none", "alpha": 0.0, "coverage": 0.0}
+            changes["length_penalty"] = {"kind": "none", "alpha": 0.0, "coverage": 0.0, "word_penalty": 0.0}
+        elif decoding.length_penalty.word_penalty:
+            changes["length_penalty"] = {"word_penalty": 0.0}
         decoding = change_section(decoding, changes, "decoding")
         return self.experiment.model_copy(update={"decoding": decoding})
 
@@ -408,10 +410,12 @@ class ExportedModel:
         found = [text for key, text in unsupported_keys(dict(decoding)).items() if key not in kept]
         if decoding.shortlist is not None and "shortlist" not in kept:
             found.append(f"`decoding.shortlist: {decoding.shortlist}`")
-        if decoding.endings == "fairseq":
-            found.append("`decoding.endings: fairseq` (the export stops by its toolkit's own rule)")
+        if decoding.endings in ("fairseq", "marian"):
+            found.append(f"`decoding.endings: {decoding.endings}` (the export stops by its toolkit's own rule)")
         if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage):
             found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (the export has no penalty)")
+        if penalty.word_penalty:
+            found.append(f"`decoding.length_penalty.word_penalty: {penalty.word_penalty}`")
         return found
 
 

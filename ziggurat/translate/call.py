@@ -89,6 +89,8 @@ class TranslationCall:
         # A model may have rows beyond the tokenizer's ids, for which there is no text.
         rows = translator.scorer().vocabulary_size
         never = {target.pad, target.bos, *target.tags.values(), *range(target.size, rows)}
+        if not decoding.writes_unknown:
+            never.add(target.unk)
         beams = decoding.beam_size if decoding.search == "beam" else decoding.mbr or decoding.n_best
         self.settings = SearchSettings(
             beam_size=beams,

@@ -79,9 +79,10 @@ class SearchSettings:
     pad: int = 0
     """Fills up shorter sources."""
     penalty: LengthPenalty = field(default_factory=LengthPenalty)
-    endings: Literal["candidates", "beam", "fairseq"] = "candidates"
+    endings: Literal["candidates", "beam", "fairseq", "marian"] = "candidates"
     """`candidates`: any candidate of a step may end a hypothesis; `beam`: only the K best may; `fairseq`: as `beam`,
-    and K ended hypotheses settle a sentence, and those at the length limit must end."""
+    and K ended hypotheses settle a sentence, and those at the length limit must end; `marian`: as `beam`, of a beam
+    that is narrower by each that has ended, and those at the length limit are results as they are."""
     groups: int = 1
     """Groups of diverse beams; divides `beam_size`."""
     strength: float = 0.5

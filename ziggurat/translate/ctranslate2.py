@@ -391,6 +391,7 @@ class CTranslate2Translator(TextTranslator):
             use_vmap=listed,
             # CTranslate2 (4.8.5) crashes where it is to suppress what the shortlist leaves out.
             suppress_sequences=self._begin if listed else self._never,
+            disable_unk=not decoding.writes_unknown,
             return_alternatives=alternatives,
             return_scores=True,
             return_end_token=True,

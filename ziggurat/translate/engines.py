@@ -26,7 +26,7 @@ EXPORT_SHORTLIST = "vmap.txt"
 
 _SUPPORTED = {
     *("beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"),
-    *("alignments", "shortlist"),
+    *("alignments", "shortlist", "unknown"),
 }
 _IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # CTranslate2 does not read them when it translates
 
@@ -68,13 +68,15 @@ def unsupported_keys(settings: Mapping[str, Any]) -> dict[str, str]:
 def unsupported_settings(decoding: DecodingConfig) -> list[str]:
     """Return the settings of the search that CTranslate2 does not have."""
     found = list(unsupported_keys(dict(decoding)).values())
-    if decoding.endings == "fairseq":
-        found.append("`decoding.endings: fairseq` (take `beam`)")
+    if decoding.endings in ("fairseq", "marian"):
+        found.append(f"`decoding.endings: {decoding.endings}` (take `beam`)")
     if decoding.shortlist not in (None, EXPORT_SHORTLIST):
         found.append(f"`decoding.shortlist: {decoding.shortlist}` ({_EXPORT_SHORTLIST})")
     penalty = decoding.length_penalty
     if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage):
         found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (take `power`, or `alpha=0`)")
+    if penalty.word_penalty:
+        found.append(f"`decoding.length_penalty.word_penalty: {penalty.word_penalty}`")
     return found
 
 

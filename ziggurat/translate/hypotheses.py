@@ -38,17 +38,23 @@ _BASE: dict[str, Callable[[float | Tensor], float | Tensor]] = {
 
 @dataclass(frozen=True)
 class LengthPenalty:
-    """One of the penalties above; `coverage` is beta, `length_ratio` is rho."""
+    """One of the penalties above; `coverage` is beta, `length_ratio` is rho, `word` is subtracted for each token."""
 
     kind: Literal["none", "gnmt", "power", "lingvo"] = "none"
     alpha: float = 0.0
     coverage: float = 0.0
     length_ratio: float = 1.0
+    word: float = 0.0
 
     @classmethod
     def of(cls, config: LengthPenaltyConfig) -> LengthPenalty:
         """Return the penalty that the configuration describes."""
-        return cls(config.kind, config.alpha, config.coverage, config.length_ratio)
+        return cls(config.kind, config.alpha, config.coverage, config.length_ratio, config.word_penalty)
+
+    def score(self, log_probability: _Number, length: _Number) -> _Number:
+        """Return the score, without a coverage term, of a hypothesis of `length` tokens, end-of-sentence counted."""
+        penalised: _Number = log_probability - self.word * length if self.word else log_probability
+        return penalised / self.divisor(length)
 
     def divisor(self, length: _Number) -> _Number:
         """Return the divisor for hypotheses of `length` tokens, end-of-sentence counted; it never falls with length.
@@ -65,14 +71,21 @@ class LengthPenalty:
         clipped = (attention / self.length_ratio).clamp(*_COVERAGE_RANGE).log()
         return self.coverage * self.length_ratio * clipped.masked_fill(~source_mask, 0.0).sum(-1)
 
-    def best_reachable(self, log_probability: Tensor, max_length: Tensor, source_length: Tensor) -> Tensor:
-        """Return a bound on the score of anything that an unfinished hypothesis can still become.
+    def best_reachable(
+        self, log_probability: Tensor, length: Tensor, max_length: Tensor, source_length: Tensor
+    ) -> Tensor:
+        """Return a bound on the score of anything that an unfinished hypothesis of `length` tokens can still become.
 
         More tokens can only lower `log_probability` (never above 0) and raise the divisor, up to `max_length` tokens
         with end-of-sentence; each of the `source_length` source tokens adds at most beta * rho * log 0.5. All arguments
-        and the result have shape [batch].
+        and the result have shape [batch], or [batch, groups] and [batch, 1].
         """
-        bound = log_probability / self.divisor(max_length.to(log_probability.dtype))
+        longest, now = max_length.to(log_probability.dtype), length.to(log_probability.dtype)
+        bound = log_probability / self.divisor(longest)
+        if self.word:
+            # A reward for tokens may make it positive, which is largest where it is divided by least.
+            sums = log_probability - self.word * (now if self.word > 0 else longest)
+            bound = torch.where(sums > 0, sums / self.divisor(now), sums / self.divisor(longest))
         if self.coverage:
             most = self.coverage * self.length_ratio * math.log(_COVERAGE_RANGE[1])
             bound = bound + most * source_length.to(bound.dtype)
@@ -339,7 +352,7 @@ class Assembler:
             return hypotheses
         utilities = mean_chrf([h.text for h in hypotheses])
         scored = [replace(h, score=utility) for h, utility in zip(hypotheses, utilities, strict=True)]
-        return sorted(scored, key=lambda h: -h.score)
+        return sorted(scored, key=lambda h: (not h.finished, -h.score))
 
     def _hypothesis(self, part: SourcePart, result: IdHypothesis) -> Hypothesis:
         alignment = None

@@ -6,10 +6,10 @@ score.
 
 A sentence is settled once none of its beams can still beat its n-th best finished hypothesis. More tokens only lower a
 log-probability, so a beam's log-probability divided by the penalty at the greatest length bounds what it can reach:
-stopping there changes no result (unlike stopping at the first K finished, which `endings: fairseq` asks for). A settled
-sentence leaves at once, and a row from the end fills its hole (`_compacted`); waiting ones enter as soon as there is
-room for a group of them (`BatchAdmission`). Each sentence is at its own position. Results do not depend on the other
-sentences of the batch, up to the scorer's own rounding.
+stopping there changes no result (unlike stopping at K finished, which `endings: fairseq` and `marian` ask for). A
+settled sentence leaves at once, and a row from the end fills its hole (`_compacted`); waiting ones enter as soon as
+there is room for a group of them (`BatchAdmission`). Each sentence is at its own position. Results do not depend on the
+other sentences of the batch, up to the scorer's own rounding.
 
 Shapes: N live sentences, K beams, C candidates, G groups, R finished hypotheses kept, S source, V vocabulary.
 """
@@ -229,7 +229,7 @@ class Search:
         if given is not None:
             index = candidates.origin * given.shape[2] + candidates.token
             candidates = candidates._replace(log_probability=given.flatten(1).gather(1, index))
-        candidates = candidates._replace(total=self._pruned(candidates.total))
+        candidates = candidates._replace(total=self._narrowed(self._pruned(candidates.total)))
         ends = candidates.token == self.settings.eos
         going = candidates.total.masked_fill(ends, NEVER)
         chosen = self.choice.beams(going, candidates)
@@ -326,6 +326,13 @@ class Search:
         floor = self.state.best.maximum(totals.amax(1)) - self.settings.rules.prune
         return totals.masked_fill(totals < floor[:, None], NEVER)
 
+    def _narrowed(self, totals: Tensor) -> Tensor:
+        """Return the totals [N, C], best first, without those for which a beam of `endings: marian` has no room."""
+        if self.settings.endings != "marian":
+            return totals
+        room = self.settings.beam_size - self.state.ended
+        return totals.masked_fill(torch.arange(totals.shape[1], device=totals.device) >= room[:, None], NEVER)
+
     def _counted(self, ends: Tensor, totals: Tensor) -> Tensor:
         """Return which of the candidates that end, `ends` [N, C], are results; `totals` [N, C] are best first."""
         if self.settings.endings == "candidates":
@@ -339,7 +346,7 @@ class Search:
     def _ranked(self, total: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
         """Rank candidates with `total` [N, C] (-inf: it did not end) among the finished; return scores and tickets."""
         state, groups = self.state, self.choice.groups
-        score = total / self.settings.penalty.divisor(state.position.double() + 1)[:, None]
+        score = self.settings.penalty.score(total, state.position.double()[:, None] + 1)
         if self.attended is not None:
             real = torch.arange(self.attended.shape[2], device=total.device) < state.source_length[:, None, None]
             score = score + self.settings.penalty.coverage_term(self.attended, real).gather(1, origin)
@@ -354,14 +361,16 @@ class Search:
     def _done(self) -> Tensor:
         """Return which sentences [N] are settled: beyond their limit, or beyond improvement in every group.
 
-        With `endings: fairseq` K ended hypotheses settle a sentence, and nothing else does while it has a beam.
+        With `endings: fairseq` and `marian` K ended hypotheses settle a sentence, and nothing else does while it has a
+        beam. Those of `marian` need no step beyond the limit, since they are results as they are.
         """
         state = self.state
-        if self.settings.endings == "fairseq":
+        if self.settings.endings in ("fairseq", "marian"):
             no_beam = state.total.amax(1) == NEVER
-            return (state.position > state.max_length) | (state.ended >= self.settings.beam_size) | no_beam
+            last = state.max_length if self.settings.endings == "fairseq" else state.max_length - 1
+            return (state.position > last) | (state.ended >= self.settings.beam_size) | no_beam
         best = state.total.unflatten(1, (self.choice.groups, -1)).amax(2)
-        limits = state.max_length[:, None] + 1, state.source_length[:, None]
+        limits = state.position[:, None] + 1, state.max_length[:, None] + 1, state.source_length[:, None]
         bound = self.settings.penalty.best_reachable(best, *limits)
         return (state.position > state.max_length) | (bound <= state.score[..., -1]).all(1)
 
@@ -380,9 +389,11 @@ class Search:
                     forced = self.settings.endings == "fairseq" and position == each.sentence.max_length
                     results.append(path.hypothesis(score, len(each.sentence.source), finished=True, forced=forced))
                 # A group may have been given up (`prune`); of some other one there is more.
-                if not ended and (cut := self._cut(each, group)).score > NEVER:
+                if self.settings.endings == "marian":
+                    results += self._left(each, row)
+                elif not ended and (cut := self._cut(each, group)).score > NEVER:
                     results.append(cut)
-            results.sort(key=lambda h: (not h.finished, -h.score))
+            results.sort(key=lambda h: (not h.finished and self.settings.endings != "marian", -h.score))
             found[each.number] = results[: self.settings.n_best]
         return found
 
@@ -396,8 +407,18 @@ class Search:
             return IdHypothesis([], [], 0.0, 0.0, False)
         rank = group * (self.choice.beam_size // self.choice.groups)
         path = self.trellis.path(each.track, length - 1, self.trellis.beam(each.track, length - 1, rank))
-        score = path.total / self.settings.penalty.divisor(float(length))
+        score = self.settings.penalty.score(path.total, float(length))
         return path.hypothesis(score, len(each.sentence.source), finished=False)
+
+    def _left(self, each: LiveSentence, row: int) -> list[IdHypothesis]:
+        """Return the hypotheses of a sentence that have not ended, scored without a coverage term."""
+        length = len(self.trellis) - each.track.start
+        left = []
+        for rank in (self.state.total[row] > NEVER).nonzero()[:, 0].tolist():
+            path = self.trellis.path(each.track, length - 1, self.trellis.beam(each.track, length - 1, rank))
+            score = self.settings.penalty.score(path.total, float(length))
+            left.append(path.hypothesis(score, len(each.sentence.source), finished=False))
+        return left
 
     def _leave(self, done: Sequence[bool], parents: Tensor) -> Tensor:
         """Take out the sentences that are `done`; return the rows of `parents` [N, K] that stay."""

@@ -139,7 +139,7 @@ class Translator(TextTranslator):
         penalty = LengthPenalty.of(call.decoding.length_penalty)
         return [
             TargetScore(
-                score.log_probability / penalty.divisor(float(len(ids) + 1)),
+                penalty.score(score.log_probability, float(len(ids) + 1)),
                 score.log_probability,
                 tokenizer.pieces(ids),
                 score.token_log_probabilities,

@@ -1,0 +1,188 @@
+"""Models of Marian and their imports, compared: text, scores and alignments of the same search (README.md).
+
+`python experiments/marian/compare.py FOLDER... --marian PYMARIAN --text TEXT --out RESULT.json`: folders of models with
+what Marian wrote beside them, a text with a sentence per line, the file to write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ziggurat.config.load import load_experiment
+from ziggurat.exchange.importer import import_checkpoint
+from ziggurat.exchange.marian_files import find_files
+from ziggurat.exchange.marian_program import marian_program
+from ziggurat.translate.translator import Translator, load_translator
+
+TOLERANCE = 1e-4
+"""TOLERANCE is the most by which scores may differ beyond the digits that Marian prints, and the scores of a tie."""
+
+_PRINTED = re.compile(r"(\d+) \|\|\| (.*?) \|\|\| (?:(\d+-\d+(?: \d+-\d+)*) \|\|\| )?F0= (\S+) \|\|\| (\S+)")
+
+
+class Search(NamedTuple):
+    """Options of Marian's search."""
+
+    beam: int
+    normalize: float = 0.0
+    word_penalty: float = 0.0
+    factor: float = 3.0
+
+    @property
+    def options(self) -> list[str]:
+        """Its options for Marian; one sentence at a time, since the limit is that of a whole batch there."""
+        given = ["-b", self.beam, "--normalize", self.normalize, "--word-penalty", self.word_penalty]
+        return list(map(str, [*given, "--max-length-factor", self.factor, "--mini-batch", 1, "--maxi-batch", 1]))
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """The keys of `decoding` in which it differs from what the import writes."""
+        return {
+            "beam_size": self.beam,
+            "n_best": self.beam,
+            "length_penalty": {"alpha": self.normalize, "word_penalty": self.word_penalty},
+            "max_length": {"ratio": self.factor, "extra": math.ceil(self.factor)},
+        }
+
+
+SEARCHES = (
+    *(Search(beam, normalize) for beam in (1, 4, 12) for normalize in (0.0, 0.6, 1.0)),
+    *(Search(4, 0.6, penalty) for penalty in (0.5, -0.5)),
+    Search(4, 1.0, 0.0, 0.5),
+)
+
+
+class Found(NamedTuple):
+    """One translation: its text, its score, its links."""
+
+    text: str
+    score: float
+    printed: float
+    """Half a unit of the last digit that was printed."""
+    links: str | None = None
+
+
+def theirs(marian: Path, folder: Path, text: str, search: Search, *, alignment: bool = False) -> list[list[Found]]:
+    """Return Marian's n-best lists of the lines."""
+    files = find_files(folder)
+    sides = [str(file) for file in (files.vocabularies[0], files.vocabularies[-1])]
+    more = ["--alignment", "hard"] if alignment else []
+    command = [
+        str(marian),
+        "decode",
+        "-m",
+        str(files.weights),
+        "-v",
+        *sides,
+        "--n-best",
+        "--quiet",
+        "--cpu-threads",
+        "1",
+    ]
+    ran = subprocess.run([*command, *search.options, *more], input=text, capture_output=True, text=True, check=True)
+    found: list[list[Found]] = [[] for _ in text.splitlines()]
+    for line in ran.stdout.splitlines():
+        said = _PRINTED.fullmatch(line)
+        assert said is not None, line
+        digits = 10.0 ** (math.floor(math.log10(abs(float(said[5])) or 1.0)) - 5)
+        found[int(said[1])].append(Found(said[2], float(said[5]), digits / 2, said[3]))
+    return found
+
+
+def ours(translator: Translator, text: str, search: Search, *, alignment: bool = False) -> list[list[Found]]:
+    """Return the n-best lists of our own search."""
+    found = []
+    for translation in translator.translate(text.splitlines(), **search.decoding, alignments=alignment):
+        rows = []
+        for each in translation.hypotheses:
+            links = None
+            if each.alignment is not None:
+                links = " ".join(sorted(f"{s}-{t}" for t, s in enumerate(each.alignment.hard)))
+            rows.append(Found(each.text, each.score, 0.0, links))
+        found.append(rows)
+    return found
+
+
+def compared(marian: Sequence[Sequence[Found]], here: Sequence[Sequence[Found]]) -> dict[str, Any]:
+    """Return how many lines have the same text, which others are ties, and by how much scores differ at most."""
+    same = ties = 0
+    largest = 0.0
+    different = []
+    for number, (a, b) in enumerate(zip(marian, here, strict=True)):
+        gap = abs(a[0].score - b[0].score) - a[0].printed
+        if a[0].text == b[0].text:
+            same += 1
+            largest = max(largest, gap)
+        # The other one's best is in the list, with the score of the best.
+        elif any(each.text == b[0].text and each.score >= a[0].score - TOLERANCE - 2 * each.printed for each in a):
+            ties += 1
+        else:
+            different.append({"line": number, "marian": a[0][:2], "ziggurat": b[0][:2]})
+    return {"same": same, "ties": ties, "different": different, "score_gap": round(max(0.0, largest), 7)}
+
+
+def _links(marian: Sequence[Sequence[Found]], here: Sequence[Sequence[Found]], eos: bool) -> dict[str, int]:
+    """Return how many links of translations with the same text are equal."""
+    equal = total = 0
+    for a, b in zip(marian, here, strict=True):
+        if a[0].text != b[0].text:
+            continue
+        targets = 1 + max((int(link.split("-")[1]) for link in (b[0].links or "").split()), default=-1)
+        mine = set((b[0].links or "").split())
+        wanted = {link for link in (a[0].links or "").split() if int(link.split("-")[1]) < targets}
+        equal += len(mine & wanted)
+        total += len(mine | wanted)
+    return {"equal": equal, "links": total}
+
+
+def main() -> None:
+    """Compare the models that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--marian", type=Path, default=marian_program())
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--lines", type=int, default=1000)
+    parser.add_argument("--few", action="store_true", help="beams 1, 4 and 12 alone")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    text = "".join(given.text.read_text(encoding="utf-8").splitlines(keepends=True)[: given.lines])
+    version = subprocess.run([given.marian, "--version"], capture_output=True, text=True, check=False)
+    results = json.loads(given.out.read_text()) if given.out.exists() else {"models": {}}
+    results |= {"marian": (version.stdout + version.stderr).split()[0], "lines": text.count("\n")}
+    searches = (Search(1), Search(4, 0.6), Search(12, 1.0)) if given.few else SEARCHES
+    with tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for folder in given.folders:
+            out = Path(work) / folder.name
+            import_checkpoint(folder, out)
+            translator = load_translator(out)
+            rows = {}
+            for search in searches:
+                name = f"beam {search.beam}, normalize {search.normalize:g}"
+                name += f", word-penalty {search.word_penalty:g}" if search.word_penalty else ""
+                name += f", max-length-factor {search.factor:g}" if search.factor != 3 else ""
+                rows[name] = compared(theirs(given.marian, folder, text, search), ours(translator, text, search))
+                print(folder.name, name, rows[name]["same"], rows[name]["ties"], rows[name]["score_gap"], flush=True)
+            entry: dict[str, Any] = {"searches": rows}
+            if load_experiment(out / "config.yaml").training.loss.alignment is not None:
+                pair = [
+                    theirs(given.marian, folder, text, Search(1), alignment=True),
+                    ours(translator, text, Search(1), alignment=True),
+                ]
+                entry["alignment"] = _links(pair[0], pair[1], True)
+                print(folder.name, "alignment", entry["alignment"], flush=True)
+            results["models"][folder.name] = entry
+            given.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
