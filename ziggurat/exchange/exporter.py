@@ -50,8 +50,7 @@ BEAM = 4
 _TIE = 1e-4
 """Log-probabilities that differ by less are equal: about the error of a sum over tokens in fp32."""
 _TRIALS = 8
-_IMPOSSIBLE = -1e9
-"""Bias of a token that is never written."""
+_IMPOSSIBLE = -1e9  # bias of a token that is never written
 _NOISE = 2.0**-21
 """Relative change of every weight in a trial: a few units in the last place of fp32."""
 
