@@ -8,7 +8,7 @@ TOOLS := .venv-tools
 # Tests start many processes, each of which would compile the package anew where nothing may be kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test browser test-slow test-ray lint format docs dist bench bench-train bench-decode bench-gpu clean
+.PHONY: demo test browser test-slow test-ray lint format docs dist bench bench-train bench-decode bench-gpu marian clean
 
 demo: $(READY)
 	$(BIN)/ziggurat demo
@@ -60,6 +60,15 @@ bench-train: $(READY)
 # The same for decoding (benchmarks/decode_speed.py).
 bench-decode: $(READY)
 	$(BIN)/python -m benchmarks.decode_speed
+
+# Marian 1.12.42 in an environment for itself, which slow tests, experiments and benchmarks look for there; 1.1 GB. Its
+# wheel is for Python 3.11 alone.
+MARIAN := $(or $(ZIGGURAT_MARIAN),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ziggurat/marian)
+MARIAN_PYTHON ?= python3.11
+marian:
+	$(MARIAN_PYTHON) -m venv $(MARIAN)
+	$(MARIAN)/bin/python -m pip install --quiet --disable-pip-version-check pymarian==1.12.42
+	$(MARIAN)/bin/pymarian --version
 
 # One call under 9 minutes on a GPU; without one the same code at tiny sizes.
 bench-gpu: $(READY)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from ziggurat.config.load import load_experiment
 from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.exchange.marian_files import find_files
+from ziggurat.exchange.marian_program import marian_program
 from ziggurat.translate.translator import Translator, load_translator
 
 TOLERANCE = 1e-4
@@ -147,7 +148,7 @@ def main() -> None:
     """Compare the models that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--marian", type=Path, required=True)
+    parser.add_argument("--marian", type=Path, default=marian_program())
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--few", action="store_true", help="beams 1, 4 and 12 alone")

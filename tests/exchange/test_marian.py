@@ -159,11 +159,13 @@ def test_a_vocabulary_that_is_a_sentencepiece_model(tmp_path: Path) -> None:
     """As Marian trains them itself, and Firefox Translations has them: one model for both sides, ids are its own."""
     model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1)  # what Marian sets when it trains one
     rows = SentencePieceTokenizer(model).size - 2  # without padding and begin-of-sentence, which are ours
-    (tmp_path / "vocab.deen.spm").write_bytes(model)
+    (tmp_path / "joint.spm").write_bytes(model)
     write_npz(tmp_path / "model.npz", random_arrays(POST_NORM, (rows, rows), 3), POST_NORM)
     with pytest.raises(DataError, match="--dictionary"):
         import_checkpoint(tmp_path / "model.npz", tmp_path / "ours")
-    report = import_checkpoint(tmp_path / "model.npz", tmp_path / "ours", dictionaries=[tmp_path / "vocab.deen.spm"])
+    import_checkpoint(tmp_path / "model.npz", tmp_path / "named", dictionaries=[tmp_path / "joint.spm"])
+    (tmp_path / "joint.spm").rename(tmp_path / "vocab.deen.spm")
+    report = import_checkpoint(tmp_path / "model.npz", tmp_path / "ours")
     assert report["kind"] == "marian"
     source, target = load_tokenizers(tmp_path / "ours")
     assert source is target
@@ -271,15 +273,15 @@ def test_files_that_are_damaged_or_missing(folder: Folder, tmp_path: Path) -> No
     (path / "opus.vocab.yml").unlink()
     assert "opus.vocab.yml: no such file" in said()
     (path / "decoder.yml").write_text("models: [a.npz, b.npz]\nvocabs: [v.yml, v.yml]\n")
-    assert "has 2 models; name one" in said()
+    assert "has 2 models; name the file of one" in said()
     (path / "decoder.yml").write_text("models: 5\n")
     assert "lists of files" in said()
     (path / "decoder.yml").write_text("models: []\n")
     weights.unlink()
-    assert "holds no .npz file" in said()
+    assert "holds no model of Marian" in said()
     assert "no such file" in said(where=path / "other.npz")
     (path / "model.bin").write_bytes(b"x")
-    assert "name the .npz file" in said(where=path / "model.bin")
+    assert "begins with another number" in said(where=path / "model.bin")
     assert not (tmp_path / "ours").exists()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from ziggurat.config import load_experiment
 from ziggurat.exchange.exporter import export_model
 from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.exchange.marian_files import find_files
+from ziggurat.exchange.marian_program import WITHOUT_MARIAN, marian_program
 from ziggurat.translate.ctranslate2 import CTranslate2Translator
 from ziggurat.translate.translator import Translator, load_translator
 
@@ -161,10 +161,10 @@ def test_options_that_are_damaged_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "rms"])
 def test_marian_here_says_the_same_as_marian_then(name: str, tmp_path: Path) -> None:
-    """More lines and searches, where `ZIGGURAT_MARIAN` is the command of an environment with Marian."""
-    marian = os.environ.get("ZIGGURAT_MARIAN")
+    """More lines and searches, where Marian is installed."""
+    marian = marian_program()
     if marian is None:
-        pytest.skip("ZIGGURAT_MARIAN does not name the command of Marian (experiments/marian/README.md)")
+        pytest.skip(WITHOUT_MARIAN)
     shutil.copytree(GOLDEN / name, tmp_path / name)
     text = ROOT / "tests" / "golden" / "marian" / name / "expected.json"
     lines = json.loads(text.read_text("utf-8"))

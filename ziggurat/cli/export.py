@@ -19,7 +19,7 @@ from ziggurat.system.files import check_file
 def export(
     model: Annotated[str | None, typer.Argument(help="Run or model directory.")] = None,
     to: Annotated[
-        str | None, typer.Option("--to", help="Target: ziggurat, plain, ctranslate2, huggingface, argos, onnx.")
+        str | None, typer.Option("--to", help="Target: ziggurat, plain, ctranslate2, huggingface, argos, marian, onnx.")
     ] = None,
     out: Annotated[Path | None, typer.Option(*OUT, help="Folder to write.")] = None,
     which: Annotated[
@@ -147,7 +147,8 @@ def _report_text(report: dict[str, Any], out: Path) -> str:
     lines = [
         f"wrote {out} ({report['target']}) from {report['model']}",
         f"verified on {found['lines']:,} lines ({found['text']}): {found['identical']:,} identical, "
-        f"{counted(found['ties'], 'tie')}, {found['cut']:,} cut at the length limit",
+        f"{counted(found['ties'], 'tie')}, {found['cut']:,} cut at the length limit"
+        + (f"; by {found['by']}" if "by" in found else ""),
         *packages,
     ]
     if "search_without" in report:
@@ -167,7 +168,7 @@ def import_model(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="Directory of transformers (Marian, Pegasus, ...), model of Marian (.npz, or its folder), or a "
+            help="Directory of transformers (Marian, Pegasus, ...), model of Marian (.npz, .bin, or its folder), or a "
             "fairseq checkpoint (.pt)."
         ),
     ],
@@ -206,3 +207,7 @@ def import_model(
         stored = f"{report['parameters']:,} parameters (`model.embedding.sharing: {report['sharing']}`)"
         print(f"wrote {out}: {report['kind']}, {stored}; to translate with it:")
         print(f"  ziggurat translate {out} < text")
+        if report["shortlist"] is not None:
+            print(
+                f"  ziggurat translate {out} decoding.shortlist={report['shortlist']} < text     # with its shortlist"
+            )

@@ -64,8 +64,13 @@ def estimate_shortlist(
     return ShortlistTable(
         _candidates(rows, _copies(source, target), target.size, best, floor),
         np.array(sorted(always), np.int32),
-        (_fingerprint(source), _fingerprint(target)),
+        vocabulary_fingerprints(source, target),
     )
+
+
+def vocabulary_fingerprints(source: Tokenizer, target: Tokenizer) -> tuple[str, str]:
+    """Return hashes of two vocabularies, as `ShortlistTable.vocabularies` has them."""
+    return _fingerprint(source), _fingerprint(target)
 
 
 def shortlist_bytes(table: ShortlistTable) -> bytes:

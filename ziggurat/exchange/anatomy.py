@@ -19,6 +19,7 @@ from torch import Tensor
 from ziggurat.config.kinds import ResidualKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.model.embedding import sinusoids
+from ziggurat.model.seq2seq import AlignmentHead
 from ziggurat.system.errors import ExportError
 
 
@@ -172,7 +173,9 @@ def dissect(
     positions: int,
     entries: Mapping[str, Tensor] | None = None,
 ) -> Anatomy:
-    """Return the matrices of a model with residuals `post` or `pre`, history `latest`, attention full or relative.
+    """Return the matrices of a model with residuals `post` or `pre`, history `latest`, and full or relative attention.
+
+    Its decoder may have SSRU in the place of self-attention.
 
     Args:
         config: the model's configuration.
@@ -255,17 +258,24 @@ def _layer(
     config: ModelConfig, tensors: Mapping[str, Tensor], name: str, decoder: bool, residual: ResidualKind
 ) -> LayerMatrices:
     (norm,) = SLOTS[residual]
-    # One product computes queries, keys and values; other toolkits keep three matrices.
-    query, key, value = _parts(_affine(tensors, f"{name}.self_attn.qkv_proj"), 3)
-    self_attn = AttentionMatrices(
-        query,
-        key,
-        value,
-        _affine(tensors, f"{name}.self_attn.out_proj"),
-        (_affine(tensors, f"{name}.self_attn_residual.{norm}"),),
-        tensors.get(f"{name}.self_attn.key_table"),
-        tensors.get(f"{name}.self_attn.value_table"),
-    )
+    own: AttentionMatrices | CellMatrices
+    norms = (_affine(tensors, f"{name}.self_attn_residual.{norm}"),)
+    if f"{name}.self_attn.gate_proj.weight" in tensors:
+        own = CellMatrices(
+            _affine(tensors, f"{name}.self_attn.v_proj"), _affine(tensors, f"{name}.self_attn.gate_proj"), norms
+        )
+    else:
+        # One product computes queries, keys and values; other toolkits keep three matrices.
+        query, key, value = _parts(_affine(tensors, f"{name}.self_attn.qkv_proj"), 3)
+        own = AttentionMatrices(
+            query,
+            key,
+            value,
+            _affine(tensors, f"{name}.self_attn.out_proj"),
+            norms,
+            tensors.get(f"{name}.self_attn.key_table"),
+            tensors.get(f"{name}.self_attn.value_table"),
+        )
     cross_attn = None
     if decoder:
         key, value = _parts(_affine(tensors, f"{name}.cross_attn.kv_proj"), 2)
@@ -281,7 +291,7 @@ def _layer(
         # The rows of the gate come first (ziggurat.model.linear).
         gate, ffn_in = _parts(ffn_in, 2)
     return LayerMatrices(
-        self_attn,
+        own,
         cross_attn,
         ffn_in,
         _affine(tensors, f"{name}.ffn.out_proj"),
@@ -334,6 +344,32 @@ def _composed(layer: LayerMatrices, at: str, slots: tuple[str, ...]) -> dict[str
         for slot, norm in zip(slots, its, strict=True):
             tensors |= norm.named(f"{at}.{sublayer}_residual.{slot}")
     return tensors
+
+
+def with_head_first(stack: StackMatrices, aligned: AlignmentHead) -> StackMatrices:
+    """Return a decoder that computes the same, with the head of alignments in the first place in its layer."""
+    if not aligned.head:
+        return stack
+    number = aligned.layer % len(stack.layers)
+    cross = stack.layers[number].cross_attn
+    assert cross is not None
+    order = [aligned.head, *(head for head in range(stack.heads) if head != aligned.head)]
+    width = cross.query.weight.shape[0]
+    rows = torch.arange(width).view(stack.heads, -1)[order].flatten()
+
+    def moved(affine: Affine) -> Affine:
+        return Affine(affine.weight[rows], None if affine.bias is None else affine.bias[rows])
+
+    cross = dataclasses.replace(
+        cross,
+        query=moved(cross.query),
+        key=moved(cross.key),
+        value=moved(cross.value),
+        out=Affine(cross.out.weight[:, rows], cross.out.bias),
+    )
+    layers = list(stack.layers)
+    layers[number] = dataclasses.replace(layers[number], cross_attn=cross)
+    return dataclasses.replace(stack, layers=tuple(layers))
 
 
 def with_epsilon(stack: StackMatrices, epsilon: float) -> StackMatrices:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +15,15 @@ from torch import Tensor
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.shortlist import ShortlistTable
 from ziggurat.data.subword import Tokenizer
-from ziggurat.exchange.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, StackMatrices, with_epsilon
+from ziggurat.exchange.anatomy import (
+    Affine,
+    Anatomy,
+    AttentionMatrices,
+    LayerMatrices,
+    StackMatrices,
+    with_epsilon,
+    with_head_first,
+)
 from ziggurat.model.seq2seq import AlignmentHead
 from ziggurat.system.files import write_atomically
 from ziggurat.translate.ctranslate2 import ctranslate2_module
@@ -70,7 +77,7 @@ def write_ctranslate2(
     aligned = aligned or AlignmentHead()
     encoder, decoder = (
         with_epsilon(anatomy.encoder, anatomy.decoder.epsilon),
-        _with_head_first(anatomy.decoder, aligned),
+        with_head_first(anatomy.decoder, aligned),
     )
     # CTranslate2 takes the mean over the first heads of one layer.
     alignment = {"alignment_layer": aligned.layer, "alignment_heads": decoder.heads if aligned.head is None else 1}
@@ -120,32 +127,6 @@ def write_shortlist_map(path: Path, table: ShortlistTable, tokenizers: Sequence[
         for piece, row in zip(source.pieces(range(source.size)), table.candidates, strict=True)
     ]
     write_atomically(path, "".join(line + "\n" for line in lines).encode())
-
-
-def _with_head_first(stack: StackMatrices, aligned: AlignmentHead) -> StackMatrices:
-    """Return a decoder that computes the same, with the head of alignments in the first place in its layer."""
-    if not aligned.head:
-        return stack
-    number = aligned.layer % len(stack.layers)
-    cross = stack.layers[number].cross_attn
-    assert cross is not None
-    order = [aligned.head, *(head for head in range(stack.heads) if head != aligned.head)]
-    width = cross.query.weight.shape[0]
-    rows = torch.arange(width).view(stack.heads, -1)[order].flatten()
-
-    def moved(affine: Affine) -> Affine:
-        return Affine(affine.weight[rows], None if affine.bias is None else affine.bias[rows])
-
-    cross = dataclasses.replace(
-        cross,
-        query=moved(cross.query),
-        key=moved(cross.key),
-        value=moved(cross.value),
-        out=Affine(cross.out.weight[:, rows], cross.out.bias),
-    )
-    layers = list(stack.layers)
-    layers[number] = dataclasses.replace(layers[number], cross_attn=cross)
-    return dataclasses.replace(stack, layers=tuple(layers))
 
 
 def _specs() -> ModuleType:

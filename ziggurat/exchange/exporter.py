@@ -26,6 +26,7 @@ from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.babel import generate
 from ziggurat.data.corpus import Store
+from ziggurat.data.subword import Tokenizer
 from ziggurat.data.vocabulary import several_languages
 from ziggurat.evaluate.scores import evaluate, sacrebleu_metric
 from ziggurat.evaluate.tokenisation import splitting
@@ -35,6 +36,7 @@ from ziggurat.exchange.plain import ExportedModel
 from ziggurat.exchange.targets import TARGETS, ExportTarget, ExportTranslator, target_named
 from ziggurat.model.directory import OpenedModel, open_model
 from ziggurat.model.low_rank import weights_fingerprint
+from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.compressed import byte_stream
 from ziggurat.system.errors import ConfigError, DataError, ExportError, printable
 from ziggurat.system.files import made_by, write_atomically, write_checksums
@@ -48,8 +50,7 @@ BEAM = 4
 _TIE = 1e-4
 """Log-probabilities that differ by less are equal: about the error of a sum over tokens in fp32."""
 _TRIALS = 8
-_IMPOSSIBLE = -1e9
-"""Bias of a token that is never written."""
+_IMPOSSIBLE = -1e9  # bias of a token that is never written
 _NOISE = 2.0**-21
 """Relative change of every weight in a trial: a few units in the last place of fp32."""
 
@@ -203,15 +204,30 @@ def _shaken(ours: Translator, generator: torch.Generator | None, *, shares_out: 
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.mul_(1 + _NOISE * noise)
     if shares_out:
-        tokenizer = ours.target_tokenizer
-        never = sorted({tokenizer.pad, tokenizer.unk, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
-        bias = torch.zeros(model.output.weight.shape[0], dtype=torch.float64, device=model.device)
-        bias += 0.0 if model.output.bias is None else model.output.bias
-        bias[never] = _IMPOSSIBLE
-        model.output.bias = torch.nn.Parameter(bias)
+        _rule_out(model, ours.target_tokenizer)
+    return _with_model(ours, model)
+
+
+@torch.no_grad()
+def _rule_out(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+    """Let tokens that are no text, and the unknown one, have no probability, so that the others have more."""
+    given = model.output.bias
+    bias = torch.zeros_like(model.output.weight[:, 0]) if given is None else given.clone()
+    never = {tokenizer.pad, tokenizer.unk, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos}
+    bias[sorted(never)] = _IMPOSSIBLE
+    model.output.bias = torch.nn.Parameter(bias)
+
+
+def _with_model(ours: Translator, model: Seq2Seq) -> Translator:
     return Translator(
         model, ours.source_tokenizer, ours.target_tokenizer, ours.decoding, max_positions=ours.max_positions
     )
+
+
+def _text_only(ours: Translator) -> Translator:
+    """Return the translator without tokens that are no text, and without the unknown one."""
+    _rule_out(model := copy.deepcopy(ours.model), ours.target_tokenizer)
+    return _with_model(ours, model)
 
 
 _REPORT_FILE = "export.json"
@@ -294,6 +310,7 @@ def export_model(
     model = ExportedModel.of(opened)
     ours = _translator(opened, model, opened.experiment)
     checked = _translator(opened, model, model.searching_as_others(target.rules)) if target.own_search else ours
+    checked = _text_only(checked) if target.text_only else checked
     # Now, to learn before the export that the files do not pair up, or that BLEU's tokenizer is not installed.
     judged = None if gate is None else (gate, *_test_set(gate, ours.target_language))
     texts, origin = _texts(opened.experiment, verify, lines)
@@ -306,6 +323,8 @@ def export_model(
         _write_report(folder, report)
         say(f"comparing it with the model: both translate {len(texts):,} lines ({origin})")
         report["verification"] = {"text": origin, **_verified(checked, target, folder, model, texts)}
+        if target.checked_by is not None:
+            report["verification"]["by"] = target.checked_by()
         # (4) Write once more, quantised, and count the translations that changed.
         if stored is not None:
             say(f"{stored}: writing and comparing again")
@@ -417,7 +436,7 @@ def _verified(
     ours: Translator, target: ExportTarget, folder: Path, model: ExportedModel, texts: Sequence[str]
 ) -> dict[str, Any]:
     """Return the figures of the comparison, without lines too long for it. Raises ExportError: not the same model."""
-    settings = search_settings(model.positions, ours.decoding.max_length.limit)
+    settings = search_settings(model.positions, ours.decoding.max_length.limit) | dict(target.settings)
     # Longer lines than these are translated in parts by ours, but not by every other toolkit.
     longest = min(MAX_NEW_TOKENS - 1, model.positions - 1, ours.decoding.max_source_pieces + 1)
     lengths = [len(ids) for ids in model.source.encode(list(texts))]

@@ -37,9 +37,12 @@ from ziggurat.exchange.anatomy import (
 )
 from ziggurat.exchange.imported import ControlIds, ForeignModel, positions_from, read_segmenter, with_vocabularies
 from ziggurat.exchange.marian_files import Array, find_files, read_ids, read_weights
+from ziggurat.model.build import build_model
 from ziggurat.model.kinds import RESIDUAL
+from ziggurat.model.tensors import load_weights
 from ziggurat.system.errors import DataError, ExportError, printable
 from ziggurat.system.small_files import JsonForm, shaped
+from ziggurat.translate.translator import Translator
 
 _EPSILON = 1e-6
 POSITIONS = 1024
@@ -339,9 +342,9 @@ def read_marian(
     """Read a model of Marian.
 
     Args:
-        path: an .npz file, or a folder with one, such as an unpacked download of OPUS-MT.
+        path: an .npz or binary file, or a folder with one, such as an unpacked download of OPUS-MT.
         dictionaries: vocabularies of source and target, or one for both: SentencePiece models (.spm), .yml, .json or
-            text; none: those that decoder.yml names.
+            text; none: those that decoder.yml names, else those that Firefox's models have beside them.
         models: SentencePiece models of the two sides for vocabularies that are none; none: `source.spm` and
             `target.spm` beside the weights if they are there, else text is segmented already.
         languages: codes of source and target; None: `source` and `target`, since Marian's files do not say.
@@ -349,8 +352,8 @@ def read_marian(
     Raises ExportError with all reasons why the model is not a plain Transformer; DataError: files missing or damaged.
     """
     files = find_files(path)
-    arrays, given = read_weights(files.weights)
-    anatomy = _marian_anatomy(arrays, given, files.weights)
+    weights = read_weights(files.weights)
+    anatomy = _marian_anatomy(weights.arrays, weights.options, files.weights)
     vocabularies = list(dictionaries) or list(files.vocabularies)
     if not vocabularies:
         raise DataError(f"{files.weights}: name its vocabularies, of source and target, by `--dictionary`")
@@ -382,6 +385,7 @@ def read_marian(
         decoding=_decoding(found),
         alignment=_alignment(files.training),
         never=frozenset([pads[1]]),
+        notes=weights.notes,
     ).checked(str(files.weights))
 
 
@@ -469,3 +473,14 @@ def _decoding(search: _Search) -> dict[str, Any]:
     if search.beam_size is not None:
         decoding["beam_size"] = search.beam_size
     return decoding
+
+
+def imported_translator(path: Path) -> Translator:
+    """Return a translator that computes what the files of Marian in the folder `path` say."""
+    model = read_marian(path, (), (), None)
+    experiment = model.experiment(str(path))
+    network = build_model(experiment.model, model.source.size, model.target.size)
+    load_weights(network, model.tensors(), str(path))
+    return Translator(
+        network.eval(), model.source, model.target, experiment.decoding, max_positions=experiment.model.embedding.limit
+    )

@@ -174,6 +174,11 @@ class ForeignModel:
             )
         return dataclasses.replace(self, unmatched=tuple(found))
 
+    def places(self) -> tuple[list[int | None], list[int | None]]:
+        """Return the other toolkit's id for each of our ids of source and target; None for a token that it lacks."""
+        reading = self.source_control or self.control
+        return _rows(self.source, self.source_ids, reading), _rows(self.target, self.target_ids, self.control)
+
     def sharing(self) -> Sharing:
         """Return which matrices of the other model are one and the same, as far as our vocabularies allow it.
 

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ziggurat.config import dump
+from ziggurat.data.shortlist import ShortlistTable, write_shortlist
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.exchange.agreement import segmented_by
 from ziggurat.exchange.checkpoints import refuse_file, refuse_folder
@@ -20,6 +21,7 @@ from ziggurat.exchange.import_huggingface import read_huggingface
 from ziggurat.exchange.import_marian import read_marian
 from ziggurat.exchange.imported import ForeignModel
 from ziggurat.exchange.marian_files import is_marian
+from ziggurat.exchange.marian_shortlist import shortlist_beside
 from ziggurat.model.build import build_model
 from ziggurat.model.directory import refuse_replacing
 from ziggurat.model.run_folder import CONFIG_FILE, MODEL_FILE
@@ -27,6 +29,9 @@ from ziggurat.model.tensors import load_weights, write_tensors
 from ziggurat.system.errors import ConfigError, DataError, ExportError, out_of_memory, printable
 from ziggurat.system.files import made_by, write_atomically, write_checksums
 from ziggurat.system.staging import building, recover
+
+SHORTLIST_FILE = "lexical.shortlist"
+"""SHORTLIST_FILE is the name of a model's lexical shortlist in its directory; `decoding.shortlist` can name it."""
 
 
 def import_checkpoint(
@@ -41,8 +46,8 @@ def import_checkpoint(
     """Read a model of transformers, Marian or fairseq and write a model directory; return a summary.
 
     Args:
-        checkpoint: folder of transformers with config.json and model.safetensors, .npz file of Marian or folder with
-            one, or .pt file of fairseq.
+        checkpoint: folder of transformers with config.json and model.safetensors, .npz or binary file of Marian or
+            folder with one, or .pt file of fairseq.
         out: folder to write; must not exist, or be empty.
         force: replace a model in `out`.
         dictionaries: vocabularies; see read_fairseq and read_marian.
@@ -62,8 +67,10 @@ def import_checkpoint(
         refuse_folder(checkpoint)
     if not checkpoint.exists():
         raise DataError(f"{checkpoint}: no such file or folder")
+    listed: ShortlistTable | None = None
     if is_marian(checkpoint):
         model = read_marian(checkpoint, dictionaries, models, pair)
+        listed = shortlist_beside(checkpoint, model)
     elif checkpoint.is_dir():
         if dictionaries:
             raise ConfigError(
@@ -72,8 +79,7 @@ def import_checkpoint(
         model = read_huggingface(checkpoint, models, pair)
     elif checkpoint.suffix == ".bin":
         raise DataError(
-            f"{checkpoint}: name the folder of a pytorch_model.bin; a .bin file of Marian is packed for one kind of "
-            "processor: name the .npz file that it was made from"
+            f"{checkpoint}: name the folder of a pytorch_model.bin; a binary model of Marian begins with another number"
         )
     else:
         model = read_fairseq(checkpoint, dictionaries, models, pair)
@@ -95,13 +101,15 @@ def import_checkpoint(
     given += [word for path in models for word in ("--sentencepiece", path)]
     given += ["--languages", languages] if languages is not None else []
     again = made_by("import", checkpoint, *given, "--out", out, "--force")
-    parameters = _write_imported(model, out, again)
+    parameters = _write_imported(model, out, again, listed)
     return {
         "out": str(out),
         "kind": model.kind,
         "parameters": parameters,
         "sharing": model.sharing(),
         "unmatched": [dataclasses.asdict(one) for one in model.unmatched],
+        "not_taken_over": list(model.notes),
+        "shortlist": None if listed is None else str(out / SHORTLIST_FILE),
     }
 
 
@@ -132,8 +140,8 @@ def language_pair(languages: str) -> tuple[str, str]:
     return cuts[0][0], cuts[0][1]
 
 
-def _write_imported(model: ForeignModel, out: Path, again: str) -> int:
-    """Write the model directory; return the number of parameters.
+def _write_imported(model: ForeignModel, out: Path, again: str, listed: ShortlistTable | None) -> int:
+    """Write the model directory, with its shortlist if there is one; return the number of parameters.
 
     `again` is the command that writes the folder again (ziggurat.system.files.write_checksums).
     """
@@ -152,6 +160,8 @@ def _write_imported(model: ForeignModel, out: Path, again: str) -> int:
     with building(out) as folder:
         save_tokenizers(folder, model.source, model.target)
         write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
+        if listed is not None:
+            write_shortlist(folder / SHORTLIST_FILE, listed)
         checksum = write_tensors(folder / MODEL_FILE, tensors)
         write_checksums(folder, again, known={MODEL_FILE: checksum})
     return sum(tensor.numel() for tensor in tensors.values())

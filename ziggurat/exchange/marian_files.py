@@ -1,4 +1,6 @@
-"""Files of Marian: weights as `.npz` with the options inside, vocabularies as YAML, JSON or text, `decoder.yml`.
+"""Files of Marian: weights with the options inside, vocabularies as YAML, JSON or text, `decoder.yml`.
+
+Weights are `.npz` files or binary ones (ziggurat.exchange.marian_binary).
 
 An .npz file is a zip of arrays. They are read here rather than by numpy.load, since each header is compared with its
 entry before memory is taken for it; nothing is unpickled.
@@ -22,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.exchange.imported import read_file
+from ziggurat.exchange.marian_binary import is_binary_model, read_binary
 from ziggurat.system.errors import DataError, printable, refuse_passing
 from ziggurat.system.small_files import check_regular, inside, parse_json
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
@@ -35,11 +38,49 @@ _MOST_UNPACKED = 16
 """Most times its size that a file may unpack to. Marian does not compress; trained weights shrink by a tenth."""
 
 
-def read_weights(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Return the arrays of an .npz file by name, and the options inside it.
+_SCALES = "_QuantMultA"
+"""End of the names of numbers by which the browsers' engine scales what a matrix is multiplied with: no weights."""
+
+
+@dataclass(frozen=True)
+class MarianWeights:
+    """The weights of a model.
+
+    Attributes:
+        arrays: parameters by name, in fp32 where they were quantised.
+        options: with which Marian builds the model.
+        quantised: number of matrices of each quantised type.
+    """
+
+    arrays: Mapping[str, Array]
+    options: Mapping[str, Any]
+    quantised: Mapping[str, int]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What reading cannot bring back, for people."""
+        return tuple(
+            f"the weights from before they were quantised ({count:,} matrices of {kind}, each divided by its own scale)"
+            for kind, count in self.quantised.items()
+        )
+
+
+def read_weights(path: Path) -> MarianWeights:
+    """Return the weights in an .npz or a binary file, and the options inside it.
 
     Raises DataError: not such a file, damaged, without options, or unpacking to more than 16 times its size.
+    ExportError: a binary file of a type that cannot be read.
     """
+    arrays, quantised = read_binary(path) if is_binary_model(path) else (_read_npz(path), {})
+    if _OPTIONS not in arrays:
+        raise DataError(f"{path}: has no `{_OPTIONS}`, in which Marian keeps a model's options")
+    text = arrays.pop(_OPTIONS).tobytes().partition(b"\0")[0]
+    arrays = {name: array for name, array in arrays.items() if not name.endswith(_SCALES)}
+    return MarianWeights(arrays, _mapping(text, f"{path}: {_OPTIONS}"), quantised)
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    """Return the arrays of an .npz file by name. Raises DataError: see read_weights."""
     try:
         size = check_regular(path)
         with zipfile.ZipFile(path) as packed:
@@ -48,7 +89,7 @@ def read_weights(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
                 raise DataError(
                     f"{path}: unpacks to more than {_MOST_UNPACKED} times its size; Marian writes no such file"
                 )
-            arrays = {entry.filename.removesuffix(".npy"): _array(packed.read(entry)) for entry in entries}
+            return {entry.filename.removesuffix(".npy"): _array(packed.read(entry)) for entry in entries}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError, EOFError, SyntaxError, NotImplementedError, RuntimeError) as error:
@@ -56,10 +97,6 @@ def read_weights(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         raise DataError(f"{path}: damaged, or not an .npz file of Marian ({printable(str(error), 120)})") from None
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path}: damaged, or not an .npz file of Marian ({error})") from None
-    if _OPTIONS not in arrays:
-        raise DataError(f"{path}: has no `{_OPTIONS}`, in which Marian keeps a model's options")
-    text = arrays.pop(_OPTIONS).tobytes().partition(b"\0")[0]
-    return arrays, _mapping(text, f"{path}: {_OPTIONS}")
 
 
 def _array(content: bytes) -> Array:
@@ -85,12 +122,20 @@ def _mapping(text: bytes, name: str) -> dict[str, Any]:
 
 
 def is_marian(path: Path) -> bool:
-    """Return True for an .npz file, and for a folder that is none of transformers and holds one or a decoder.yml."""
+    """Return True for a model of Marian, .npz or binary, and for a folder with one, or with a decoder.yml.
+
+    Folders of transformers, with their config.json, are none.
+    """
     if not path.is_dir():
-        return path.suffix == ".npz"
-    return not (path / "config.json").exists() and any(
-        next(path.glob(pattern), None) for pattern in ("*.npz", "decoder.yml", "*.decoder.yml")
-    )
+        return path.suffix == ".npz" or (path.suffix == ".bin" and is_binary_model(path))
+    if (path / "config.json").exists():
+        return False
+    return bool(_models_in(path)) or any(next(path.glob(name), None) for name in ("decoder.yml", "*.decoder.yml"))
+
+
+def _models_in(folder: Path) -> tuple[Path, ...]:
+    """Return the .npz files of a folder; if there is none, the binary models."""
+    return tuple(sorted(folder.glob("*.npz"))) or tuple(filter(is_binary_model, sorted(folder.glob("*.bin"))))
 
 
 @dataclass(frozen=True)
@@ -98,23 +143,25 @@ class MarianFiles:
     """The files of one model.
 
     Attributes:
-        weights: the .npz file.
+        weights: the .npz or binary file.
         vocabularies: of source and target, or one for both.
         options: of decoder.yml: beam size, length normalisation; empty where there is none.
         training: options of the training, which Marian writes beside the weights; empty where they are not there.
+        shortlist: the lexical shortlist that decoder.yml names, or the one binary file that is called as Firefox's are.
     """
 
     weights: Path
     vocabularies: tuple[Path, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
+    shortlist: Path | None = None
 
 
 def find_files(path: Path) -> MarianFiles:
-    """Return the files of the model in the folder `path`, or of the .npz file `path`.
+    """Return the files of the model in the folder `path`, or of the .npz or binary file `path`.
 
     Marian writes a `decoder.yml` (or `model.npz.decoder.yml`) that names them; without one a folder has to hold one
-    final .npz file, and vocabularies are left to the caller.
+    model, or a final .npz file, and vocabularies are left to the caller, unless they are called as Firefox's are.
 
     Raises DataError saying which files are missing, or too many to choose from.
     """
@@ -127,18 +174,32 @@ def find_files(path: Path) -> MarianFiles:
         written = own
     options = _mapping(read_file(written, MAX_YAML_BYTES), str(written)) if written.is_file() else {}
     models, vocabularies = (_names(options.get(key), written) for key in ("models", "vocabs"))
+    listed = options.get("shortlist")
+    named = listed[:1] if isinstance(listed, list) else []
+    shortlists = [inside(folder, PurePosixPath(str(name)).name) for name in named] or sorted(folder.glob("lex.*.bin"))
+    shortlists = [file for file in shortlists if file.is_file()]
     here = tuple(dict.fromkeys(inside(folder, PurePosixPath(name).name) for name in models))
     if weights is None:
         if len(here) > 1:
-            raise DataError(f"{folder}: has {len(here)} models; name one of the .npz files")
+            raise DataError(f"{folder}: has {len(here)} models; name the file of one")
         weights = here[0] if here else _final(folder)
     elif weights not in here:
-        vocabularies = []
+        vocabularies, shortlists = [], [] if here else shortlists
     start = _start(weights, folder, models, options)
     found = tuple(_vocabulary(folder, start, name, written) for name in dict.fromkeys(vocabularies))
     training = weights.with_name(f"{weights.name}.yml")
     said = _mapping(read_file(training, MAX_YAML_BYTES), str(training)) if training.is_file() else {}
-    return MarianFiles(weights, found, options, said)
+    shortlist = shortlists[0] if len(shortlists) == 1 else None
+    return MarianFiles(weights, found if here else found or _published(folder), options, said, shortlist)
+
+
+def _published(folder: Path) -> tuple[Path, ...]:
+    """Return the vocabularies of a model of Firefox by their names, such as `vocab.deen.spm`; none: there are none."""
+    for names in (("vocab.*.spm",), ("srcvocab.*.spm", "trgvocab.*.spm")):
+        found = [sorted(folder.glob(name)) for name in names]
+        if all(len(files) == 1 for files in found):
+            return tuple(files[0] for files in found)
+    return ()
 
 
 _UNFINISHED = re.compile(r"(?P<final>.+\.npz)\.(best-.+|orig|optimizer)\.npz|(?P<stem>.+)\.iter[0-9]+\.npz")
@@ -146,8 +207,8 @@ _UNFINISHED = re.compile(r"(?P<final>.+\.npz)\.(best-.+|orig|optimizer)\.npz|(?P
 
 
 def _final(folder: Path) -> Path:
-    """Return the only .npz file of a folder, other than those that Marian saves beside it in training."""
-    names = sorted(file.name for file in folder.glob("*.npz") if not file.name.endswith(".optimizer.npz"))
+    """Return the only model of a folder, other than those that Marian saves beside it in training."""
+    names = [file.name for file in _models_in(folder) if not file.name.endswith(".optimizer.npz")]
     others = [
         name
         for name in names
@@ -155,7 +216,7 @@ def _final(folder: Path) -> Path:
     ]
     left = [name for name in names if name not in others]
     if len(left) != 1:
-        missing = "holds no .npz file" if not left else f"has {len(left)} models; name one of the .npz files"
+        missing = "holds no model of Marian" if not left else f"has {len(left)} models; name the file of one"
         raise DataError(f"{folder}: {missing}")
     if others:
         warnings.warn(f"{folder}: {left[0]} is taken, the last of its training, not {', '.join(others)}", stacklevel=5)

@@ -27,6 +27,9 @@ from ziggurat.model.tensors import load_weights, weights
 from ziggurat.system.errors import ConfigError
 from ziggurat.translate.engines import positions_for, unsupported_keys
 
+PLAIN_ATTENTIONS = ("full", "relative")
+"""PLAIN_ATTENTIONS are the kinds of `decoder.attention` of a plain Transformer."""
+
 
 class NotPlainError(ConfigError):
     """No plain Transformer computes what the model does; `reasons` has every one."""
@@ -374,10 +377,11 @@ class ExportedModel:
             self, experiment=self.experiment.model_copy(update={"model": config}), tensors=tensors
         )
 
-    def anatomy(self) -> Anatomy:
-        """Return the matrices of the plain model. Raises NotPlainError."""
+    def anatomy(self, attentions: Collection[str] = PLAIN_ATTENTIONS, *, scaled_input: bool = True) -> Anatomy:
+        """Return the matrices of the plain model. Raises NotPlainError; the arguments are those of not_plain."""
         entries: dict[str, Tensor] = {}
-        config, tensors = _fold_to_plain(self.experiment.model, self.tensors, entries)
+        given = entries if scaled_input else None
+        config, tensors = _fold_to_plain(self.experiment.model, self.tensors, given, attentions)
         return dissect(config, tensors, self.positions, entries)
 
     def searching_as_others(self, also: SearchRules = lambda decoding: ()) -> Experiment:
@@ -410,38 +414,28 @@ class ExportedModel:
         return found
 
 
-def not_plain(config: ModelConfig, *, scaled_input: bool = False) -> list[str]:
+def not_plain(
+    config: ModelConfig, *, scaled_input: bool = False, attentions: Collection[str] = PLAIN_ATTENTIONS
+) -> list[str]:
     """Return all reasons why no model of this configuration is, or folds into, a plain Transformer.
 
     With `scaled_input` each stack's input may have a factor per channel: in other formats every stack has separate
-    embeddings, which can take it.
+    embeddings, which can take it. `attentions` are the kinds that the decoder may have.
     """
     if config.family == "rnmt":
         return ["`family: rnmt` is no Transformer"]
-    return [*_shape(config), *_unfoldable(config, {} if scaled_input else None)]
-
-
-def unlike_plain(config: ModelConfig) -> Iterator[str]:
-    """Yield the choices inside attention that matrices alone do not express in other toolkits."""
-    if config.attention.qk_norm != "none":
-        yield f"`attention.qk_norm: {config.attention.qk_norm}`: other toolkits do not normalise queries and keys"
-    if config.attention.value_norm != "none":
-        yield f"`attention.value_norm: {config.attention.value_norm}`: other toolkits do not normalise values"
-    for key in ("value_residual", "cross_value_residual"):
-        if (kind := getattr(config.attention, key)) != "none":
-            yield f"`attention.{key}: {kind}`: in other toolkits no layer reads the values of another"
-    if config.attention.query_scale:
-        yield "`attention.query_scale`: other toolkits have no scale per dimension of queries"
-    if config.embedding.positions == "rotary":
-        yield "`embedding.positions: rotary`: other toolkits add positions to embeddings"
+    return [*_shape(config, attentions), *_unfoldable(config, {} if scaled_input else None)]
 
 
 def _fold_to_plain(
-    config: ModelConfig, tensors: Mapping[str, Tensor], entries: dict[str, Tensor] | None = None
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    entries: dict[str, Tensor] | None = None,
+    attentions: Collection[str] = PLAIN_ATTENTIONS,
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     if config.family == "rnmt":
         raise NotPlainError(not_plain(config))
-    reasons = list(_shape(config))
+    reasons = list(_shape(config, attentions))
     try:
         folded = fold(config, tensors, entries)
     except NotPlainError as error:
@@ -451,7 +445,7 @@ def _fold_to_plain(
     return folded
 
 
-def _shape(config: ModelConfig) -> Iterator[str]:
+def _shape(config: ModelConfig, attentions: Collection[str]) -> Iterator[str]:
     for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack.history != "latest":
             yield f"`{side}.history: {stack.history}`: in a plain Transformer a layer reads the one below"
@@ -459,7 +453,7 @@ def _shape(config: ModelConfig) -> Iterator[str]:
             yield f"`{side}.ffn_depth: {stack.ffn_depth}`: in a plain Transformer feed-forward networks have two maps"
     if config.memory != "top":
         yield f"`memory: {config.memory}`: in a plain Transformer the decoder attends to the encoder's output"
-    if config.decoder.attention not in ("full", "relative"):
+    if config.decoder.attention not in attentions:
         yield f"`decoder.attention: {config.decoder.attention}` is not an attention of the plain Transformer"
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,9 +21,12 @@ from ziggurat.exchange.huggingface import (
     huggingface_rules,
     write_huggingface,
 )
+from ziggurat.exchange.import_marian import POSITIONS, imported_translator
+from ziggurat.exchange.marian import MARIAN_ATTENTIONS, marian_reasons, write_marian
+from ziggurat.exchange.marian_program import MarianTranslator, marian_program
 from ziggurat.exchange.onnx import write_onnx
 from ziggurat.exchange.onnx_runtime import load_onnx
-from ziggurat.exchange.plain import ExportedModel, SearchRules, not_plain, unlike_plain
+from ziggurat.exchange.plain import ExportedModel, SearchRules, not_plain
 from ziggurat.model.directory import fill_model_directory
 from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import ConfigError
@@ -52,6 +55,9 @@ class ExportTarget:
         quantizations: types besides fp32 in which matrices may be stored.
         own_search: the result is searched with its toolkit's search, not with ours.
         rules: what of `decoding` this search has beyond what all have.
+        settings: of the comparison's search, where the toolkit cannot do the usual one.
+        text_only: it rules out tokens that are no text, and the unknown one, before it searches.
+        checked_by: what computes the comparison's translations, for the report; None: the toolkit itself.
         usual: type of the matrices where none is asked for; None: fp32.
         shortlists: our search on the result may have a lexical shortlist.
     """
@@ -64,6 +70,9 @@ class ExportTarget:
     rules: SearchRules = lambda decoding: ()
     usual: str | None = None
     shortlists: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    text_only: bool = False
+    checked_by: Callable[[], str] | None = None
 
     def left_out(self, model: ExportedModel) -> list[str]:
         """Return the settings of the model's search that the result is written without, for messages."""
@@ -73,8 +82,23 @@ class ExportTarget:
         return [f"`decoding.shortlist: {listed}`"] if listed is not None and not self.shortlists else []
 
 
+def _unlike_plain(config: ModelConfig) -> Iterator[str]:
+    """Yield the choices inside attention that matrices alone do not express in other toolkits."""
+    if config.attention.qk_norm != "none":
+        yield f"`attention.qk_norm: {config.attention.qk_norm}`: other toolkits do not normalise queries and keys"
+    if config.attention.value_norm != "none":
+        yield f"`attention.value_norm: {config.attention.value_norm}`: other toolkits do not normalise values"
+    for key in ("value_residual", "cross_value_residual"):
+        if (kind := getattr(config.attention, key)) != "none":
+            yield f"`attention.{key}: {kind}`: in other toolkits no layer reads the values of another"
+    if config.attention.query_scale:
+        yield "`attention.query_scale`: other toolkits have no scale per dimension of queries"
+    if config.embedding.positions == "rotary":
+        yield "`embedding.positions: rotary`: other toolkits add positions to embeddings"
+
+
 def _plain_reasons(model: ModelConfig) -> list[str]:
-    return [*not_plain(model, scaled_input=True), *unlike_plain(model)]
+    return [*not_plain(model, scaled_input=True), *_unlike_plain(model)]
 
 
 def _ctranslate2_reasons(experiment: Experiment) -> list[str]:
@@ -135,6 +159,31 @@ def _argos_reasons(experiment: Experiment) -> list[str]:
     return [*_ctranslate2_reasons(experiment), *argos_reasons(experiment)]
 
 
+def _marian_reasons(experiment: Experiment) -> list[str]:
+    config = experiment.model
+    return [*not_plain(config, attentions=MARIAN_ATTENTIONS), *_unlike_plain(config), *marian_reasons(experiment)]
+
+
+def _write_marian(folder: Path, model: ExportedModel, quantization: str | None) -> None:
+    write_marian(folder, model, model.searching_as_others().decoding)
+
+
+def _marian_translator(folder: Path) -> ExportTranslator:
+    """Return Marian on the folder; where it is not installed, our own forward pass over its files."""
+    return MarianTranslator(folder) if marian_program() is not None else imported_translator(folder)
+
+
+def _checked_by() -> str:
+    return "pymarian" if marian_program() is not None else "our own forward pass over the written files"
+
+
+_MARIAN_SEARCH = {
+    "min_length": 0,
+    "endings": "marian",
+    # Marian's limit: three times the source, end-of-sentence counted.
+    "max_length": {"ratio": 3.0, "extra": 3, "limit": POSITIONS - 1},
+}
+
 TARGETS: dict[str, ExportTarget] = {
     "ziggurat": ExportTarget(lambda _: [], _write_ziggurat, _in_fp32),
     "plain": ExportTarget(lambda experiment: not_plain(experiment.model), _write_plain, _in_fp32),
@@ -154,6 +203,15 @@ TARGETS: dict[str, ExportTarget] = {
         rules=huggingface_rules,
     ),
     "argos": ExportTarget(_argos_reasons, write_argos, ArgosTranslator, QUANTIZATIONS, True, usual="int8"),
+    "marian": ExportTarget(
+        _marian_reasons,
+        _write_marian,
+        _marian_translator,
+        own_search=True,
+        settings=_MARIAN_SEARCH,
+        text_only=True,
+        checked_by=_checked_by,
+    ),
     "onnx": ExportTarget(lambda _: [], _write_onnx, load_onnx, shortlists=False),
 }
 """Targets by name."""

@@ -1,0 +1,157 @@
+"""Models of ours as files of Marian: read again they compute the same, and Marian itself translates the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from tests.exchange.conftest import Written
+from tests.exchange.examples import SENTENCES
+from ziggurat.data.subword import SentencePieceTokenizer
+from ziggurat.exchange.exporter import export_model
+from ziggurat.exchange.import_marian import imported_translator
+from ziggurat.exchange.importer import import_checkpoint
+from ziggurat.exchange.marian_files import read_weights
+from ziggurat.exchange.marian_program import (
+    MARIAN_VARIABLE,
+    WITHOUT_MARIAN,
+    MarianTranslator,
+    marian_program,
+    run_marian,
+)
+from ziggurat.exchange.plain import ExportedModel
+from ziggurat.exchange.targets import TARGETS
+from ziggurat.model.directory import open_model
+from ziggurat.system.errors import ExportError
+
+POST = {"residual": "post", "embedding": {"zero_start": True}, "layer_norm_epsilon": 1e-6}
+SSRU = {"decoder": {"attention": "ssru"}}
+MODELS: dict[str, dict[str, Any]] = {
+    "post": POST,
+    "ssru": POST | SSRU,
+    "pre, ssru": POST | SSRU | {"residual": "pre"},
+    "deepnorm, gelu": POST | {"residual": "deepnorm", "activation": "gelu"},
+    "unscaled, one matrix": POST | {"embedding": {"zero_start": True, "sharing": "all", "scale": False}},
+    "pre, ssru, unscaled": POST
+    | SSRU
+    | {"residual": "ln_scaling", "embedding": {"zero_start": True, "sharing": "decoder", "scale": False}},
+    "without positions": POST | {"embedding": {"zero_start": True, "positions": "none"}, "norm": "rms"},
+    "swish, wider decoder": POST | {"activation": "silu", "encoder": {"d_ff": 40}},
+}
+"""Choices of models that are ours, in each of the ways in which Marian's can differ."""
+
+
+@pytest.fixture
+def without_marian(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(MARIAN_VARIABLE, str(tmp_path / "nothing"))
+    assert marian_program() is None
+
+
+def exported(written: Written, tmp_path: Path, choices: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in SENTENCES))
+    report = export_model(written(**choices), "marian", tmp_path / "out", verify=tmp_path / "text")
+    return tmp_path / "out", report
+
+
+@pytest.mark.usefixtures("without_marian")
+@pytest.mark.parametrize("name", MODELS)
+def test_files_read_again_compute_the_same(
+    name: str, written: Written, tmp_path: Path, tokenizer: SentencePieceTokenizer
+) -> None:
+    folder, report = exported(written, tmp_path, MODELS[name])
+    assert report["verification"]["by"].startswith("our own forward pass")
+    ours, again = open_model(tmp_path / "model").model.double(), imported_translator(folder)
+    names = again.target_tokenizer.pieces(range(again.target_tokenizer.size))
+    places = {piece: number for number, piece in enumerate(names)}
+    rows = [places[piece] for piece in tokenizer.pieces(range(tokenizer.size - len(tokenizer.tags)))]
+    source, target = tokenizer.encode(SENTENCES[:2])
+    found = []
+    for model, ids, bos, eos in (
+        (ours, (source, target), tokenizer.bos, tokenizer.eos),
+        (
+            again.model.double(),
+            [[rows[number] for number in side] for side in (source, target)],
+            again.target_tokenizer.bos,
+            again.source_tokenizer.eos,
+        ),
+    ):
+        with torch.inference_mode():
+            given = torch.tensor([[*ids[0], eos]])
+            memory = model.encode(given, torch.ones_like(given, dtype=torch.bool))
+            found.append(model.logits(model.decode(torch.tensor([[bos, *ids[1]]]), memory))[0])
+    kept = [number for number in range(len(rows)) if number not in (tokenizer.pad, tokenizer.bos)]
+    mine, theirs = found[0][:, kept], found[1][:, [rows[number] for number in kept]]
+    torch.testing.assert_close(mine.log_softmax(-1), theirs.log_softmax(-1), atol=3e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("without_marian")
+def test_the_folder_is_one_that_marian_and_import_read(written: Written, tmp_path: Path) -> None:
+    decoding = {"beam_size": 3, "length_penalty": {"kind": "power", "alpha": 0.5}}
+    folder, _ = exported(written, tmp_path, POST | SSRU | {"decoding": decoding})
+    files = {path.name for path in folder.iterdir()}
+    assert files == {"model.npz", "decoder.yml", "joint.spm", "export.json", "checksums.json"}
+    search = yaml.safe_load((folder / "decoder.yml").read_text())
+    assert (search["beam-size"], search["normalize"], search["relative-paths"]) == (3, 0.5, True)
+    assert search["vocabs"] == ["joint.spm", "joint.spm"]
+    options = read_weights(folder / "model.npz").options
+    assert (options["dec-cell"], options["transformer-decoder-autoreg"]) == ("ssru", "rnn")
+    with np.load(folder / "model.npz") as packed:
+        assert packed["decoder_l2_rnn_Wf"].shape == (16, 16)
+        rows = packed["decoder_ff_logit_out_b"][0]
+    assert (rows < -1e8).sum() == 2, "padding and begin-of-sentence"
+    report = import_checkpoint(folder, tmp_path / "again")
+    assert json.loads((folder / "export.json").read_text())["target"] == report["kind"] == "marian"
+
+
+@pytest.mark.parametrize(
+    ("choices", "key"),
+    [
+        ({"embedding": {"zero_start": False}}, "embedding.zero_start"),
+        ({"embedding": {"zero_start": True, "positions": "learned"}}, "embedding.positions: learned"),
+        ({"residual": "pre"}, "beside pre-norm"),
+        ({"activation": "swiglu"}, "activation: swiglu"),
+        ({"layer_norm_epsilon": 1e-3}, "layer_norm_epsilon"),
+        ({"decoder": {"attention": "average"}}, "decoder.attention: average"),
+        ({"encoder": {"history": "dlcl"}}, "encoder.history: dlcl"),
+        ({"encoder": {"heads": 4}}, "encoder.heads"),
+    ],
+)
+def test_what_marian_does_not_compute_is_refused_by_the_key(
+    choices: dict[str, Any], key: str, written: Written, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=key):
+        exported(written, tmp_path, POST | choices)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(marian_program() is None, reason=WITHOUT_MARIAN)
+@pytest.mark.parametrize("name", MODELS)
+def test_marian_gives_the_same_scores(name: str, written: Written, tmp_path: Path) -> None:
+    opened = open_model(written(**MODELS[name]))
+    (tmp_path / "out").mkdir()
+    TARGETS["marian"].write(tmp_path / "out", ExportedModel.of(opened), None)
+    lines = SENTENCES[:-3]  # without blanks to spare
+    for side, texts in (("source", lines), ("target", lines[::-1])):
+        (tmp_path / side).write_text("".join(f"{line}\n" for line in texts))
+    names = ["-m", tmp_path / "out" / "model.npz", "-v", *[tmp_path / "out" / "joint.spm"] * 2, "--cpu-threads", "1"]
+    said = run_marian("score", *names, "-t", tmp_path / "source", tmp_path / "target", "--quiet")
+    theirs = [float(line) for line in said.splitlines()]
+    ours = [score.log_probability for score in imported_translator(tmp_path / "out").score(lines, lines[::-1])]
+    assert theirs == pytest.approx(ours, abs=2e-4, rel=2e-5), "Marian writes six digits"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(marian_program() is None, reason=WITHOUT_MARIAN)
+def test_a_model_is_verified_by_the_translations_of_marian(written: Written, tmp_path: Path) -> None:
+    folder, report = exported(written, tmp_path, POST)
+    assert report["verification"]["by"] == "pymarian"
+    found = MarianTranslator(folder).translate_stream(SENTENCES, **report["verification"]["settings"])
+    assert [translation.source for translation in found] == SENTENCES
+    assert any(translation.hypotheses[0].finished for translation in found)

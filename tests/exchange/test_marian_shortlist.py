@@ -1,0 +1,86 @@
+"""Shortlists of Marian, text and binary, by its ids and by ours."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.confined import refusal
+from tests.exchange.test_marian_binary import MODELS
+from ziggurat.data.shortlist import read_shortlist
+from ziggurat.data.subword import load_tokenizers
+from ziggurat.exchange.importer import import_checkpoint
+from ziggurat.exchange.marian_program import WITHOUT_MARIAN, marian_program, run_marian
+from ziggurat.exchange.marian_shortlist import binary_shortlist, is_binary_shortlist, read_marian_shortlist
+
+PIECES = ["</s>", "<unk>", "a", "b", "c", "d"]
+ROWS = [[], [], [3, 5], [2], [], [4, 5]]
+TEXT = "d a 0.5\nb a 0.25\nNULL a 1\na b 1\na NULL 1\nc d 0.5\nd d 0.5\nd a 0.125\n"
+
+
+def test_a_text_and_its_binary_form_are_the_same_shortlist(tmp_path: Path) -> None:
+    text, packed = tmp_path / "lex.s2t", tmp_path / "lex.bin"
+    text.write_text(TEXT)
+    packed.write_bytes(binary_shortlist(ROWS, first=100, best=100))
+    assert is_binary_shortlist(packed)
+    assert not is_binary_shortlist(text)
+    for path in (text, packed):
+        read = read_marian_shortlist(path, (PIECES, PIECES))
+        assert [row.tolist() for row in read.rows] == ROWS
+        assert read.first == 100
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(marian_program() is None, reason=WITHOUT_MARIAN)
+def test_marian_writes_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "v.yml").write_text("".join(f"{piece}: {number}\n" for number, piece in enumerate(PIECES)))
+    (tmp_path / "lex").write_text(TEXT)
+    options = ["-s", "lex", "2", "100", "0", "-d", "lex.bin", "-V", "v.yml", "v.yml"]
+    run_marian("convert", *options, folder=tmp_path)
+    assert (tmp_path / "lex.bin").read_bytes() == binary_shortlist(ROWS, first=2, best=100)
+
+
+def test_damaged_ones_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lex.bin"
+    whole = binary_shortlist(ROWS, first=2, best=100)
+
+    def said(content: bytes) -> str:
+        path.write_bytes(content)
+        return refusal(lambda: read_marian_shortlist(path, (PIECES, PIECES)))
+
+    assert "ends within its head" in said(whole[:40])
+    assert "its head names" in said(whole[:-4])
+    assert "its head names" in said(whole[:40] + struct.pack("<Q", 1 << 61) + whole[48:])
+    assert "its checksum" in said(whole[:-6] + b"\1" + whole[-5:])
+    assert "for 2 source pieces" in said(binary_shortlist([[], []], first=0, best=9))
+    assert "with target piece 6" in said(binary_shortlist([*ROWS[:-1], [6]], first=0, best=9))
+    assert "line 2: 'b a' is no" in said(b"d a 0.5\nb a\n")
+    generator = random.Random(3)
+    for _ in range(100):
+        content = bytearray(whole)
+        content[generator.randrange(8, len(whole))] ^= 1 << generator.randrange(8)
+        said(bytes(content))
+
+
+def test_it_comes_over_with_a_folder_as_firefox_has_it(tmp_path: Path) -> None:
+    """Weights of int8, a shortlist and a vocabulary, all by their names; nothing else is said on the command line."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "model.qloqhi.intgemm.alphas.bin").write_bytes((MODELS / "ssru.intgemm8.bin").read_bytes())
+    (folder / "vocab.qloqhi.spm").write_bytes((MODELS / "joint.spm").read_bytes())
+    generator = np.random.default_rng(4)
+    rows = [sorted(generator.choice(300, 7, replace=False).tolist()) for _ in range(300)]
+    (folder / "lex.50.50.qloqhi.s2t.bin").write_bytes(binary_shortlist(rows, first=50, best=50))
+    with pytest.warns(UserWarning, match="matrices of intgemm8"):
+        report = import_checkpoint(folder, tmp_path / "ours", languages="qlo-qhi")
+    assert len(report["not_taken_over"]) == 1
+    source, target = load_tokenizers(tmp_path / "ours")
+    table = read_shortlist(report["shortlist"], source, target)
+    pieces = source.pieces(range(300))
+    assert set(table.always) == {*range(50)}, "SentencePiece's ids are Marian's and ours"
+    for number, row in enumerate(rows):
+        assert {*table.candidates[number].tolist()} - {target.size} == {*row, number}, pieces[number]

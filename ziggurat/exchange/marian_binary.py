@@ -1,0 +1,163 @@
+"""Binary models of Marian (`.bin`), as `pymarian convert` and the engine of Firefox have them.
+
+A file is the number 1, the number of arrays, and a head for each (lengths of its name, shape and bytes, and its type);
+then all names, all shapes, and all bytes, from a multiple of 256 on. All of it is little-endian; numbers of heads have
+8 bytes, those of shapes 4. Marian and the browsers' fork of it number quantised types differently, and the fork
+quantises embeddings, too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ziggurat.system.errors import DataError, ExportError, printable, refuse_passing
+from ziggurat.system.small_files import check_regular
+
+Array = NDArray[Any]
+
+_VERSION, _ENCRYPTED = 1, 2
+_HEAD = struct.Struct("<4Q")
+_BLOCK = 256
+"""Bytes to a multiple of which the first array and, by Marian itself, all others are moved."""
+
+_PLAIN = {
+    **{0x101: "i1", 0x102: "<i2", 0x104: "<i4", 0x108: "<i8"},
+    **{0x201: "u1", 0x202: "<u2", 0x204: "<u4", 0x208: "<u8"},
+    **{0x402: "<f2", 0x404: "<f4", 0x408: "<f8"},
+}
+"""Number of a type -> numpy's name of it."""
+
+
+class _Quantised(NamedTuple):
+    name: str
+    stored: str
+    browser: bool = False
+
+
+_QUANTISED = {
+    0x10001: _Quantised("intgemm8", "i1"),
+    0x10002: _Quantised("intgemm16", "<i2"),
+    0x4101: _Quantised("intgemm8", "i1", True),
+    0x4102: _Quantised("intgemm16", "<i2", True),
+}
+"""Number of a type -> matrices of integers, transposed, with the factor that they were multiplied by behind them."""
+
+_OF_ONE_PROCESSOR = {
+    **{0x802: "packed16", 0x1801: "packed8avx2", 0x2801: "packed8avx512"},
+    **{0x18001: "intgemm8ssse3", 0x11001: "intgemm8avx2", 0x12001: "intgemm8avx512", 0x13001: "intgemm8avx512vnni"},
+    **{0x14002: "intgemm16sse2", 0x11002: "intgemm16avx2", 0x12002: "intgemm16avx512"},
+}
+"""Number of a type -> matrices in an order that one kind of processor wants, which is no part of any documentation."""
+
+
+class _Head(NamedTuple):
+    name_bytes: int
+    type: int
+    dimensions: int
+    bytes: int
+
+
+def is_binary_model(path: Path) -> bool:
+    """Return True for a file that begins as a binary model of Marian does, encrypted or not."""
+    try:
+        with path.open("rb") as file:
+            return file.read(8) in (struct.pack("<Q", _VERSION), struct.pack("<Q", _ENCRYPTED))
+    except OSError:
+        return False
+
+
+def read_binary(path: Path) -> tuple[dict[str, Array], dict[str, int]]:
+    """Return the arrays of a binary model by name, and the number of matrices of each quantised type.
+
+    Quantised matrices are divided by the factor that is stored with each. No memory is taken by a number of the file
+    that the bytes behind it do not bear out.
+
+    Raises DataError: damaged, or no such file. ExportError: a type that cannot be read, by name.
+    """
+    try:
+        check_regular(path)
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except OSError as error:
+        refuse_passing(path, error)
+        raise DataError(f"{path}: cannot be read ({printable(str(error), 120)})") from None
+    try:
+        arrays: dict[str, Array] = {}
+        counts: Counter[str] = Counter()
+        for name, kind, shape, data in _entries(content):
+            if kind in _OF_ONE_PROCESSOR:
+                raise ExportError(
+                    f"{path}: {printable(name)} is of the type {_OF_ONE_PROCESSOR[kind]}, in an order for one kind of "
+                    "processor; import the .npz file that it was made from, or convert that with `--gemm-type intgemm8`"
+                )
+            if name in arrays:
+                raise ValueError(f"{printable(name)} twice")
+            counts.update([_QUANTISED[kind].name] if kind in _QUANTISED else [])
+            arrays[name] = _array(name, kind, shape, data)
+    except (ValueError, struct.error) as error:
+        raise DataError(f"{path}: damaged, or no binary model of Marian ({printable(str(error), 120)})") from None
+    return arrays, dict(counts)
+
+
+def _entries(content: bytes) -> Iterator[tuple[str, int, tuple[int, ...], memoryview]]:
+    """Yield name, type, shape and bytes of each array. Raises ValueError or struct.error for a damaged file."""
+    version, count = struct.unpack_from("<2Q", content)
+    if version == _ENCRYPTED:
+        raise ValueError("encrypted: only its owner's key opens it")
+    place = 16
+    if version != _VERSION or count > (len(content) - place) // _HEAD.size:
+        raise ValueError(f"version {version}, {count:,} arrays in {len(content):,} bytes")
+    heads = [_Head(*_HEAD.unpack_from(content, place + number * _HEAD.size)) for number in range(count)]
+    place += count * _HEAD.size
+    named = sum(head.name_bytes + 4 * head.dimensions for head in heads)
+    if named + sum(head.bytes for head in heads) > len(content) - place:
+        raise ValueError("its heads name more bytes than it has")
+    names = []
+    for head in heads:
+        names.append(content[place : place + head.name_bytes].rstrip(b"\0").decode("utf-8"))
+        place += head.name_bytes
+    shapes = []
+    for head in heads:
+        shapes.append(struct.unpack_from(f"<{head.dimensions}i", content, place))
+        place += 4 * head.dimensions
+    (skipped,) = struct.unpack_from("<Q", content, place)
+    place += 8 + skipped
+    for name, head, shape in zip(names, heads, shapes, strict=True):
+        if place + head.bytes > len(content):
+            raise ValueError(f"ends within {name}")
+        yield name, head.type, shape, memoryview(content)[place : place + head.bytes]
+        place += head.bytes
+
+
+def _array(name: str, kind: int, shape: tuple[int, ...], data: memoryview) -> Array:
+    """Return the array of an entry, in fp32 where it is quantised. Raises ValueError where its bytes are not enough."""
+    quantised = _QUANTISED.get(kind)
+    stored = _PLAIN.get(kind) if quantised is None else quantised.stored
+    if stored is None:
+        raise ValueError(f"{name} is of the unknown type {kind:#x}")
+    dtype = np.dtype(stored)
+    if min(shape, default=0) < 0 or len(shape) > 8:
+        raise ValueError(f"{name} of shape {list(shape)}")
+    count = prod(shape)
+    needed = count * dtype.itemsize + (0 if quantised is None else 4)
+    if needed > len(data) or not shape:
+        raise ValueError(f"{name} of shape {list(shape)} in {len(data):,} bytes")
+    values = np.frombuffer(data, dtype, count)
+    if quantised is None:
+        return values.reshape(shape)
+    (factor,) = struct.unpack_from("<f", data, count * dtype.itemsize)
+    if len(shape) != 2 or not 0 < factor < float("inf"):
+        raise ValueError(f"{name} of shape {list(shape)}, multiplied by {factor}")
+    rows, columns = shape
+    # The fork leaves the embedding as it is, since single rows of it are read.
+    placed = values.reshape(rows, columns) if quantised.browser and "Wemb" in name else values.reshape(columns, rows).T
+    return np.ascontiguousarray(placed, np.float32) / np.float32(factor)
