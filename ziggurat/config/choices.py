@@ -73,6 +73,7 @@ ALIASES: Mapping[str, str] = {
     "model.init.kind=xavier": "Glorot",
     "model.init.kind=depth_scaled": "DS-Init, depth-scaled initialisation, depth-scaled initialization",
     "model.init.kind=magneto": "Sub-LN",
+    "model.init.kind=lipschitz": "Lipschitz initialisation, Lipschitz initialization",
     "model.activation=silu": "swish",
     "model.norm=layer": "LayerNorm, layer normalisation, layer normalization",
     "model.norm=rms": "RMSNorm",

@@ -55,7 +55,7 @@ EncoderAttentionKind = Literal["full", "relative"]
 DecoderAttentionKind = Literal[
     "full", "relative", "average", "simplified_average", "ssru", "merged", "merged_full", "merged_gated"
 ]
-InitKind = Literal["xavier", "depth_scaled", "admin", "deepnorm", "magneto", "t_fixup", "fixup", "uniform"]
+InitKind = Literal["xavier", "depth_scaled", "admin", "deepnorm", "magneto", "lipschitz", "t_fixup", "fixup", "uniform"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Sharing = Literal["none", "decoder", "all"]
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
@@ -402,6 +402,12 @@ INITIALISATIONS: dict[InitKind, InitFacts] = {
         elsewhere="makes value, output and feed-forward weights larger by depth",
         three_branches="Magneto",
         depth=True,
+    ),
+    "lipschitz": InitFacts(
+        "matrices U(-sqrt(1 / fan_in), sqrt(1 / fan_in)), embeddings of V tokens U(-b, b) with b = sqrt(2 / (V + "
+        "d_model)), so that no post-norm shrinks its skip at first",
+        "Xu et al. 2020",
+        outside="sets embeddings and output projection",
     ),
     "t_fixup": InitFacts(
         "Glorot, embeddings and branches scaled down with N and M",
