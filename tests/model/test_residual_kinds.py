@@ -16,7 +16,7 @@ from ziggurat.model.dropout import Dropout, StochasticBranch
 from ziggurat.model.kinds import RESIDUAL
 from ziggurat.model.linear import ShiftedLinear
 from ziggurat.model.residual import kinds as residual
-from ziggurat.model.residual.base import Residual, ResidualOptions, ShiftScale, SublayerPosition
+from ziggurat.model.residual.base import Residual, ResidualOptions, ScaleNorm, ShiftScale, SublayerPosition
 from ziggurat.model.residual.kinds import deepnorm_constants
 from ziggurat.model.roles import Role, assign_roles
 
@@ -46,6 +46,20 @@ def ln(x: Tensor, norm: nn.Module | None) -> Tensor:
     mean = x.sum(-1, keepdim=True) / WIDTH
     variance = ((x - mean) ** 2).sum(-1, keepdim=True) / WIDTH
     return norm.weight * (x - mean) / (variance + EPSILON).sqrt() + norm.bias
+
+
+def test_scale_norm_gives_one_length_to_every_position() -> None:
+    """Nguyen and Salazar 2019, section 2.2: g x / |x|, g one number from sqrt(d)."""
+    norm = ScaleNorm(WIDTH, 1e-30).double()
+    assert norm.length.shape == (1,)
+    assert float(norm.length.detach()) == pytest.approx(math.sqrt(WIDTH))
+    with torch.no_grad():
+        norm.length.fill_(1.7)
+    x = torch.randn(3, 5, WIDTH, dtype=torch.float64)
+    for row, found in zip(x.flatten(0, 1).tolist(), norm(x).flatten(0, 1).tolist(), strict=True):
+        length = math.sqrt(math.fsum(value * value for value in row))
+        assert found == pytest.approx([1.7 * value / length for value in row], rel=1e-12)
+    assert bool((norm(torch.zeros(2, WIDTH, dtype=torch.float64)) == 0).all())
 
 
 def material(**options: object) -> ResidualOptions:

@@ -77,6 +77,8 @@ ALIASES: Mapping[str, str] = {
     "model.activation=silu": "swish",
     "model.norm=layer": "LayerNorm, layer normalisation, layer normalization",
     "model.norm=rms": "RMSNorm",
+    "model.norm=scale": "ScaleNorm",
+    "model.embedding.unit_length": "FixNorm",
     "model.attention.qk_norm=layer": "QK-norm",
     "model.attention.qk_norm=rms": "QK-norm",
     "model.attention.qk_norm=l2": "QK-norm, QKNorm",

@@ -59,7 +59,7 @@ InitKind = Literal["xavier", "depth_scaled", "admin", "deepnorm", "magneto", "li
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Sharing = Literal["none", "decoder", "all"]
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
-NormKind = Literal["layer", "rms"]
+NormKind = Literal["layer", "rms", "scale"]
 HistoryNorm = Literal["sources", "consumers", "none"]
 
 # Rows ------------------------------------------------------------------------------------------------------------

@@ -150,6 +150,9 @@ class EmbeddingConfig(Section):
     """Longest sequence `positions: learned` can hold, in tokens; the others have no limit."""
     scale: bool = True
     """Multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, section 3.4)."""
+    unit_length: bool = False
+    """Divide every embedding, and every row of the output projection, by its length (FixNorm, Nguyen and Salazar
+    2019); their initial values, U(-0.01, 0.01), are `init: {kind: uniform, uniform: 0.01}`."""
     shared_bias: bool = False
     """Add one trained vector, the same on both sides, to every embedding (zero)."""
     zero_start: bool = False
@@ -324,7 +327,8 @@ class ModelConfig(Section):
     """Non-linearity of the feed-forward networks; `silu` is also called swish (Ramachandran et al. 2017), `swiglu` has
     a gate and no biases (Shazeer 2020)."""
     norm: NormKind = "layer"
-    """`layer`: layer normalisation; `rms`: root mean square normalisation (Zhang and Sennrich 2019)."""
+    """`layer`: layer normalisation; `rms`: root mean square normalisation (Zhang and Sennrich 2019); `scale`: to one
+    trained length g, at first sqrt(d_model), whatever the channel (ScaleNorm, Nguyen and Salazar 2019)."""
     layer_norm_epsilon: Real = Field(default=1e-5, gt=0)
     """Epsilon inside normalisation (rnmt: always 1e-8)."""
     attention: AttentionConfig = AttentionConfig()

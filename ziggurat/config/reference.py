@@ -138,6 +138,7 @@ def _papers(rows: Mapping[Any, Facts]) -> dict[str, str]:
 
 
 _DEEPENING = "Li et al. 2020"
+_TEARS = "Nguyen and Salazar 2019"
 _HYBRID = "Zhuo et al. 2025 (HybridNorm)"
 _RESFORMER = "Zhou et al. 2024 (ResFormer)"
 
@@ -155,7 +156,7 @@ METHODS: dict[str, dict[str, str]] = {
         "silu": "Ramachandran et al. 2017",
         "swiglu": "Shazeer 2020",
     },
-    "norm": {"rms": "Zhang and Sennrich 2019"},
+    "norm": {"rms": "Zhang and Sennrich 2019", "scale": _TEARS},
     "value_norm": dict.fromkeys(("layer", "rms"), _HYBRID),
     "value_residual": dict.fromkeys(("half", "learned", "single"), _RESFORMER),
     "cross_value_residual": dict.fromkeys(("half", "learned", "single"), _RESFORMER),
@@ -199,6 +200,7 @@ KEYS: Mapping[str, str] = {
     "model.decoder.ranges": "Li et al. 2025 (Mix-LN)",
     "model.dropout.sublayer": "Pham et al. 2019",
     "model.wiring.gpas": "Chen et al. 2025 (GPAS)",
+    "model.embedding.unit_length": _TEARS,
     "model.transfer": "Dey et al. 2025 (CompleteP)",
     "training.loss.inter_sim": f"named by {_DEEPENING}, defined here",
     "training.growth": _DEEPENING,
@@ -239,6 +241,7 @@ def methods_in_use(experiment: Experiment) -> list[Method]:
         *((f"model.{side}.layer_drop", "", getattr(model, side).layer_drop) for side in ("encoder", "decoder")),
         ("model.dropout.sublayer", "", model.dropout.sublayer),
         ("model.wiring.gpas", "", "true" if model.wiring.gpas else ""),
+        ("model.embedding.unit_length", "", "true" if model.embedding.unit_length else ""),
         ("model.attention.value_norm", _HYBRID, attention.value_norm),
         ("model.attention.value_residual", _RESFORMER, attention.value_residual),
         ("model.attention.cross_value_residual", _RESFORMER, attention.cross_value_residual),

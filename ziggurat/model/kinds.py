@@ -38,7 +38,14 @@ from ziggurat.model.attention.variants import (
     Ssru,
 )
 from ziggurat.model.dropout import Dropout, StochasticBranch
-from ziggurat.model.embedding import InputEmbedding, LearnedPositions, OutputProjection, Rotary, SinusoidalPositions
+from ziggurat.model.embedding import (
+    InputEmbedding,
+    LearnedPositions,
+    OutputProjection,
+    Rotary,
+    SinusoidalPositions,
+    UnitEmbedding,
+)
 from ziggurat.model.history import kinds as history
 from ziggurat.model.history.base import History, HistoryOptions
 from ziggurat.model.history.kinds import Transparent
@@ -50,6 +57,7 @@ from ziggurat.model.residual.base import (
     Residual,
     ResidualOptions,
     ScaledNorm,
+    ScaleNorm,
     ShiftScale,
     SublayerPosition,
 )
@@ -178,11 +186,13 @@ class Embeddings:
                 f"{source_size} tokens and the target {target_size}; use `decoder` or a joint vocabulary",
                 key="model.embedding.sharing",
             )
-        target = nn.Embedding(target_size, config.d_model)
-        source = target if sharing == "all" else nn.Embedding(source_size, config.encoder_width)
+        unit = config.embedding.unit_length
+        table = UnitEmbedding if unit else nn.Embedding
+        target = table(target_size, config.d_model)
+        source = target if sharing == "all" else table(source_size, config.encoder_width)
         weight = nn.Parameter(torch.empty(target_size, hidden)) if sharing == "none" else target.weight
         bias = nn.Parameter(torch.empty(target_size)) if config.embedding.output_bias else None
-        return source, target, OutputProjection(weight, bias)
+        return source, target, OutputProjection(weight, bias, unit=unit)
 
     def input(self, tokens: nn.Embedding, *, zero_start: bool = False) -> InputEmbedding:
         """Return the embedding of one side, positions included."""
@@ -226,6 +236,8 @@ class StackParts:
                 return nn.LayerNorm(width, eps=epsilon)
             case "rms":
                 return nn.RMSNorm(width, eps=epsilon)
+            case "scale":
+                return ScaleNorm(width, epsilon)
             case _:
                 assert_never(self.config.norm)
 

@@ -82,7 +82,7 @@ class Objective(nn.Module):
         output = model.output
         sums = sequence_loss(
             output.rounded(hidden),
-            output.rounded(output.weight),
+            output.rounded(output.matrix),
             Labels(batch.target_out, batch.target_mask, batch.target_tokens),
             config,
             tokens=tokens,
