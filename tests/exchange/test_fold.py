@@ -19,7 +19,7 @@ from ziggurat.system.errors import ConfigError
 
 EXACT: dict[str, Any] = {"atol": 1e-12, "rtol": 0.0}
 FOLDED = {
-    *("post", "pre", "admin", "deepnorm", "layer_scale", "ln_scaling"),
+    *("post", "pre", "admin", "deepnorm", "branch_norm", "layer_scale", "ln_scaling"),
     *("latest", "dlcl", "dense", "average", "blocks"),
 }
 """Kinds of residuals and, with `residual: admin`, of histories that fold exactly; the others are refused."""

@@ -142,6 +142,7 @@ REFERENCES: dict[str, Callable[[Tensor, Branch, Residual, Tensor, SublayerPositi
     "no_skip": lambda x, f, r, below, at: drop(f(ln(x, r.in_norm))),
     "admin": lambda x, f, r, below, at: ln(r.skip * x + drop(f(x)), r.out_norm),  # type: ignore[operator]
     "deepnorm": deepnorm_reference,
+    "branch_norm": lambda x, f, r, below, at: ln(x + drop(f(x)), r.out_norm),
     "rezero": lambda x, f, r, below, at: x + r.branch * drop(f(x)),  # type: ignore[operator]
     "layer_scale": lambda x, f, r, below, at: x + r.branch * drop(f(ln(x, r.in_norm))),  # type: ignore[operator]
     "ln_scaling": lambda x, f, r, below, at: x + drop(f(ln(x, r.in_norm.norm) / at.layer**0.5)),  # type: ignore[union-attr]
@@ -241,6 +242,19 @@ def test_deepnorm_constants_of_60_12() -> None:
     assert deepnorm_constants(60, 12, decoder=False)[1] == pytest.approx(0.87 * (60**4 * 12) ** (-1 / 16))
     assert deepnorm_constants(60, 12, decoder=True)[1] == pytest.approx((12 * 12) ** -0.25)
     assert isinstance(residual.deepnorm(place(0), material()).skip, float)
+
+
+@pytest.mark.parametrize(("update", "factor"), [(1, 0.01), (37, 0.37), (100, 1.0), (4000, 1.0)])
+def test_branch_norm_grows_its_branches_in_training_alone(update: int, factor: float) -> None:
+    """LN(x + min(1, t / T) f(x)); evaluated it is post-norm, and nothing of t is saved with it."""
+    kind = residual.branch_norm(place(0), material(branch_updates=100)).double()
+    assert isinstance(kind, residual.BranchNorm)
+    x, (f,) = stream(2, 3), branches(1)
+    assert kind.train().state_dict().keys() == {"out_norm.weight", "out_norm.bias"}
+    torch.testing.assert_close(kind(x, f(x), x), ln(x + drop(f(x)), kind.out_norm), atol=1e-12, rtol=0)
+    kind.begin(update)
+    torch.testing.assert_close(kind(x, f(x), x), ln(x + factor * drop(f(x)), kind.out_norm), atol=1e-12, rtol=0)
+    torch.testing.assert_close(kind.eval()(x, f(x), x), ln(x + drop(f(x)), kind.out_norm), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("trainable", [True, False])

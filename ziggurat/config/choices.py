@@ -43,6 +43,7 @@ ALIASES: Mapping[str, str] = {
     "model.residual=pre": "pre-norm, pre-LN",
     "model.residual=none": "no residuals",
     "model.residual=deepnorm": "DeepNet",
+    "model.residual=branch_norm": "BranchNorm",
     "model.residual=layer_scale": "CaiT",
     "model.residual=ln_scaling": "LayerNorm Scaling, LNS",
     "model.residual=peri": "Peri-LN, Peri-norm",

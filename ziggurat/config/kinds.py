@@ -22,6 +22,7 @@ ResidualKind = Literal[
     "none",
     "admin",
     "deepnorm",
+    "branch_norm",
     "rezero",
     "layer_scale",
     "ln_scaling",
@@ -180,6 +181,12 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
         init="deepnorm",
         without_init="has the paper's constant on the stream, but not the smaller weights that go with it",
         depth_constants=True,
+        history_norm="consumers",
+    ),
+    "branch_norm": ResidualFacts(
+        "LN(x + a f(x)), a = min(1, t / `wiring.branch_updates`) in update t; `post` outside of training",
+        "Liu et al. 2023 (BranchNorm)",
+        frozenset({"wiring.branch_updates"}),
         history_norm="consumers",
     ),
     "rezero": ResidualFacts(

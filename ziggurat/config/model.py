@@ -241,6 +241,9 @@ class WiringConfig(Section):
 
     omega_trainable: bool = True
     """`admin`: train omega (the released code) or keep its initial values (the paper; folds exactly)."""
+    branch_updates: Count = Field(default=4000, ge=1)
+    """`branch_norm`: updates in which the factor of the branches grows to 1. A run that begins with trained weights
+    (`training.start_from`) has it at 1."""
     layer_scale: Real | None = Field(default=None, gt=0)
     """`layer_scale`: initial lambda; null: 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 beyond (Touvron et al. 2021)."""
     streams: Width = Field(default=4, ge=1)

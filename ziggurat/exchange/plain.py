@@ -10,14 +10,13 @@ from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ziggurat.config import DecodingConfig, Experiment
 from ziggurat.config.kinds import ATTENTIONS, RESIDUALS, ResidualKind
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig, StackConfig
 from ziggurat.data.subword import Tokenizer
-from ziggurat.exchange.anatomy import Anatomy, dissect
+from ziggurat.exchange.anatomy import Anatomy, dissect, with_usual_parts
 from ziggurat.model.build import assemble, build_model
 from ziggurat.model.directory import OpenedModel
 from ziggurat.model.kinds import ATTENTION, HISTORY, RESIDUAL
@@ -55,8 +54,7 @@ def fold(
       alphas differ. With one epsilon for both there is an error of the order of epsilon.
     - `layer_scale` to `pre`: lambda goes into the maps by which sub-layers write.
     - `ln_scaling` to `pre`: 1/sqrt(l) goes into gain and bias of the norms before the sub-layers of layer l.
-    - `norm: scale` to `rms`: g / sqrt(d_model) is the gain of every channel.
-    - `embedding.unit_length`: rows get length 1.
+    - `norm: scale` to `rms`, with the gain g / sqrt(d_model) in every channel; `embedding.unit_length`: rows get it.
     - `transfer`: a stack's factor goes into the maps by which sub-layers write, that of the logits into the last norm.
 
     `post` and `pre` stay as they are. The two stacks may be of different kinds, and so may ranges of layers that all
@@ -71,7 +69,7 @@ def fold(
 
     Raises NotPlainError with all reasons why this model cannot be folded.
     """
-    folded, reasons = _usual_parts(config, tensors), list[str]()
+    folded, reasons = with_usual_parts(config, tensors), list[str]()
     encoder, decoder = (_Stack(config, above, folded, reasons, entries).fold() for above in (False, True))
     if reasons:
         raise NotPlainError(reasons)
@@ -82,25 +80,12 @@ def fold(
     for name, stack in (("encoder", encoder), ("decoder", decoder)):
         if stack.epsilon is not None:
             values[name] |= {"layer_norm_epsilon": stack.epsilon}
-    values["transfer"] = None
-    values["norm"] = "rms" if config.norm == "scale" else config.norm
+    values |= {"transfer": None, "norm": "rms" if config.norm == "scale" else config.norm}
     values["embedding"]["unit_length"] = False
     for section in (values, values["encoder"], values["decoder"]):
         if section["init"] is not None and section["init"]["kind"] == "admin":
             section["init"] |= {"kind": "xavier"}
     return ModelConfig.model_validate(values), folded
-
-
-def _usual_parts(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with a gain for each channel in the place of a length, and rows of length 1 if they count."""
-    found = dict(tensors)
-    for name in [name for name in found if name.endswith(".length")]:
-        width = config.encoder_width if name.startswith("encoder.") else config.d_model
-        found[name.replace(".length", ".weight")] = found.pop(name).expand(width) / width**0.5
-    tables = ("source_embedding.tokens.weight", "target_embedding.tokens.weight", "output.weight")
-    for name in found.keys() & tables if config.embedding.unit_length else ():
-        found[name] = F.normalize(found[name], dim=-1)
-    return found
 
 
 _KEPT_AT_1 = "training with `model.wiring.omega_trainable: false` keeps a profiled first omega at 1"

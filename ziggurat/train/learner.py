@@ -32,6 +32,7 @@ from ziggurat.model.build import (
     parameter_roles,
     parameter_scales,
     set_recompute,
+    stack_residuals,
 )
 from ziggurat.model.depth import Deepening, added_layers, at_depth, deepening, grow_moments, grow_weights
 from ziggurat.model.directory import (
@@ -43,6 +44,7 @@ from ziggurat.model.directory import (
 )
 from ziggurat.model.fast.precision import maps_of, wrong_maps
 from ziggurat.model.low_rank import is_update
+from ziggurat.model.residual.kinds import BranchNorm
 from ziggurat.model.run_folder import BASE, MODEL_FILE
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import load_weights, weights, whole
@@ -344,6 +346,16 @@ class Learner:
         ruled_out = opened.model.output.ruled_out
         left_out = "" if ruled_out is None else f"; {len(ruled_out)} tokens that its output bias rules out have no loss"
         return opened.origin + left_out
+
+    def begin(self, update: int) -> None:
+        """Set what goes by the number of an update, from 1, before it: the factor of `residual: branch_norm`.
+
+        Trained weights, with which a run may begin, had it at 1.
+        """
+        if self.experiment.training.start_from is None:
+            for residual in (*stack_residuals(self.model.encoder), *stack_residuals(self.model.decoder)):
+                if isinstance(residual, BranchNorm):
+                    residual.begin(update)
 
     def restore(self, checkpoint: Checkpoint, run: Path) -> None:
         """Load a checkpoint's weights and moments, at its depth. Raises CheckpointError when it does not fit."""

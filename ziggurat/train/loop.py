@@ -169,6 +169,7 @@ class _Loop:
             group, rate = next(groups), next_rate(p, config, self.setup.experiment.model.d_model)
             # (2) Update. Counted at once, so that whatever comes next, in this process or after a crash, knows of it.
             self.depth.before(p, rate)
+            learner.begin(p.update + 1)
             processes.update = p.update + 1  # named when a process has to be reported as hanging
             with learner.passes:
                 result = train_update(

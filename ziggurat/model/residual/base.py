@@ -56,6 +56,7 @@ class ResidualOptions:
         dropout: makes the dropout of a branch.
         norm: makes a normalisation of the stream.
         omega_trainable: whether ADMIN's skip is trained.
+        branch_updates: T of BranchNorm.
         layer_scale: initial factor of LayerScale; None: by depth.
         streams: n of hyper-connections; `dynamic`: theirs too.
         mixing: see ManifoldConnection, as for `stream_start`.
@@ -67,6 +68,7 @@ class ResidualOptions:
     dropout: Callable[[], nn.Module]
     norm: Callable[[], nn.Module]
     omega_trainable: bool = True
+    branch_updates: int = 1
     layer_scale: float | None = None
     streams: int = 1
     dynamic: bool = False
