@@ -94,6 +94,7 @@ ALIASES: Mapping[str, str] = {
     "model.transfer": "CompleteP, \N{GREEK SMALL LETTER MU}P, muP, muTransfer, depth-muP",
     "training.growth": "SDT, shallow-to-deep, shallow-to-deep training, progressive stacking",
     "training.loss.inter_sim": "inter-sim, Reg",
+    "training.loss.r_drop": "R-Drop",
     "training.loss.label_smoothing": "label smoothing",
     "training.loss.alignment": "guided alignment",
     "training.lora": "LoRA, low-rank adaptation",

@@ -203,6 +203,7 @@ KEYS: Mapping[str, str] = {
     "model.embedding.unit_length": _TEARS,
     "model.transfer": "Dey et al. 2025 (CompleteP)",
     "training.loss.inter_sim": f"named by {_DEEPENING}, defined here",
+    "training.loss.r_drop": "Liang et al. 2021 (R-Drop)",
     "training.growth": _DEEPENING,
     "training.loss.label_smoothing": "Szegedy et al. 2016",
     "training.loss.alignment": "Chen et al. 2016; Garg et al. 2019",
@@ -247,6 +248,7 @@ def methods_in_use(experiment: Experiment) -> list[Method]:
         ("model.attention.cross_value_residual", _RESFORMER, attention.cross_value_residual),
         ("model.transfer", "", "" if transfer is None else transfer.exponent),
         ("training.loss.inter_sim", "", training.loss.inter_sim),
+        ("training.loss.r_drop", "", training.loss.r_drop),
         ("training.growth", "", growth),
     ):
         if value and value != "none":

@@ -100,6 +100,9 @@ class LossConfig(Section):
     sentences (zero). `sentence_sum`: sum over tokens, mean over sentences (lingvo's RNMT+)."""
     chunk_tokens: Size = Field(default=1024, ge=1)
     """Rows of logits computed at a time; the whole matrix [tokens, vocabulary] never exists."""
+    r_drop: Real = Field(default=0.0, ge=0)
+    """alpha of R-Drop (Liang et al. 2021): each batch passes twice, with other dropout, and the two distributions of
+    each token are drawn together (docs/training.md), in twice the time and memory; 0: off. Theirs is 5."""
     inter_sim: Real = Field(default=0.0, ge=0)
     """Weight, in nats per target token, of a penalty on encoder states that point away from their sentence's mean
     (named by Li et al. 2020, defined here: docs/training.md); 0: none. Try 0.1."""
