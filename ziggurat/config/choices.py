@@ -98,6 +98,7 @@ ALIASES: Mapping[str, str] = {
     "training.loss.label_smoothing": "label smoothing",
     "training.loss.alignment": "guided alignment",
     "training.lora": "LoRA, low-rank adaptation",
+    "training.optimiser.weight_smoothing": "EMA, exponential moving average, exponential smoothing",
     "training.adaptive_clip": "adaptive clipping",
     "training.schedule.kind=isqrt": "inverse square root",
     "training.recompute.encoder=segments": "activation checkpointing, gradient checkpointing",

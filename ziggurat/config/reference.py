@@ -208,6 +208,7 @@ KEYS: Mapping[str, str] = {
     "training.loss.label_smoothing": "Szegedy et al. 2016",
     "training.loss.alignment": "Chen et al. 2016; Garg et al. 2019",
     "training.lora": "Hu et al. 2021",
+    "training.optimiser.weight_smoothing": "Polyak and Juditsky 1992, as Marian has it",
     "training.adaptive_clip": "Chen et al. 2018",
     "data.subword.regularisation": "Kudo 2018; Provilkov et al. 2020",
     "decoding.diverse_groups": "Vijayakumar et al. 2016",
@@ -249,6 +250,7 @@ def methods_in_use(experiment: Experiment) -> list[Method]:
         ("model.transfer", "", "" if transfer is None else transfer.exponent),
         ("training.loss.inter_sim", "", training.loss.inter_sim),
         ("training.loss.r_drop", "", training.loss.r_drop),
+        ("training.optimiser.weight_smoothing", "", training.optimiser.weight_smoothing),
         ("training.growth", "", growth),
     ):
         if value and value != "none":

@@ -121,6 +121,9 @@ class OptimiserConfig(Section):
     """Added to the root of the second moment."""
     weight_decay: Real = Field(default=0.0, ge=0)
     """Decoupled for adamw, radam and muon; L2 for adam. Never on biases, norms or embeddings."""
+    weight_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share s of the trained weights in their running mean after each update (EMA of weights, Marian's exponential
+    smoothing), by which the model is validated, saved and translated (docs/training.md); 0: off. Theirs is 1e-4."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
     """muon only: decay rate of its momentum."""
     moments: Literal["fp32", "bf16"] = "fp32"

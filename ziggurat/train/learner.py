@@ -136,6 +136,8 @@ def carry_moments(
 ) -> None:
     """Copy the optimiser state `shallow` into the deeper model's `optimiser`, if `growth.moments` says so."""
     if growth.moments == "copy":
+        # Running means of weights begin again: the deeper model was grown from the weights themselves.
+        shallow = {key: moment for key, moment in shallow.items() if not key.endswith("/trained")}
         plan = deepening(growth.copy_strategy, *depths)
         trained = {name: parameter for parameter, name in optimiser.names.items()}
         optimiser.load_state(grow_moments(trained, {key: whole(value) for key, value in shallow.items()}, plan))
@@ -300,9 +302,20 @@ class Learner:
     def _adapts(self) -> bool:
         return self.experiment.training.lora is not None
 
+    def smoothed_weights(self) -> Mapping[str, Tensor]:
+        """Return the weights to translate with, whole, by name: running means where the optimiser keeps them."""
+        found = self.parallel.weights()
+        return {**found, **{name: whole(mean).to(found[name].device) for name, mean in self.optimiser.means().items()}}
+
+    @contextlib.contextmanager
+    def smoothed(self) -> Iterator[Seq2Seq]:
+        """Context with the whole model, in this process, that has the weights to translate with."""
+        with self.optimiser.smoothed(), self.parallel.whole() as model:
+            yield model
+
     def kept_weights(self) -> Mapping[str, Tensor]:
         """Return the weights that belong into a checkpoint, whole, by name; of low-rank adaptation the updates."""
-        found = self.parallel.weights()
+        found = self.smoothed_weights()
         return {name: tensor for name, tensor in found.items() if is_update(name)} if self._adapts else found
 
     def base_weights(self) -> Mapping[str, Tensor] | None:
@@ -348,10 +361,11 @@ class Learner:
         return opened.origin + left_out
 
     def begin(self, update: int) -> None:
-        """Set what goes by the number of an update, from 1, before it: the factor of `residual: branch_norm`.
+        """Set what goes by the number of an update, from 1: running means, and the factor of `residual: branch_norm`.
 
         Trained weights, with which a run may begin, had it at 1.
         """
+        self.optimiser.update = update
         if self.experiment.training.start_from is None:
             for residual in (*stack_residuals(self.model.encoder), *stack_residuals(self.model.decoder)):
                 if isinstance(residual, BranchNorm):
