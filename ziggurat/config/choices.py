@@ -101,6 +101,7 @@ ALIASES: Mapping[str, str] = {
     "training.optimiser.weight_smoothing": "EMA, exponential moving average, exponential smoothing",
     "training.adaptive_clip": "adaptive clipping",
     "training.schedule.kind=isqrt": "inverse square root",
+    "training.schedule.kind=wsd": "warm-up stable decay, trapezoidal schedule",
     "training.recompute.encoder=segments": "activation checkpointing, gradient checkpointing",
     "data.subword.regularisation": "subword regularisation, subword regularization, BPE-dropout",
     "decoding.search=beam": "beam search",

@@ -175,6 +175,7 @@ METHODS: dict[str, dict[str, str]] = {
         "isqrt": "Vaswani et al. 2017, as fairseq has it",
         "noam": "Vaswani et al. 2017",
         "cosine": "Loshchilov and Hutter 2017",
+        "wsd": "Hu et al. 2024 (MiniCPM), with the decay of Haegele et al. 2024",
         "gnmt+": "Chen et al. 2018",
     },
     "smoothing": {"uniform": "Szegedy et al. 2016", "others": "Szegedy et al. 2016, as tensor2tensor has it"},
