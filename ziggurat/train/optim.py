@@ -333,14 +333,14 @@ class Optimiser:
 
         Where there are running means, it has the parameters themselves as `<parameter name>/trained` and not these.
         """
-        found: dict[str, Tensor] = {}
-        for part in self.parts:
-            for parameter, moments in part.state.items():
-                for key, value in moments.items():
-                    name = f"{self.names[parameter]}/{_TRAINED if key == _MEAN else key}"
-                    kept = parameter.detach() if key == _MEAN else value
-                    found[name] = kept if isinstance(kept, Tensor) else torch.tensor(kept)
-        return found
+        return {
+            f"{self.names[parameter]}/{_TRAINED if key == _MEAN else key}": (
+                parameter.detach() if key == _MEAN else torch.as_tensor(value)
+            )
+            for part in self.parts
+            for parameter, moments in part.state.items()
+            for key, value in moments.items()
+        }
 
     def load_state(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned. Raises CheckpointError for misshapen moments, or those of no parameter.
