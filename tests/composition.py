@@ -40,6 +40,7 @@ AXES: dict[str, list[Any]] = {
     "combination.unit": ["layer", "sublayer"],
     "combination.norm": ["auto", "sources", "consumers", "none"],
     "embedding.sharing": ["all", "decoder", "none"],
+    "embedding.unit_length": [False, True],
     "wiring.gpas": [False, True],
     "attention.value_norm": ["none", "layer", "rms"],
     "attention.value_residual": ["none", "half", "learned", "single"],

@@ -174,6 +174,7 @@ VALUE_MAP: dict[str, Callable[[], Distribution]] = {
     "admin": lambda: Distribution("uniform", FUSED),
     "deepnorm": lambda: Distribution("normal", (12 * M) ** -0.25 * math.sqrt(2 / (IN + OUT))),
     "magneto": lambda: Distribution("uniform", FUSED * math.log(3 * M) ** 0.5),
+    "lipschitz": lambda: Distribution("uniform", math.sqrt(1 / IN)),
     "t_fixup": lambda: Distribution("uniform", (9 * M) ** -0.25 * math.sqrt(6 / (IN + OUT))),
     "fixup": lambda: Distribution("uniform", FUSED * (2 * N + 3 * M) ** (-1 / 6)),
     "uniform": lambda: Distribution("uniform", FUSED),

@@ -27,6 +27,7 @@ import llama  # noqa: E402
 import rates  # noqa: E402
 import stacks  # noqa: E402
 import streams  # noqa: E402
+import translation  # noqa: E402
 from checkouts import Checkouts  # noqa: E402
 from comparing import BATCH, LENGTH, Case, compared  # noqa: E402
 from controls import controls  # noqa: E402
@@ -40,6 +41,7 @@ CASES: dict[str, Callable[[Checkouts, torch.dtype], Iterator[Case]]] = {
     "transfer": gpt.transfer,
     "manifold": streams.manifold,
     "hyper": streams.hyper,
+    "translation": translation.scale_norm,
 }
 FAMILIES = [*CASES, "controls"]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
@@ -85,7 +87,7 @@ def measured(family: str, checkouts: Checkouts, seed: int) -> dict[str, Any]:
     if family == "transfer":
         extra = {"rules": rates.rules(checkouts), "updates": rates.updates(checkouts, seed)}
     else:
-        extra = {}
+        extra = {"others": translation.others(checkouts, seed)} if family == "translation" else {}
     return {"machine": machine(), "seed": seed, "input": [BATCH, LENGTH, stacks.D], "cases": found, **extra}
 
 

@@ -19,7 +19,7 @@ from ziggurat.system.errors import ConfigError
 
 EXACT: dict[str, Any] = {"atol": 1e-12, "rtol": 0.0}
 FOLDED = {
-    *("post", "pre", "admin", "deepnorm", "layer_scale", "ln_scaling"),
+    *("post", "pre", "admin", "deepnorm", "branch_norm", "layer_scale", "ln_scaling"),
     *("latest", "dlcl", "dense", "average", "blocks"),
 }
 """Kinds of residuals and, with `residual: admin`, of histories that fold exactly; the others are refused."""
@@ -75,6 +75,7 @@ def residuals_of(config: ModelConfig) -> tuple[str, str]:
 ADMIN: list[dict[str, Any]] = [
     {},
     {"norm": "rms"},
+    {"norm": "scale", "embedding": {"unit_length": True, "sharing": "decoder"}, "encoder": {"history": "dlcl"}},
     {"activation": "swiglu", "attention": {"qk_norm": "layer", "query_scale": True}},
     {
         "encoder": {"attention": "relative"},
@@ -112,6 +113,15 @@ def test_the_factors_of_a_base_fold_into_the_maps() -> None:
     plain, tensors = check_exact(random_model(config), config)
     assert plain.transfer is None
     assert "decoder.final_norm.weight" in tensors
+
+
+@pytest.mark.parametrize("residual", ["pre", "deepnorm", "ln_scaling"])
+def test_lengths_fold_into_gains_and_rows(residual: str) -> None:
+    embedding = {"unit_length": True, "sharing": "none", "output_bias": True}
+    config = config_of(residual, norm="scale", embedding=embedding, encoder={"d_model": 12})
+    plain, tensors = check_exact(random_model(config), config)
+    assert (plain.norm, plain.embedding.unit_length) == ("rms", False)
+    assert not any(name.endswith(".length") for name in tensors)
 
 
 def test_folding_moves_exactly_what_it_must() -> None:

@@ -67,6 +67,8 @@ TRANSFORMERS = {
     "narrow moments": ["training.optimiser.moments=bf16"],
     "int8": ["training.quantise=int8"],
     "inter_sim, exact dropout": ["training.loss.inter_sim=0.1", "training.exact_dropout=true"],
+    "smoothed": ["training.optimiser.weight_smoothing=1e-4"],
+    "r_drop": ["training.loss.r_drop=5"],
 }
 MIXED = {
     "pre, dlcl, transparent, average, bf16, narrow moments": [

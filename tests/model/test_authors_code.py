@@ -28,7 +28,7 @@ def test_the_same_weights_give_the_same_outputs_and_gradients(tmp_path: Path) ->
     (tmp_path / "controls.json").unlink()
     families = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     cases = {name: case for family in families for name, case in family["cases"].items()}
-    assert len(cases) == 25
+    assert len(cases) == 28
     for name, case in cases.items():
         found = case["fp64"]
         # As released some have an epsilon of their own; the same cases with ours are exact.
@@ -38,6 +38,10 @@ def test_the_same_weights_give_the_same_outputs_and_gradients(tmp_path: Path) ->
         if not name.endswith("-published"):
             assert found["parameter_gradients_relative"] < bound, name
         assert (found["initial_values_absolute"] or 0.0) < 1e-6, name
+    (translation,) = (family["others"] for family in families if "others" in family)
+    for name, found in translation.items():
+        for quantity, value in found.items():
+            assert value < (1e-5 if quantity.endswith("fp32") else 1e-11), f"{name}: {quantity}"
     (transfer,) = (family for family in families if "rules" in family)
     unequal = {(rule["group"], rule["quantity"]) for rule in transfer["rules"] if not rule["equal"]}
     assert unequal <= {(group, quantity) for group, quantities in KNOWN.items() for quantity in quantities}

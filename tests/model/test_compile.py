@@ -22,6 +22,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hyper, dynamic": {"residual": "hyper", "wiring": {"streams": 2, "dynamic": True}},
     "swiglu": {"activation": "swiglu"},
     "rms": {"norm": "rms"},
+    "scale": {"norm": "scale", "embedding": {"unit_length": True}},
 }
 
 

@@ -12,6 +12,7 @@ from ziggurat.model.embedding import (
     LearnedPositions,
     OutputProjection,
     SinusoidalPositions,
+    UnitEmbedding,
     sinusoids,
 )
 from ziggurat.model.roles import Role, assign_roles
@@ -51,6 +52,24 @@ def test_embedding_is_scaled_and_offset() -> None:
     at = torch.tensor([4, 1])
     expected = tokens.weight[ids[:, :2]] * math.sqrt(6) + table[at, None]
     torch.testing.assert_close(embedding.step(ids[:, :2], at, 4), expected)
+
+
+def test_rows_of_length_one() -> None:
+    """FixNorm (Nguyen and Salazar 2019, 2.3): w / |w| goes in, times sqrt(d), and out; w is what is trained."""
+    tokens = UnitEmbedding(11, 6, dtype=torch.float64)
+    assert {slot.role for slot in assign_roles(tokens)} == {Role.EMBEDDING}
+    output = OutputProjection(tokens.weight, unit=True)
+    ids, hidden = torch.tensor([[3, 4, 3]]), torch.randn(2, 6, dtype=torch.float64)
+    embedding = InputEmbedding(tokens, None, math.sqrt(6), Dropout(0.0))
+    with torch.no_grad():
+        tokens.weight.mul_(torch.linspace(0.1, 5, 11, dtype=torch.float64)[:, None])
+    rows = torch.stack([row / row.square().sum().sqrt() for row in tokens.weight])
+    torch.testing.assert_close(embedding(ids), rows[ids] * math.sqrt(6))
+    torch.testing.assert_close(output(hidden), hidden @ rows.T)
+    torch.testing.assert_close(output.restricted(torch.tensor([7, 2]))(hidden), hidden @ rows[[7, 2]].T)
+    embedding(ids).square().sum().backward()  # of a constant length
+    assert tokens.weight.grad is not None
+    assert tokens.weight.grad.abs().max() < 1e-12
 
 
 def test_learned_positions_refuse_what_they_cannot_hold() -> None:

@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "post": {"residual": "post"},
     "gelu": {"activation": "gelu"},
     "swiglu": {"activation": "swiglu", "norm": "rms"},
+    "unit_length": {"norm": "scale", "embedding": {"unit_length": True}},
     "sub_ln": {"residual": "sub_ln"},
     "siamese": {"residual": "siamese"},
     "mudd": {"encoder": {"history": "mudd"}},

@@ -16,7 +16,7 @@ from ziggurat.model.dropout import Dropout, StochasticBranch
 from ziggurat.model.kinds import RESIDUAL
 from ziggurat.model.linear import ShiftedLinear
 from ziggurat.model.residual import kinds as residual
-from ziggurat.model.residual.base import Residual, ResidualOptions, ShiftScale, SublayerPosition
+from ziggurat.model.residual.base import Residual, ResidualOptions, ScaleNorm, ShiftScale, SublayerPosition
 from ziggurat.model.residual.kinds import deepnorm_constants
 from ziggurat.model.roles import Role, assign_roles
 
@@ -46,6 +46,20 @@ def ln(x: Tensor, norm: nn.Module | None) -> Tensor:
     mean = x.sum(-1, keepdim=True) / WIDTH
     variance = ((x - mean) ** 2).sum(-1, keepdim=True) / WIDTH
     return norm.weight * (x - mean) / (variance + EPSILON).sqrt() + norm.bias
+
+
+def test_scale_norm_gives_one_length_to_every_position() -> None:
+    """Nguyen and Salazar 2019, section 2.2: g x / |x|, g one number from sqrt(d)."""
+    norm = ScaleNorm(WIDTH, 1e-30).double()
+    assert norm.length.shape == (1,)
+    assert float(norm.length.detach()) == pytest.approx(math.sqrt(WIDTH))
+    with torch.no_grad():
+        norm.length.fill_(1.7)
+    x = torch.randn(3, 5, WIDTH, dtype=torch.float64)
+    for row, found in zip(x.flatten(0, 1).tolist(), norm(x).flatten(0, 1).tolist(), strict=True):
+        length = math.sqrt(math.fsum(value * value for value in row))
+        assert found == pytest.approx([1.7 * value / length for value in row], rel=1e-12)
+    assert bool((norm(torch.zeros(2, WIDTH, dtype=torch.float64)) == 0).all())
 
 
 def material(**options: object) -> ResidualOptions:
@@ -128,6 +142,7 @@ REFERENCES: dict[str, Callable[[Tensor, Branch, Residual, Tensor, SublayerPositi
     "no_skip": lambda x, f, r, below, at: drop(f(ln(x, r.in_norm))),
     "admin": lambda x, f, r, below, at: ln(r.skip * x + drop(f(x)), r.out_norm),  # type: ignore[operator]
     "deepnorm": deepnorm_reference,
+    "branch_norm": lambda x, f, r, below, at: ln(x + drop(f(x)), r.out_norm),
     "rezero": lambda x, f, r, below, at: x + r.branch * drop(f(x)),  # type: ignore[operator]
     "layer_scale": lambda x, f, r, below, at: x + r.branch * drop(f(ln(x, r.in_norm))),  # type: ignore[operator]
     "ln_scaling": lambda x, f, r, below, at: x + drop(f(ln(x, r.in_norm.norm) / at.layer**0.5)),  # type: ignore[union-attr]
@@ -227,6 +242,19 @@ def test_deepnorm_constants_of_60_12() -> None:
     assert deepnorm_constants(60, 12, decoder=False)[1] == pytest.approx(0.87 * (60**4 * 12) ** (-1 / 16))
     assert deepnorm_constants(60, 12, decoder=True)[1] == pytest.approx((12 * 12) ** -0.25)
     assert isinstance(residual.deepnorm(place(0), material()).skip, float)
+
+
+@pytest.mark.parametrize(("update", "factor"), [(1, 0.01), (37, 0.37), (100, 1.0), (4000, 1.0)])
+def test_branch_norm_grows_its_branches_in_training_alone(update: int, factor: float) -> None:
+    """LN(x + min(1, t / T) f(x)); evaluated it is post-norm, and nothing of t is saved with it."""
+    kind = residual.branch_norm(place(0), material(branch_updates=100)).double()
+    assert isinstance(kind, residual.BranchNorm)
+    x, (f,) = stream(2, 3), branches(1)
+    assert kind.train().state_dict().keys() == {"out_norm.weight", "out_norm.bias"}
+    torch.testing.assert_close(kind(x, f(x), x), ln(x + drop(f(x)), kind.out_norm), atol=1e-12, rtol=0)
+    kind.begin(update)
+    torch.testing.assert_close(kind(x, f(x), x), ln(x + factor * drop(f(x)), kind.out_norm), atol=1e-12, rtol=0)
+    torch.testing.assert_close(kind.eval()(x, f(x), x), ln(x + drop(f(x)), kind.out_norm), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("trainable", [True, False])

@@ -225,6 +225,14 @@ def test_magneto_factors() -> None:
         check_uniform(drawn(Role.ATTENTION_KEY, config=config, layer=2, depth=depth), glorot())
 
 
+def test_lipschitz_bounds() -> None:
+    """Xu et al.'s code: He's bound sqrt(3 / fan_in) and Glorot's sqrt(6 / (V + d)), each by sqrt(1 / 3)."""
+    config = {"kind": "lipschitz", "qkv": "fused"}
+    for role in (*LINEAR, Role.OUTPUT):
+        check_uniform(drawn(role, config=config, layer=2, decoder=True), math.sqrt(3 / IN) * math.sqrt(1 / 3))
+    check_uniform(drawn(Role.EMBEDDING, config=config), glorot() * math.sqrt(1 / 3))
+
+
 def test_t_fixup_factors() -> None:
     n, m = DEPTH[:2]
     config = {"kind": "t_fixup", "qkv": "fused"}

@@ -30,7 +30,7 @@ KINDS = get_args(ResidualKind)
 STREAMS = {"hyper", "manifold_hyper", "siamese"}
 PRE = {"pre", "sandwich", "hybrid", "sub_ln", "res_post", "layer_scale", "ln_scaling", "peri", "none", *STREAMS}
 FINAL_NORM = {*PRE, "keel"}
-CONSUMERS = {"post", "admin", "deepnorm", "b2t"}
+CONSUMERS = {"post", "admin", "deepnorm", "branch_norm", "b2t"}
 SOURCES = {*PRE, "lingvo"}
 GATED = ("post", "pre", "deepnorm", "ln_scaling", "peri", "sandwich", "res_post")
 
@@ -86,7 +86,7 @@ def joined(
 ) -> Tensor:
     """The stream after one sub-layer `f` with the parameters `r`, for the stream `x`; `below` is the layer's input."""
     match kind:
-        case "post":
+        case "post" | "branch_norm":  # the second one's factor is 1 unless an update has begun
             return ln(x + f(x), r.out_norm)
         case "b2t":
             return ln(x + f(x) if attention else x + f(x) + below, r.out_norm)

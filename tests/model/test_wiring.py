@@ -215,6 +215,7 @@ TABLE: list[tuple[dict[str, Any], str, str, Read, dict[Any, Any]]] = [
                 str,
                 {"batch": "batch", "sample": "sample"},
             ),
+            ({"residual": "branch_norm"}, "wiring.branch_updates", f"{at}.updates", int, {4000: 4000, 9: 9}),
             (
                 {"residual": "layer_scale"},
                 "wiring.layer_scale",

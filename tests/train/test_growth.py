@@ -432,6 +432,10 @@ STARTS: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
         {"peak": 2e-3, "warmup_updates": 50, "floor": 0.0},
         lambda n: 1e-3 * (1 + math.cos(math.pi * (n - 1) / 8)),
     ),
+    "wsd": (
+        {"peak": 2e-3, "warmup_updates": 50, "floor": 0.0, "decay_share": 0.5},
+        lambda n: 2e-3 * (1 - math.sqrt(max(0.0, n - 4.5) / 4.5)),
+    ),
     "gnmt+": (  # 8 * 16^-((8 t - 40000) / 80000) from update 5000 of the schedule on
         {"replicas": 8, "warmup_updates": 500, "base": 1e-4, "decay_start": 40_000, "decay_end": 120_000},
         lambda n: 8e-4 * 16 ** -(max(0, 8 * (3999 + n) - 40_000) / 80_000),
@@ -475,7 +479,7 @@ def test_a_trained_model_grows_in_stages_from_the_peak_on(tiny_folder: Path, tmp
 
 
 @pytest.mark.parametrize("end", [None, 9, 7, 3])
-@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize("kind", ["linear", "cosine", "wsd"])
 def test_a_decay_ends_at_its_update_of_the_run(kind: str, end: int | None) -> None:
     schedule = {"kind": kind, "peak": 1.0, "warmup_updates": 3, "floor": 0.1, "decay_updates": end}
     config = TrainingConfig.model_validate({"growth": STAGES, "schedule": schedule, "stop": {"updates": 9}})

@@ -83,6 +83,7 @@ def test_eight_updates_and_eight_more_are_sixteen(case: Case, tiny_folder: Path,
 
 
 LATER: dict[str, dict[str, Any]] = {
+    "branch-norm": {"residual": "branch_norm", "norm": "scale", "wiring": {"branch_updates": 5}},
     "streams-values": {
         "residual": "manifold_hyper",
         "wiring": {"streams": 3, "mixing": "permutations", "stream_start": "normal"},
@@ -116,7 +117,7 @@ LATER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     "choices",
-    [pytest.param(c, id=n, marks=() if i < 2 else pytest.mark.slow) for i, (n, c) in enumerate(LATER.items())],
+    [pytest.param(c, id=n, marks=() if i < 3 else pytest.mark.slow) for i, (n, c) in enumerate(LATER.items())],
 )
 def test_three_updates_and_three_more_are_six_with_later_kinds(
     choices: dict[str, Any], tiny_folder: Path, tmp_path: Path

@@ -42,12 +42,29 @@ def test_decay_ends_at_the_floor(kind: str, quarter: float) -> None:
     assert rates == pytest.approx([0.5, 1.0, 0.1 + 0.9 * quarter, 0.55, 0.1, 0.1])
 
 
+@pytest.mark.parametrize("behind", [0, 7, -9])
+def test_wsd_stays_at_the_peak_and_falls_in_the_last_share(behind: int) -> None:
+    """MiniCPM's phases; 1 - sqrt(u) of Haegele et al. 2024: a half at a quarter of the decay."""
+    schedule = config(kind="wsd", peak=1.0, warmup_updates=10, floor=0.1, initial=0.0, decay_share=0.2)
+    at = {5: 0.5, 10: 1.0, 50: 1.0, 80: 1.0, 85: 0.55, 90: 0.1 + 0.9 * (1 - math.sqrt(0.5)), 100: 0.1, 500: 0.1}
+    for t, rate in at.items():
+        update = t if t <= 10 else t - behind  # ends count updates of the run, the warm-up those of the schedule
+        found = learning_rate(schedule, update, d_model=1, last_update=100, behind=behind)
+        assert found == pytest.approx(rate), t
+
+
+def test_a_decay_of_everything_begins_after_the_warm_up() -> None:
+    schedule = config(kind="wsd", peak=1.0, warmup_updates=10, floor=0.0, decay_share=1.0)
+    rates = [learning_rate(schedule, t, d_model=1, last_update=110) for t in (10, 35, 110)]
+    assert rates == pytest.approx([1.0, 0.5, 0.0])
+
+
 def test_constant_without_warmup() -> None:
     assert learning_rate(config(kind="constant", peak=0.5, warmup_updates=0), 1, d_model=1) == 0.5
 
 
 @given(
-    kind=st.sampled_from(["isqrt", "linear", "cosine", "constant"]),
+    kind=st.sampled_from(["isqrt", "linear", "cosine", "wsd", "constant"]),
     t=st.integers(1, 10**6),
     warmup=st.integers(1, 10**4),
 )

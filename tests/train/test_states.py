@@ -228,6 +228,7 @@ KINDS: list[dict[str, Any]] = [
     {"residual": "post", "wiring.gpas": True},
     {"encoder.residual": "none", "decoder.residual": "pre"},
     {"residual": "post", "norm": "rms"},
+    {"residual": "pre", "norm": "scale"},
     *(
         {"residual": residual, "encoder.history": kind, "decoder.history": kind}
         for residual in ("post", "pre")

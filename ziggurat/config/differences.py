@@ -17,6 +17,7 @@ _INITIAL_OR_TRAINING = (
     "decoder.layer_drop",
     "combination.start",
     "combination.dropout",
+    "wiring.branch_updates",
     "wiring.layer_scale",
     "wiring.omega_trainable",
     "wiring.stream_start",

@@ -22,6 +22,7 @@ ResidualKind = Literal[
     "none",
     "admin",
     "deepnorm",
+    "branch_norm",
     "rezero",
     "layer_scale",
     "ln_scaling",
@@ -55,11 +56,11 @@ EncoderAttentionKind = Literal["full", "relative"]
 DecoderAttentionKind = Literal[
     "full", "relative", "average", "simplified_average", "ssru", "merged", "merged_full", "merged_gated"
 ]
-InitKind = Literal["xavier", "depth_scaled", "admin", "deepnorm", "magneto", "t_fixup", "fixup", "uniform"]
+InitKind = Literal["xavier", "depth_scaled", "admin", "deepnorm", "magneto", "lipschitz", "t_fixup", "fixup", "uniform"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Sharing = Literal["none", "decoder", "all"]
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
-NormKind = Literal["layer", "rms"]
+NormKind = Literal["layer", "rms", "scale"]
 HistoryNorm = Literal["sources", "consumers", "none"]
 
 # Rows ------------------------------------------------------------------------------------------------------------
@@ -180,6 +181,12 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
         init="deepnorm",
         without_init="has the paper's constant on the stream, but not the smaller weights that go with it",
         depth_constants=True,
+        history_norm="consumers",
+    ),
+    "branch_norm": ResidualFacts(
+        "LN(x + a f(x)), a = min(1, t / `wiring.branch_updates`) in update t; `post` outside of training",
+        "Liu et al. 2023 (BranchNorm)",
+        frozenset({"wiring.branch_updates"}),
         history_norm="consumers",
     ),
     "rezero": ResidualFacts(
@@ -402,6 +409,12 @@ INITIALISATIONS: dict[InitKind, InitFacts] = {
         elsewhere="makes value, output and feed-forward weights larger by depth",
         three_branches="Magneto",
         depth=True,
+    ),
+    "lipschitz": InitFacts(
+        "matrices U(-sqrt(1 / fan_in), sqrt(1 / fan_in)), embeddings of V tokens U(-b, b) with b = sqrt(2 / (V + "
+        "d_model)), so that no post-norm shrinks its skip at first",
+        "Xu et al. 2020",
+        outside="sets embeddings and output projection",
     ),
     "t_fixup": InitFacts(
         "Glorot, embeddings and branches scaled down with N and M",

@@ -152,6 +152,9 @@ class EmbeddingConfig(Section):
     """Longest sequence `positions: learned` can hold, in tokens; the others have no limit."""
     scale: bool = True
     """Multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, section 3.4)."""
+    unit_length: bool = False
+    """Divide every embedding, and every row of the output projection, by its length (FixNorm, Nguyen and Salazar
+    2019); their initial values, U(-0.01, 0.01), are `init: {kind: uniform, uniform: 0.01}`."""
     shared_bias: bool = False
     """Add one trained vector, the same on both sides, to every embedding (zero)."""
     zero_start: bool = False
@@ -240,6 +243,9 @@ class WiringConfig(Section):
 
     omega_trainable: bool = True
     """`admin`: train omega (the released code) or keep its initial values (the paper; folds exactly)."""
+    branch_updates: Count = Field(default=4000, ge=1)
+    """`branch_norm`: updates in which the factor of the branches grows to 1. A run that begins with trained weights
+    (`training.start_from`) has it at 1."""
     layer_scale: Real | None = Field(default=None, gt=0)
     """`layer_scale`: initial lambda; null: 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 beyond (Touvron et al. 2021)."""
     streams: Width = Field(default=4, ge=1)
@@ -326,7 +332,8 @@ class ModelConfig(Section):
     """Non-linearity of the feed-forward networks; `silu` is also called swish (Ramachandran et al. 2017), `swiglu` has
     a gate and no biases (Shazeer 2020)."""
     norm: NormKind = "layer"
-    """`layer`: layer normalisation; `rms`: root mean square normalisation (Zhang and Sennrich 2019)."""
+    """`layer`: layer normalisation; `rms`: root mean square normalisation (Zhang and Sennrich 2019); `scale`: to one
+    trained length g, at first sqrt(d_model), whatever the channel (ScaleNorm, Nguyen and Salazar 2019)."""
     layer_norm_epsilon: Real = Field(default=1e-5, gt=0)
     """Epsilon inside normalisation (rnmt: always 1e-8)."""
     attention: AttentionConfig = AttentionConfig()

@@ -177,6 +177,7 @@ def _transfer(model: ModelConfig) -> Iterator[Problem]:
         *(("residual", residual, "pre") for residual in residuals),
         *((f"{key}.kind", init.kind, "xavier") for key, init in model.inits.items()),
         ("embedding.scale", model.embedding.scale, True),
+        ("embedding.unit_length", model.embedding.unit_length, False),
         ("wiring.gpas", model.wiring.gpas, False),
         ("attention.value_residual", model.attention.value_residual, "none"),
         ("attention.cross_value_residual", model.attention.cross_value_residual, "none"),
@@ -185,6 +186,8 @@ def _transfer(model: ModelConfig) -> Iterator[Problem]:
     for key, value, allowed in needed:
         if value != allowed:
             yield _not_worked_out(f"{key}: {value}", f"it needs `{allowed}`")
+    if model.norm == "scale":
+        yield _not_worked_out("norm: scale", "it needs `layer` or `rms`")
     if model.embedding.positions == "learned":
         yield _not_worked_out("embedding.positions: learned", "it needs `sinusoidal`, `rotary` or `none`")
     head = model.d_model // model.heads

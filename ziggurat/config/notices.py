@@ -107,6 +107,7 @@ _HEEDED_BY_SCHEDULE = {
     "noam": {"factor", "warmup_updates"},
     "linear": {"peak", "warmup_updates", "initial", "floor", "decay_updates"},
     "cosine": {"peak", "warmup_updates", "initial", "floor", "decay_updates"},
+    "wsd": {"peak", "warmup_updates", "initial", "floor", "decay_updates", "decay_share"},
     "constant": {"peak", "warmup_updates", "initial"},
     "gnmt+": {"warmup_updates", "base", "replicas", "decay_start", "decay_end"},
 }
@@ -146,7 +147,9 @@ def unused_in_training(training: TrainingConfig) -> Iterator[str]:
     schedule, divergence, validation = training.schedule, training.divergence, training.validation
     heeded = {"kind", "start", *_HEEDED_BY_SCHEDULE[schedule.kind]}
     if schedule.start == "peak":  # the rest of these two does not depend on the warm-up, that of others does
-        heeded -= {"initial"} | ({"warmup_updates"} if schedule.kind in ("linear", "cosine", "constant") else set())
+        heeded -= {"initial"} | (
+            {"warmup_updates"} if schedule.kind in ("linear", "cosine", "wsd", "constant") else set()
+        )
     idle = [key for key in type(schedule).model_fields if key not in heeded]
     yield from _set("training.schedule", schedule, True, *idle)
     yield from _set("training.optimiser", training.optimiser, training.optimiser.kind != "muon", "momentum")

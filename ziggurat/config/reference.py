@@ -138,6 +138,7 @@ def _papers(rows: Mapping[Any, Facts]) -> dict[str, str]:
 
 
 _DEEPENING = "Li et al. 2020"
+_TEARS = "Nguyen and Salazar 2019"
 _HYBRID = "Zhuo et al. 2025 (HybridNorm)"
 _RESFORMER = "Zhou et al. 2024 (ResFormer)"
 
@@ -155,7 +156,7 @@ METHODS: dict[str, dict[str, str]] = {
         "silu": "Ramachandran et al. 2017",
         "swiglu": "Shazeer 2020",
     },
-    "norm": {"rms": "Zhang and Sennrich 2019"},
+    "norm": {"rms": "Zhang and Sennrich 2019", "scale": _TEARS},
     "value_norm": dict.fromkeys(("layer", "rms"), _HYBRID),
     "value_residual": dict.fromkeys(("half", "learned", "single"), _RESFORMER),
     "cross_value_residual": dict.fromkeys(("half", "learned", "single"), _RESFORMER),
@@ -174,6 +175,7 @@ METHODS: dict[str, dict[str, str]] = {
         "isqrt": "Vaswani et al. 2017, as fairseq has it",
         "noam": "Vaswani et al. 2017",
         "cosine": "Loshchilov and Hutter 2017",
+        "wsd": "Hu et al. 2024 (MiniCPM), with the decay of Haegele et al. 2024",
         "gnmt+": "Chen et al. 2018",
     },
     "smoothing": {"uniform": "Szegedy et al. 2016", "others": "Szegedy et al. 2016, as tensor2tensor has it"},
@@ -199,12 +201,15 @@ KEYS: Mapping[str, str] = {
     "model.decoder.ranges": "Li et al. 2025 (Mix-LN)",
     "model.dropout.sublayer": "Pham et al. 2019",
     "model.wiring.gpas": "Chen et al. 2025 (GPAS)",
+    "model.embedding.unit_length": _TEARS,
     "model.transfer": "Dey et al. 2025 (CompleteP)",
     "training.loss.inter_sim": f"named by {_DEEPENING}, defined here",
+    "training.loss.r_drop": "Liang et al. 2021 (R-Drop)",
     "training.growth": _DEEPENING,
     "training.loss.label_smoothing": "Szegedy et al. 2016",
     "training.loss.alignment": "Chen et al. 2016; Garg et al. 2019",
     "training.lora": "Hu et al. 2021",
+    "training.optimiser.weight_smoothing": "Polyak and Juditsky 1992, as Marian has it",
     "training.adaptive_clip": "Chen et al. 2018",
     "data.subword.regularisation": "Kudo 2018; Provilkov et al. 2020",
     "decoding.diverse_groups": "Vijayakumar et al. 2016",
@@ -239,11 +244,14 @@ def methods_in_use(experiment: Experiment) -> list[Method]:
         *((f"model.{side}.layer_drop", "", getattr(model, side).layer_drop) for side in ("encoder", "decoder")),
         ("model.dropout.sublayer", "", model.dropout.sublayer),
         ("model.wiring.gpas", "", "true" if model.wiring.gpas else ""),
+        ("model.embedding.unit_length", "", "true" if model.embedding.unit_length else ""),
         ("model.attention.value_norm", _HYBRID, attention.value_norm),
         ("model.attention.value_residual", _RESFORMER, attention.value_residual),
         ("model.attention.cross_value_residual", _RESFORMER, attention.cross_value_residual),
         ("model.transfer", "", "" if transfer is None else transfer.exponent),
         ("training.loss.inter_sim", "", training.loss.inter_sim),
+        ("training.loss.r_drop", "", training.loss.r_drop),
+        ("training.optimiser.weight_smoothing", "", training.optimiser.weight_smoothing),
         ("training.growth", "", growth),
     ):
         if value and value != "none":

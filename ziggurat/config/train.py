@@ -100,6 +100,9 @@ class LossConfig(Section):
     sentences (zero). `sentence_sum`: sum over tokens, mean over sentences (lingvo's RNMT+)."""
     chunk_tokens: Size = Field(default=1024, ge=1)
     """Rows of logits computed at a time; the whole matrix [tokens, vocabulary] never exists."""
+    r_drop: Real = Field(default=0.0, ge=0)
+    """alpha of R-Drop (Liang et al. 2021): each batch passes twice, with other dropout, and the two distributions of
+    each token are drawn together (docs/training.md), in twice the time and memory; 0: off. Theirs is 5."""
     inter_sim: Real = Field(default=0.0, ge=0)
     """Weight, in nats per target token, of a penalty on encoder states that point away from their sentence's mean
     (named by Li et al. 2020, defined here: docs/training.md); 0: none. Try 0.1."""
@@ -118,6 +121,9 @@ class OptimiserConfig(Section):
     """Added to the root of the second moment."""
     weight_decay: Real = Field(default=0.0, ge=0)
     """Decoupled for adamw, radam and muon; L2 for adam. Never on biases, norms or embeddings."""
+    weight_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share s of the trained weights in their running mean after each update (EMA of weights, Marian's exponential
+    smoothing), by which the model is validated, saved and translated (docs/training.md); 0: off. Theirs is 1e-4."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
     """muon only: decay rate of its momentum."""
     moments: Literal["fp32", "bf16"] = "fp32"
@@ -147,9 +153,10 @@ class OptimiserConfig(Section):
 class ScheduleConfig(Section):
     """Learning rate as a function of the update t = 1, 2, ... (docs/training.md)."""
 
-    kind: Literal["isqrt", "noam", "linear", "cosine", "constant", "gnmt+"] = "isqrt"
+    kind: Literal["isqrt", "noam", "linear", "cosine", "wsd", "constant", "gnmt+"] = "isqrt"
     """`isqrt`: linear warm-up to `peak`, then peak * sqrt(warmup/t). `noam`: factor * d_model^-0.5 *
-    min(t^-0.5, t * warmup^-1.5). `linear`, `cosine`: warm-up, then down to `floor` at `decay_updates`. `gnmt+`:
+    min(t^-0.5, t * warmup^-1.5). `linear`, `cosine`: warm-up, then down to `floor` at `decay_updates`. `wsd`: the
+    same, but at `peak` until the last `decay_share` of the updates (warm-up, stable, decay: Hu et al. 2024). `gnmt+`:
     warm-up from `base` to replicas * base, then exponential decay to base / 2 (RNMT+, Chen et al. 2018)."""
     peak: Real = Field(default=1e-3, gt=0)
     """Highest rate (all but noam and gnmt+)."""
@@ -163,10 +170,12 @@ class ScheduleConfig(Section):
     initial: Real = Field(default=1e-7, ge=0)
     """Rate at update 0 of the warm-up (all but noam and gnmt+)."""
     floor: Real = Field(default=1e-9, ge=0)
-    """Lowest rate after the warm-up (isqrt, linear, cosine)."""
+    """Lowest rate after the warm-up (isqrt, linear, cosine, wsd)."""
+    decay_share: float = Field(default=0.2, gt=0, le=1)
+    """`wsd`: share of the updates up to the end of the decay in which the rate falls."""
     decay_updates: Count | None = Field(default=None, ge=1)
-    """Update of the run at which `linear` and `cosine` reach `floor`, whatever growth and roll backs do to the rate;
-    default: `training.stop.updates`."""
+    """Update of the run at which `linear`, `cosine` and `wsd` reach `floor`, whatever growth and roll backs do to the
+    rate; default: `training.stop.updates`."""
     base: Real = Field(default=1e-4, gt=0)
     """gnmt+: rate for the batch of one replica."""
     replicas: Size = Field(default=1, ge=1)
@@ -349,7 +358,7 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _decay_has_an_end(self) -> Self:
-        if self.schedule.kind in ("linear", "cosine") and not (self.schedule.decay_updates or self.stop.updates):
+        if self.schedule.kind in ("linear", "cosine", "wsd") and not (self.schedule.decay_updates or self.stop.updates):
             raise ConfigError.of(
                 f"schedule.kind: {self.schedule.kind}", "needs `schedule.decay_updates` or `stop.updates`"
             )

@@ -89,6 +89,12 @@ class Batch:
         changed: dict[str, Any] = {name: function(tensor) for name, tensor in tensors.items()}
         return replace(self, **changed)
 
+    def twice(self) -> Batch:
+        """Return this batch with every sentence pair again behind them all; without links."""
+        counts = {name: 2 * getattr(self, name) for name in ("source_tokens", "target_tokens")}
+        bare = replace(self, **counts, indices=np.tile(self.indices, 2), link_places=None, link_shares=None)
+        return bare.with_each(lambda tensor: torch.cat([tensor, tensor]))
+
     def idle(self) -> Batch:
         """Return up to two pairs of this batch, every target token masked and no links, so loss and gradients are 0.
 

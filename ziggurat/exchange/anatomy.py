@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ziggurat.config.kinds import ResidualKind
 from ziggurat.config.model import ModelConfig
@@ -192,6 +193,18 @@ def dissect(
     factors = entries or {}
     encoder, decoder = _entered(stacks[0], factors.get("encoder")), _entered(stacks[1], factors.get("decoder"))
     return Anatomy(encoder, decoder, output, config.activation, config.norm)
+
+
+def with_usual_parts(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with a gain for each channel in place of ScaleNorm's length, and embeddings of unit length."""
+    found = dict(tensors)
+    for name in [name for name in found if name.endswith(".length")]:
+        width = config.encoder_width if name.startswith("encoder.") else config.d_model
+        found[name.replace(".length", ".weight")] = found.pop(name).expand(width) / width**0.5
+    tables = ("source_embedding.tokens.weight", "target_embedding.tokens.weight", "output.weight")
+    for name in found.keys() & tables if config.embedding.unit_length else ():
+        found[name] = F.normalize(found[name], dim=-1)
+    return found
 
 
 def _entered(stack: StackMatrices, factor: Tensor | None) -> StackMatrices:

@@ -16,7 +16,7 @@ from ziggurat.config.kinds import ATTENTIONS, RESIDUALS, ResidualKind
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig, StackConfig
 from ziggurat.data.subword import Tokenizer
-from ziggurat.exchange.anatomy import Anatomy, dissect
+from ziggurat.exchange.anatomy import Anatomy, dissect, with_usual_parts
 from ziggurat.model.build import assemble, build_model
 from ziggurat.model.directory import OpenedModel
 from ziggurat.model.kinds import ATTENTION, HISTORY, RESIDUAL
@@ -57,6 +57,7 @@ def fold(
       alphas differ. With one epsilon for both there is an error of the order of epsilon.
     - `layer_scale` to `pre`: lambda goes into the maps by which sub-layers write.
     - `ln_scaling` to `pre`: 1/sqrt(l) goes into gain and bias of the norms before the sub-layers of layer l.
+    - `norm: scale` to `rms`, with the gain g / sqrt(d_model) in every channel; `embedding.unit_length`: rows get it.
     - `transfer`: a stack's factor goes into the maps by which sub-layers write, that of the logits into the last norm.
 
     `post` and `pre` stay as they are. The two stacks may be of different kinds, and so may ranges of layers that all
@@ -71,7 +72,7 @@ def fold(
 
     Raises NotPlainError with all reasons why this model cannot be folded.
     """
-    folded, reasons = dict(tensors), list[str]()
+    folded, reasons = with_usual_parts(config, tensors), list[str]()
     encoder, decoder = (_Stack(config, above, folded, reasons, entries).fold() for above in (False, True))
     if reasons:
         raise NotPlainError(reasons)
@@ -82,7 +83,8 @@ def fold(
     for name, stack in (("encoder", encoder), ("decoder", decoder)):
         if stack.epsilon is not None:
             values[name] |= {"layer_norm_epsilon": stack.epsilon}
-    values["transfer"] = None
+    values |= {"transfer": None, "norm": "rms" if config.norm == "scale" else config.norm}
+    values["embedding"]["unit_length"] = False
     for section in (values, values["encoder"], values["decoder"]):
         if section["init"] is not None and section["init"]["kind"] == "admin":
             section["init"] |= {"kind": "xavier"}

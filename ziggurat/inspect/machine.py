@@ -130,7 +130,8 @@ def _first_moments(optimiser: Optimiser) -> list[Tensor]:
     for parameter in optimiser.parameters:
         parameter.grad = torch.empty_like(parameter)
     optimiser.step()
-    return list(optimiser.state().values())
+    moments = [moment for part in optimiser.parts for own in part.state.values() for moment in own.values()]
+    return [moment for moment in moments if isinstance(moment, Tensor)]
 
 
 def full_batch(shape: BatchShape, device: torch.device) -> Batch:

@@ -164,6 +164,8 @@ def trial_experiment(experiment: Experiment, store: Store, settings: TrialOption
     if store.path != Path(data.store).expanduser():  # the embedded pair has not the corpora and links that these name
         data = data.model_copy(update={"stages": [], "modifiers": ModifiersConfig()})
     model = reduced(experiment.model, settings.width)
+    if "branch_norm" in (*model.residuals(decoder=False), *model.residuals(decoder=True)):
+        model = change_section(model, {"wiring": {"branch_updates": warmup}}, "model")
     return experiment.model_copy(update={"data": data, "model": model, "training": training})
 
 
@@ -200,6 +202,7 @@ def run_trial(
             update = len(losses) + 1
             rate = learning_rate(small.training.schedule, update, d_model=small.model.d_model)
             clip = small.training.clip_norm
+            learner.begin(update)
             result = train_update(learner.parallel, group.batches, learner.optimiser, rate=rate, clip_norm=clip)
             losses.append(result.nll / max(1, result.target_tokens))
             if not result.finite:

@@ -37,7 +37,7 @@ RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 _BASE_WIDTH = 64
 _MOST_ADDED = 3
 """Further rates on either side, while the best is at an end of those that were tried."""
-_PEAKED = ("isqrt", "linear", "cosine", "constant")
+_PEAKED = ("isqrt", "linear", "cosine", "wsd", "constant")
 """Schedules that have a peak to set."""
 
 

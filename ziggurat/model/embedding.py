@@ -87,6 +87,19 @@ def _as_they_are(rows: Tensor) -> Tensor:
     return rows
 
 
+class UnitEmbedding(nn.Embedding):
+    """E[token] / |E[token]| (FixNorm): Nguyen and Salazar 2019, section 2.3, after Nguyen and Chiang 2018.
+
+    E itself is trained, so the longer a row has become, the less a step turns it.
+    """
+
+    roles: ClassVar[Roles] = {"weight": Role.EMBEDDING}
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return [..., width] for `ids` [...]."""
+        return F.normalize(super().forward(ids), dim=-1)
+
+
 class InputEmbedding(nn.Module):
     """dropout(scale * E[token] + bias + position).
 
@@ -155,6 +168,7 @@ class OutputProjection(nn.Module):
 
     Attributes:
         weight: W [vocabulary, d_model], another parameter or the target embedding's.
+        unit: each row of W is divided by its length, as UnitEmbedding does.
         bias: b [vocabulary], or None.
         ruled_out: ids [n] of tokens that the bias makes impossible, such as those that an imported model never
             produces; None: there are none. `rule_out` looks for them when weights are loaded: to look in every training
@@ -168,13 +182,19 @@ class OutputProjection(nn.Module):
     bias: nn.Parameter | None
     ruled_out: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: nn.Parameter | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None = None, *, unit: bool = False) -> None:
         super().__init__()
         self.weight = weight
+        self.unit = unit
         self.register_parameter("bias", bias)
         self.register_buffer("ruled_out", None, persistent=False)
         self.multiply: Multiply = linear
         self.rounded: Callable[[Tensor], Tensor] = _as_they_are
+
+    @property
+    def matrix(self) -> Tensor:
+        """The matrix [vocabulary, d_model] of the product: W, or W with rows of length 1."""
+        return F.normalize(self.weight, dim=-1) if self.unit else self.weight
 
     def rule_out(self, bias: Tensor | None) -> None:
         """Set `ruled_out` from `bias` [vocabulary], as it was loaded: whole, not cut up over processes."""
@@ -183,11 +203,11 @@ class OutputProjection(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return [..., vocabulary] for `hidden` [..., d_model]."""
-        return self.multiply(hidden, self.weight, self.bias)
+        return self.multiply(hidden, self.matrix, self.bias)
 
     def restricted(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the map from [..., d_model] to logits [..., n] of `tokens` [n] alone."""
-        weight, bias = self.weight[tokens], None if self.bias is None else self.bias[tokens]
+        weight, bias = self.matrix[tokens], None if self.bias is None else self.bias[tokens]
         return lambda hidden: self.multiply(hidden, weight, bias)
 
 

@@ -167,6 +167,22 @@ def magneto(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     return draw.scaled(math.sqrt(above if slot.decoder else above * math.log(2 * depth.encoder_layers) / 3))
 
 
+def lipschitz(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
+    """U(-b, b), b = sqrt(1 / fan_in) for linear maps, sqrt(2 / (V + d)) for V embeddings of width d: Xu et al. 2020.
+
+    Both are 1 / sqrt(3) of the usual bounds, He's and Glorot's. Post-norm shrinks the skip where the sum has a standard
+    deviation above 1; these bounds keep it below that. The equations are those of the authors' code
+    (github.com/hfxunlp/transformer, `utils/init/base.py`), whose linear maps include a projection that is no embedding;
+    the paper's text was not at hand. Positions are as in `xavier`: the authors train none.
+    """
+    rows, width = slot.values.shape if slot.values.dim() == 2 else (1, 1)
+    if slot.role is Role.EMBEDDING:
+        return Distribution("uniform", math.sqrt(2.0 / (rows + width)))
+    if slot.role in MATRICES or slot.role is Role.OUTPUT:
+        return Distribution("uniform", width**-0.5)
+    return xavier(slot, config, depth)
+
+
 def t_fixup(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     """Glorot, with value, output and feed-forward maps and token embeddings smaller by depth (Huang et al. 2020, 3.2).
 
@@ -214,6 +230,7 @@ INIT: dict[InitKind, Scheme] = {
     "admin": xavier,  # it changes skip vectors only: constant_omega, profile_omega
     "deepnorm": deepnorm,
     "magneto": magneto,
+    "lipschitz": lipschitz,
     "t_fixup": t_fixup,
     "fixup": fixup,
     "uniform": uniform,

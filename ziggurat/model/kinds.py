@@ -38,7 +38,14 @@ from ziggurat.model.attention.variants import (
     Ssru,
 )
 from ziggurat.model.dropout import Dropout, StochasticBranch
-from ziggurat.model.embedding import InputEmbedding, LearnedPositions, OutputProjection, Rotary, SinusoidalPositions
+from ziggurat.model.embedding import (
+    InputEmbedding,
+    LearnedPositions,
+    OutputProjection,
+    Rotary,
+    SinusoidalPositions,
+    UnitEmbedding,
+)
 from ziggurat.model.history import kinds as history
 from ziggurat.model.history.base import History, HistoryOptions
 from ziggurat.model.history.kinds import Transparent
@@ -46,14 +53,7 @@ from ziggurat.model.history.state_dependent import AttentionResiduals, BlockAtte
 from ziggurat.model.linear import FeedForward, GatedFeedForward, Linear, NormedLinear, ShiftedLinear
 from ziggurat.model.rate_transfer import branch_factor, output_factor
 from ziggurat.model.residual import kinds as residual
-from ziggurat.model.residual.base import (
-    Residual,
-    ResidualOptions,
-    ScaledNorm,
-    ShiftScale,
-    SublayerPosition,
-)
-from ziggurat.model.residual.kinds import SiameseEnd
+from ziggurat.model.residual.base import Residual, ResidualOptions, ScaledNorm, ScaleNorm, ShiftScale, SublayerPosition
 from ziggurat.model.transformer import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer, StackWiring
 from ziggurat.system.errors import ConfigError
 
@@ -100,6 +100,7 @@ RESIDUAL: dict[ResidualKind, ResidualRow] = {
     "none": ResidualRow(residual.no_skip, True, ends_as_model=True),
     "admin": ResidualRow(residual.admin, False, "skip_vector"),
     "deepnorm": ResidualRow(residual.deepnorm, False, "alpha"),
+    "branch_norm": ResidualRow(residual.branch_norm, False, "post"),
     "rezero": ResidualRow(residual.rezero, False),
     "layer_scale": ResidualRow(residual.layer_scale, True, "branch_vector"),
     "ln_scaling": ResidualRow(residual.ln_scaling, True, "norm_constant"),
@@ -111,7 +112,7 @@ RESIDUAL: dict[ResidualKind, ResidualRow] = {
     "fixup": ResidualRow(residual.fixup, False, shifted=True),
     "hyper": ResidualRow(residual.hyper, True, streams="option"),
     "manifold_hyper": ResidualRow(residual.manifold_hyper, True, streams="option"),
-    "siamese": ResidualRow(residual.siamese, True, streams=2, end=SiameseEnd),
+    "siamese": ResidualRow(residual.siamese, True, streams=2, end=residual.SiameseEnd),
     "keel": ResidualRow(residual.keel, True),
     "hybrid": ResidualRow(residual.hybrid, True),
     "sub_ln": ResidualRow(residual.pre_norm, True, inner_norm=True),
@@ -178,11 +179,12 @@ class Embeddings:
                 f"{source_size} tokens and the target {target_size}; use `decoder` or a joint vocabulary",
                 key="model.embedding.sharing",
             )
-        target = nn.Embedding(target_size, config.d_model)
-        source = target if sharing == "all" else nn.Embedding(source_size, config.encoder_width)
+        table = UnitEmbedding if config.embedding.unit_length else nn.Embedding
+        target = table(target_size, config.d_model)
+        source = target if sharing == "all" else table(source_size, config.encoder_width)
         weight = nn.Parameter(torch.empty(target_size, hidden)) if sharing == "none" else target.weight
         bias = nn.Parameter(torch.empty(target_size)) if config.embedding.output_bias else None
-        return source, target, OutputProjection(weight, bias)
+        return source, target, OutputProjection(weight, bias, unit=config.embedding.unit_length)
 
     def input(self, tokens: nn.Embedding, *, zero_start: bool = False) -> InputEmbedding:
         """Return the embedding of one side, positions included."""
@@ -226,6 +228,8 @@ class StackParts:
                 return nn.LayerNorm(width, eps=epsilon)
             case "rms":
                 return nn.RMSNorm(width, eps=epsilon)
+            case "scale":
+                return ScaleNorm(width, epsilon)
             case _:
                 assert_never(self.config.norm)
 
@@ -245,6 +249,7 @@ class StackParts:
             partial(self._branch_dropout, layer),
             self.norm,
             omega_trainable=wiring.omega_trainable,
+            branch_updates=wiring.branch_updates,
             layer_scale=wiring.layer_scale,
             streams=wiring.streams,
             dynamic=wiring.dynamic,

@@ -32,6 +32,7 @@ from ziggurat.model.build import (
     parameter_roles,
     parameter_scales,
     set_recompute,
+    stack_residuals,
 )
 from ziggurat.model.depth import Deepening, added_layers, at_depth, deepening, grow_moments, grow_weights
 from ziggurat.model.directory import (
@@ -43,6 +44,7 @@ from ziggurat.model.directory import (
 )
 from ziggurat.model.fast.precision import maps_of, wrong_maps
 from ziggurat.model.low_rank import is_update
+from ziggurat.model.residual.kinds import BranchNorm
 from ziggurat.model.run_folder import BASE, MODEL_FILE
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import load_weights, weights, whole
@@ -134,6 +136,8 @@ def carry_moments(
 ) -> None:
     """Copy the optimiser state `shallow` into the deeper model's `optimiser`, if `growth.moments` says so."""
     if growth.moments == "copy":
+        # Running means of weights begin again: the deeper model was grown from the weights themselves.
+        shallow = {key: moment for key, moment in shallow.items() if not key.endswith("/trained")}
         plan = deepening(growth.copy_strategy, *depths)
         trained = {name: parameter for parameter, name in optimiser.names.items()}
         optimiser.load_state(grow_moments(trained, {key: whole(value) for key, value in shallow.items()}, plan))
@@ -298,9 +302,20 @@ class Learner:
     def _adapts(self) -> bool:
         return self.experiment.training.lora is not None
 
+    def smoothed_weights(self) -> Mapping[str, Tensor]:
+        """Return the weights to translate with, whole, by name: running means where the optimiser keeps them."""
+        found = self.parallel.weights()
+        return {**found, **{name: whole(mean).to(found[name].device) for name, mean in self.optimiser.means().items()}}
+
+    @contextlib.contextmanager
+    def smoothed(self) -> Iterator[Seq2Seq]:
+        """Context with the whole model, in this process, that has the weights to translate with."""
+        with self.optimiser.smoothed(), self.parallel.whole() as model:
+            yield model
+
     def kept_weights(self) -> Mapping[str, Tensor]:
         """Return the weights that belong into a checkpoint, whole, by name; of low-rank adaptation the updates."""
-        found = self.parallel.weights()
+        found = self.smoothed_weights()
         return {name: tensor for name, tensor in found.items() if is_update(name)} if self._adapts else found
 
     def base_weights(self) -> Mapping[str, Tensor] | None:
@@ -344,6 +359,17 @@ class Learner:
         ruled_out = opened.model.output.ruled_out
         left_out = "" if ruled_out is None else f"; {len(ruled_out)} tokens that its output bias rules out have no loss"
         return opened.origin + left_out
+
+    def begin(self, update: int) -> None:
+        """Set what goes by the number of an update, from 1: running means, and the factor of `residual: branch_norm`.
+
+        Trained weights, with which a run may begin, had it at 1.
+        """
+        self.optimiser.update = update
+        if self.experiment.training.start_from is None:
+            for residual in (*stack_residuals(self.model.encoder), *stack_residuals(self.model.decoder)):
+                if isinstance(residual, BranchNorm):
+                    residual.begin(update)
 
     def restore(self, checkpoint: Checkpoint, run: Path) -> None:
         """Load a checkpoint's weights and moments, at its depth. Raises CheckpointError when it does not fit."""

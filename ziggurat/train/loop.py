@@ -169,6 +169,7 @@ class _Loop:
             group, rate = next(groups), next_rate(p, config, self.setup.experiment.model.d_model)
             # (2) Update. Counted at once, so that whatever comes next, in this process or after a crash, knows of it.
             self.depth.before(p, rate)
+            learner.begin(p.update + 1)
             processes.update = p.update + 1  # named when a process has to be reported as hanging
             with learner.passes:
                 result = train_update(
@@ -253,14 +254,14 @@ class _Loop:
     def _keep_stage(self) -> Path:
         run, experiment, stage = self.setup.run, self.setup.experiment, self.progress.stage
         self.setup.store_check.confirm()  # nothing is kept of data that may turn out to be damaged
-        weights = self.learner.parallel.weights()
+        weights = self.learner.smoothed_weights()
         self.processes.first_does(lambda: keep_stage(run, experiment, stage, weights))
         return stage_folder(run, experiment, stage)
 
     def _validate(self) -> None:
         assert self.validator is not None
         p, began = self.progress, time.perf_counter()
-        with self.learner.parallel.whole() as model:
+        with self.learner.smoothed() as model:
             result = self.validator.measure(
                 model,
                 lambda: self.signals.received is not None,

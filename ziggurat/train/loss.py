@@ -1,6 +1,7 @@
 """Label-smoothed cross-entropy that never builds the logits [tokens, vocabulary] of a whole batch (docs/training.md).
 
-Guided alignment: word alignments teach one head of the decoder where to look (Chen et al. 2016; Garg et al. 2019).
+R-Drop draws two passes with other dropout together (Liang et al. 2021). Guided alignment: word alignments teach one
+head of the decoder where to look (Chen et al. 2016; Garg et al. 2019).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple, assert_never
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from ziggurat.config import Experiment
 from ziggurat.config.train import LossConfig
@@ -293,6 +296,52 @@ def sequence_loss(
     if config.subtract_entropy:
         objective = objective - smoothing.entropy(possible) * row_weight.sum()
     return LossSums(objective, nll)
+
+
+def r_drop_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Labels,
+    config: LossConfig,
+    *,
+    tokens: int,
+    sentences: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return alpha / 4 * sum_j w_j (KL(P_j || Q_j) + KL(Q_j || P_j)): Liang et al. 2021, equations 1 to 3, shape [].
+
+    P_j and Q_j are what two passes with other dropout predict for target token j, w_j is the weight of its
+    cross-entropy. The paper's loss is the sum of both passes' cross-entropy and alpha / 2 of the two divergences;
+    ours is half of it, their mean, so that it compares with other losses and with `training.clip_norm`.
+
+    Args:
+        hidden: decoder output of both passes [2 batch, target, d_model].
+        weight: output projection [vocabulary, d_model].
+        labels: the gold tokens, once.
+        config: alpha (`r_drop`), normalisation, and how many rows of logits exist at a time.
+        tokens: of the whole update, as in sequence_loss.
+        sentences: likewise.
+        bias: of the output projection, [vocabulary], or None.
+    """
+    places = labels.places()
+    one, other = (half.flatten(0, 1).index_select(0, places) for half in hidden.chunk(2))
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    weights = _token_weights(labels.mask, places, config, wide, tokens=tokens, sentences=sentences)
+    total = hidden.new_zeros((), dtype=wide)
+    for start in range(0, labels.real, config.chunk_tokens):
+        part = slice(start, start + config.chunk_tokens)
+        # Computed again in the backward pass, so that the logits of a chunk alone exist.
+        pair = one[part], other[part]
+        total = total + checkpoint(
+            _divergence, *pair, weight, bias, weights[part], use_reentrant=False, preserve_rng_state=False
+        )
+    return config.r_drop / 4 * total
+
+
+def _divergence(one: Tensor, other: Tensor, weight: Tensor, bias: Tensor | None, weights: Tensor) -> Tensor:
+    """Return the sum over rows of weights [n] times KL(P || Q) + KL(Q || P) = sum over types of (p - q) log(p / q)."""
+    p, q = (F.linear(states, weight, bias).to(weights.dtype).log_softmax(-1) for states in (one, other))
+    return torch.dot(((p.exp() - q.exp()) * (p - q)).sum(-1), weights)
 
 
 _LEAST = 1e-20

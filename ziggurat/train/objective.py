@@ -36,7 +36,7 @@ from ziggurat.model.transformer import Decoder, Encoder
 from ziggurat.system.errors import ConfigError
 from ziggurat.train.diagnosis.measures import inter_similarities
 from ziggurat.train.diagnosis.probe import Loss
-from ziggurat.train.loss import Labels, LossSums, sequence_loss, with_guidance
+from ziggurat.train.loss import Labels, LossSums, r_drop_loss, sequence_loss, with_guidance
 
 
 def as_trained(model: Seq2Seq, training: TrainingConfig, *, seed: int | None = None) -> None:
@@ -72,30 +72,32 @@ class Objective(nn.Module):
         self.config = config
 
     def forward(self, batch: Batch, tokens: int, sentences: int) -> LossSums:
-        """Run the model over `batch`, teacher-forced; return its part of the loss of an update."""
+        """Run the model over `batch`, teacher-forced; return its part of the loss of an update.
+
+        With R-Drop a batch of training passes twice, as one of twice as many sentences, in an update of twice as many.
+        """
         model, config = self.model, self.config
         layers: list[Tensor] | None = [] if config.inter_sim else None
         kept = KeptWeights(model.decoder.aligned.head) if config.alignment is not None else None
         # Positional and without None: recorded passes take no more than the first three.
         wanted = (layers,) if kept is None else (layers, kept)
-        hidden = model(batch.source, batch.source_mask, batch.target_in, *wanted)
+        passes = 2 if config.r_drop and model.training else 1
+        seen = batch if passes == 1 else batch.twice()
+        counts = {"tokens": tokens, "sentences": sentences}
+        doubled = {name: passes * count for name, count in counts.items()}
+        hidden = model(seen.source, seen.source_mask, seen.target_in, *wanted)
         output = model.output
-        sums = sequence_loss(
-            output.rounded(hidden),
-            output.rounded(output.weight),
-            Labels(batch.target_out, batch.target_mask, batch.target_tokens),
-            config,
-            tokens=tokens,
-            sentences=sentences,
-            bias=output.bias,
-            ruled_out=output.ruled_out,
-        )
-        sums = with_guidance(sums, kept, batch, config, tokens=tokens, sentences=sentences)
+        states, weight = output.rounded(hidden), output.rounded(output.matrix)
+        labels = Labels(seen.target_out, seen.target_mask, seen.target_tokens)
+        sums = sequence_loss(states, weight, labels, config, **doubled, bias=output.bias, ruled_out=output.ruled_out)
+        if passes == 2:
+            once = Labels(batch.target_out, batch.target_mask, batch.target_tokens)
+            apart = r_drop_loss(states, weight, once, config, **counts, bias=output.bias)
+            sums = sums._replace(objective=sums.objective + apart, nll=sums.nll / 2)
+        sums = with_guidance(sums, kept, batch, config, **counts)  # by the first pass
         if layers is None:
             return sums
-        penalty = inter_similarity_penalty(
-            layers, batch.source_mask, batch.target_mask, config, tokens=tokens, sentences=sentences
-        )
+        penalty = inter_similarity_penalty(layers, seen.source_mask, seen.target_mask, config, **doubled)
         return sums._replace(objective=sums.objective + penalty)
 
 

@@ -8,6 +8,7 @@ distance between two bf16 numbers.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ from ziggurat.system.errors import CheckpointError
 
 _CHUNK = 1 << 18
 """Number of values whose moments exist in fp32 at a time: 1 MiB for either moment, which fits into a core's cache."""
+_MEAN, _TRAINED = "mean", "trained"
+"""The names of a weight's running mean in an optimiser's state, and of the weight itself in a saved one."""
 _LOW = 0xFFFF
 """The low bits of an fp32 number, which bf16 lacks."""
 
@@ -182,6 +185,13 @@ class Optimiser:
 
     Parameters that require no gradient (a fixed omega, fixed combination weights) belong to none.
 
+    With `weight_smoothing` s it also keeps a running mean m of each parameter p: after a step in update t m becomes
+    m + max(s, 1 - (t + 1) / (t + 10)) (p - m), as in Marian, but for its scaling by the size of batches; it begins as p
+    after its first step. A checkpoint has m as the weights, and p beside the moments.
+
+    Attributes:
+        update: t of the next step.
+
     `roles` are by the names of the model's parameters, which are the names in the saved state. `scales` are factors of
     rate, epsilon and decay by name, where a rate is taken over from a smaller model (not for muon). `seed` is that of
     the rounding of moments in bf16.
@@ -204,6 +214,8 @@ class Optimiser:
             decays = roles[name] not in _UNDECAYED
             groups.setdefault((decays, scales[name] if scales else RateScale()), []).append(parameter)
         self.parts = _optimisers(groups, self.names, config, seed)
+        self.update = 0
+        self._smoothing = config.weight_smoothing
         self._rectified_only = config.rectified_only
         self.unrectified = config.rectified_only  # until the first rectified step
 
@@ -234,6 +246,40 @@ class Optimiser:
                 self.set_rate(0.0)  # the step then advances moments and counts, and moves nothing
         for part in self.parts:
             part.step()
+        if self._smoothing:
+            self._smooth(max(self._smoothing, 1 - (self.update + 1) / (self.update + 10)))
+
+    @torch.no_grad()
+    def _smooth(self, share: float) -> None:
+        """Move the mean of every parameter that has had a step by `share` towards the parameter."""
+        means, trained = list[Tensor](), list[Tensor]()
+        for part, _, parameter in self._owned():
+            if (state := part.state.get(parameter)) and _MEAN not in state:
+                state[_MEAN] = parameter.detach().clone()
+            elif state:
+                means.append(local(state[_MEAN]))
+                trained.append(local(parameter))
+        if means:
+            torch._foreach_lerp_(means, trained, share)
+
+    def means(self) -> dict[str, Tensor]:
+        """Return the running means of weights by the names of their parameters; {} without `weight_smoothing`."""
+        owned = ((parameter, part.state.get(parameter, {})) for part, _, parameter in self._owned())
+        return {self.names[parameter]: state[_MEAN] for parameter, state in owned if _MEAN in state}
+
+    @contextlib.contextmanager
+    def smoothed(self) -> Iterator[None]:
+        """Context in which the parameters have the values of their running means."""
+        parameters = {name: local(parameter.detach()) for parameter, name in self.names.items()}
+        means = {name: local(mean) for name, mean in self.means().items()}
+        trained = {name: parameters[name].clone() for name in means}
+        for name, mean in means.items():
+            parameters[name].copy_(mean)
+        try:
+            yield
+        finally:
+            for name, values in trained.items():
+                parameters[name].copy_(values)
 
     @torch.no_grad()
     def _decay(self) -> None:
@@ -266,13 +312,14 @@ class Optimiser:
             for part, _, parameter in self._owned()
             if parameter not in part.state
             for _ in range(_moments(part))
-        ]
+        ] + [torch.ones_like(parameter) for _, _, parameter in self._owned() if self._smoothing]
 
     @property
     def moment_bytes(self) -> int:
         """Size of all moments of this process, whether the first step has made them yet or not."""
         return sum(
             local(parameter).numel() * _moment_dtype(part, parameter).itemsize * _moments(part)
+            + local(parameter).nbytes * bool(self._smoothing)
             for part, _, parameter in self._owned()
         )
 
@@ -282,9 +329,14 @@ class Optimiser:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the moments by `<parameter name>/<moment name>`; numbers become tensors of shape []."""
+        """Return the moments by `<parameter name>/<moment name>`; numbers become tensors of shape [].
+
+        Where there are running means, it has the parameters themselves as `<parameter name>/trained` and not these.
+        """
         return {
-            f"{self.names[parameter]}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+            f"{self.names[parameter]}/{_TRAINED if key == _MEAN else key}": (
+                parameter.detach() if key == _MEAN else torch.as_tensor(value)
+            )
             for part in self.parts
             for parameter, moments in part.state.items()
             for key, value in moments.items()
@@ -294,6 +346,7 @@ class Optimiser:
         """Restore what `state` returned. Raises CheckpointError for misshapen moments, or those of no parameter.
 
         Moments that are missing are those of a parameter before its first step: LayerDrop may not have used it yet.
+        A parameter that is saved here was the running mean of itself in the model until now.
         """
         self.unrectified = self._rectified_only  # decided again at the next step, from the counts that are loaded here
         by_name: dict[str, dict[str, Tensor]] = {}
@@ -307,12 +360,18 @@ class Optimiser:
             moments = by_name.get(self.names[parameter], {})
             if any(v.dim() and v.shape != parameter.shape for v in moments.values()):
                 raise CheckpointError(f"optimiser state of {self.names[parameter]} has another shape")
+            trained = moments.pop(_TRAINED, None)
             if moments:
                 # `step` stays where the optimiser keeps it: on the CPU, unless it runs fused on a GPU.
                 home = parameter.device if group.get("fused") else torch.device("cpu")
                 part.state[parameter] = {
                     k: placed_as(v, parameter) if v.dim() else v.to(home) for k, v in moments.items()
                 }
+            if trained is not None:
+                if self._smoothing:
+                    part.state[parameter][_MEAN] = parameter.detach().clone()
+                with torch.no_grad():
+                    parameter.copy_(placed_as(trained, parameter))
 
 
 def _moments(part: torch.optim.Optimizer) -> int:

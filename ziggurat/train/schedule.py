@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import assert_never
 
 from ziggurat.config import TrainingConfig
 from ziggurat.config.lifecycle import CheckpointConfig, StopConfig, ValidationConfig
@@ -36,12 +37,15 @@ def learning_rate(
         config: kind and constants.
         update: t.
         d_model: width of the model, for noam.
-        last_update: the update at which `linear` and `cosine` end where `decay_updates` is not set.
+        last_update: the update at which `linear`, `cosine` and `wsd` end where `decay_updates` is not set.
         behind: updates by which growth and roll backs have set t back, or less than 0 where the run started ahead, at
             the peak; ends count updates of the run, so in t they come that much sooner.
 
     noam: factor * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (Vaswani et al. 2017, equation 3).
     isqrt: initial + t/warmup * (peak - initial), then peak * sqrt(warmup/t) (fairseq's inverse_sqrt).
+    wsd: the peak until the last `decay_share` of the updates up to the end, then floor + (peak - floor) (1 - sqrt(u))
+    where a share u of these is done. Warm-up, stable and decay are MiniCPM's (Hu et al. 2024), who leave the form of
+    the decay open; this one, and a fifth of the updates, are those found best by Haegele et al. 2024.
     gnmt+: base * min(1 + t (n-1)/(n warmup), n, n (2n)^((decay_start - n t)/(decay_end - decay_start))) for n
     replicas, at least base / 2 (Chen et al. 2018; lingvo's LinearRampupExponentialDecayScaledByNumSplitSchedule).
     """
@@ -61,9 +65,18 @@ def learning_rate(
     end = config.decay_updates or last_update
     if end is None:
         raise ValueError(f"{config.kind} needs an end")
+    begin = max(warmup, end - behind - config.decay_share * end) if config.kind == "wsd" else warmup
     end -= behind
-    done = 1.0 if t >= end else (t - warmup) / (end - warmup)
-    share = 1.0 - done if config.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    done = 1.0 if t >= end else max(0.0, t - begin) / (end - begin)
+    match config.kind:
+        case "linear":
+            share = 1.0 - done
+        case "cosine":
+            share = 0.5 * (1.0 + math.cos(math.pi * done))
+        case "wsd":
+            share = 1.0 - math.sqrt(done)
+        case _:
+            assert_never(config.kind)
     return config.floor + (config.peak - config.floor) * share
 
 

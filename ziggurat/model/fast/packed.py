@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
 from ziggurat.model.attention.variants import MergedAverageAttention
@@ -120,14 +121,14 @@ class PackedFeedForward(nn.Module):
 
 
 class PackedOutput(nn.Module):
-    """hidden W^T + b (ziggurat.model.embedding.OutputProjection, whose weight stays: the embedding may be the same).
+    """hidden W^T + b (ziggurat.model.embedding.OutputProjection, whose matrix stays: the embedding may be the same).
 
     `as_trained`: with `int8` the product is in bytes on every CPU, since the model was trained so.
     """
 
     def __init__(self, projection: OutputProjection, precision: Precision, *, as_trained: bool = False) -> None:
         super().__init__()
-        self.weight = projection.weight
+        self.weight = projection.matrix
         self.bias = projection.bias
         self.precision = precision
         self.as_trained = as_trained
@@ -135,7 +136,7 @@ class PackedOutput(nn.Module):
         # [rows, vocabulary].
         narrow = precision != "float32" and available("bfloat16")
         self.dtype = torch.bfloat16 if narrow else torch.float32
-        self.map = self._of(projection.weight, projection.bias)
+        self.map = self._of(self.weight, self.bias)
 
     def _of(self, weight: Tensor, bias: Tensor | None) -> PackedLinear | Int8Linear | CompiledLinear:
         if multiplies(self.precision):
@@ -208,7 +209,8 @@ def pack(model: nn.Module, precision: Precision, *, as_trained: bool = False) ->
         elif isinstance(child, OutputProjection):
             setattr(model, name, PackedOutput(child, precision, as_trained=as_trained))
         elif isinstance(child, nn.Embedding) and as_trained:
-            setattr(model, name, QuantisedEmbedding(child.weight))
+            rows = child.weight if type(child) is nn.Embedding else F.normalize(child.weight, dim=-1)
+            setattr(model, name, QuantisedEmbedding(rows))
         else:
             pack(child, precision, as_trained=as_trained)
 

@@ -5,6 +5,7 @@ Behind it stand the few parts that slots cannot express. ziggurat.model.residual
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -55,6 +56,7 @@ class ResidualOptions:
         dropout: makes the dropout of a branch.
         norm: makes a normalisation of the stream.
         omega_trainable: whether ADMIN's skip is trained.
+        branch_updates: T of BranchNorm.
         layer_scale: initial factor of LayerScale; None: by depth.
         streams: n of hyper-connections; `dynamic`: theirs too.
         mixing: see ManifoldConnection, as for `stream_start`.
@@ -66,6 +68,7 @@ class ResidualOptions:
     dropout: Callable[[], nn.Module]
     norm: Callable[[], nn.Module]
     omega_trainable: bool = True
+    branch_updates: int = 1
     layer_scale: float | None = None
     streams: int = 1
     dynamic: bool = False
@@ -172,6 +175,35 @@ class NoSkip(Residual):
     def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
         """Return the sub-layer's output `fx` [..., d_model] with dropout; the stream `x` ends here."""
         return self.dropout(fx)
+
+
+class ScaleNorm(nn.Module):
+    """y = g x / |x|, one number g for all channels, at first sqrt(width): Nguyen and Salazar 2019, section 2.2.
+
+    |x| is sqrt(sum of x_i^2 + width epsilon), so that RMSNorm with equal gains computes the same and models export as
+    such; the authors' code, whose |x| is at least epsilon, differs by half of epsilon for channels of variance 1.
+    `length` [1] is g itself, not its ratio to sqrt(width), so that a step of Adam changes it as in their code.
+
+    Args:
+        width: channels.
+        eps: epsilon.
+    """
+
+    roles: ClassVar[Roles] = {"length": Role.WIRING}
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.width, self.eps = width, eps
+        self.length = nn.Parameter(torch.full((1,), math.sqrt(width)))
+
+    @property
+    def weight(self) -> Tensor:
+        """The gain [1] of RMSNorm that computes the same."""
+        return self.length / math.sqrt(self.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of `x` [..., width]."""
+        return F.rms_norm(x, (self.width,), eps=self.eps) * self.weight
 
 
 class ScaledNorm(nn.Module):

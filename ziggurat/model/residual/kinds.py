@@ -172,6 +172,32 @@ class ManifoldConnection(_StreamConnection):
         return table_slots(self, {**roles, "bias": Role.WIRING, "scale": Role.WIRING})
 
 
+class BranchNorm(Residual):
+    """y = LN(x + a dropout(f(x))) with a = min(1, t / T) in update t of a training, 1 elsewhere: Liu et al. 2023.
+
+    The first updates, which make deep post-norm models diverge, are nearly those of the identity, and the model that
+    comes out is plain post-norm, where DeepNorm's keeps weak branches. `begin` sets a, from the number of the update
+    alone, so that nothing of it has to be saved. The paper's text was not at hand: notes on it say that a grows with
+    the updates; that it grows from 0 to 1 in a straight line is our reading, and T (4,000) is not known to be theirs.
+    """
+
+    factor: Tensor
+
+    def __init__(self, updates: int, options: ResidualOptions) -> None:
+        super().__init__(options.dropout(), out_norm=options.norm())
+        self.updates = updates
+        # A buffer, as in ScaledNorm: recorded and compiled passes read what it is now.
+        self.register_buffer("factor", torch.ones((), dtype=torch.float64), persistent=False)
+
+    def begin(self, update: int) -> None:
+        """Set a for update `update`, from 1."""
+        self.factor.fill_(min(1.0, update / self.updates))
+
+    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join the stream `x` and the sub-layer's output `fx`, both [..., d_model]."""
+        return super().forward(x, fx * self.factor if self.training else fx, bottom)
+
+
 class SiameseConnection(Residual):
     """x' = N_x(x) + z / c and y' = y + z with z = dropout(f(N_in(N_x(x) + N_y(y)))): Li et al. 2026 (SiameseNorm).
 
@@ -244,6 +270,11 @@ def admin(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """
     omega = nn.Parameter(torch.ones(options.d_model), requires_grad=options.omega_trainable)
     return Residual(options.dropout(), out_norm=options.norm(), skip=omega)
+
+
+def branch_norm(position: SublayerPosition, options: ResidualOptions) -> Residual:
+    """BranchNorm: see that class."""
+    return BranchNorm(options.branch_updates, options)
 
 
 def deepnorm(position: SublayerPosition, options: ResidualOptions) -> Residual:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.data.loader import Batch
-from ziggurat.model.residual.base import Residual
+from ziggurat.model.residual.base import Residual, ScaleNorm
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.transformer import Decoder, Encoder
 from ziggurat.train.diagnosis.gradients import (
@@ -44,7 +44,7 @@ from ziggurat.train.diagnosis.measures import (
 TOKENS = 64
 """Real tokens of the batch that are used."""
 
-_NORMS = (nn.LayerNorm, nn.RMSNorm)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, ScaleNorm)
 
 
 @contextlib.contextmanager
@@ -184,7 +184,7 @@ def _held(
         centred = x - x.mean(-1, keepdim=True)
         deviation = (states.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
         return weight * centred / deviation
-    assert isinstance(norm, nn.RMSNorm)
+    assert isinstance(norm, nn.RMSNorm | ScaleNorm)
     epsilon = torch.finfo(states.dtype).eps if norm.eps is None else norm.eps
     return weight * x / (states.square().mean(-1, keepdim=True) + epsilon).sqrt()
 
