@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, assert_never
 
 from pydantic import Field, model_validator
 
@@ -102,11 +102,13 @@ def unreachable(
     stack: str = "encoder",
     unlike: str | None = None,
     period: int | None = None,
+    owners: Sequence[int] = (),
 ) -> Problem | None:
     """Return why `strategy` cannot grow a stack from `old` to `new` layers, or None when it can.
 
-    `unlike` is the choice that builds the first layer unlike the others, if there is one (`first_unlike`), and `period`
-    the number of layers of a block where the stack has connections between blocks (`block_layers`).
+    `unlike` is the choice that builds the first layer unlike the others, if there is one (`ModelConfig.first_unlike`),
+    `period` the number of layers of a block where the stack has connections between blocks (`block_layers`), and
+    `owners` those of the deep stack (`StackConfig.owners`).
     """
     if new <= old:
         deeper = f"growing from {old} to {new} {stack} layers: the new depth must be larger"
@@ -135,16 +137,42 @@ def unreachable(
             "unlike the others",
             "add fewer layers at a time by `g_top`, or use `random`",
         )
+    for layer, source in enumerate(copied_layers(strategy, old, new)):
+        owner = owners[layer] if owners else layer
+        start = None if source is None or not owners else owners[source]
+        if owner != layer and start != owner:
+            return Problem.of(
+                f"model.{stack}.tied_layers",
+                f": growing by `{strategy}` from {old} to {new} layers, layer {layer + 1} would start otherwise than "
+                f"layer {owner + 1}, with which it shares its parameters",
+                "grow by whole loops (`g_top`) or groups (`g_interpolate`)",
+            )
     return None
 
 
-def first_unlike(model: ModelConfig, *, decoder: bool) -> str | None:
-    """Return the choice of `model` that builds the first layer of a stack unlike the others, or None."""
-    kind = model.residuals(decoder=decoder)[-1]
-    if RESIDUALS[kind].first_differs:
-        return f"residual: {kind}"
-    residuals = model.value_residuals(decoder=decoder)
-    return next((f"{key}: {kind}" for key, kind in residuals.items() if kind != "half"), None)
+def copied_layers(strategy: CopyStrategy, old: int, new: int) -> list[int | None]:
+    """Return for each layer of a stack grown from `old` to `new` layers the one that it starts as, from 0, or None.
+
+    With g added layers: `g_top` copies the g top-most ones on top, `g_interpolate` puts the same copies
+    each right after its layer, `top_only` copies the last one g times, `copy_all` the whole stack on top of itself,
+    `interpolate` every layer in place; `random` copies none.
+    """
+    kept, added = list(range(old)), new - old
+    match strategy:
+        case "g_top":
+            return [*kept, *kept[old - added :]]
+        case "g_interpolate":
+            return [*sorted(kept + kept[old - added :])]
+        case "top_only":
+            return [*kept, *[old - 1] * added]
+        case "random":
+            return [*kept, *[None] * added]
+        case "copy_all":
+            return [*kept, *kept]
+        case "interpolate":
+            return [layer for layer in kept for _ in range(2)]
+        case _:
+            assert_never(strategy)
 
 
 def block_layers(model: ModelConfig, *, decoder: bool) -> int | None:
@@ -198,9 +226,13 @@ def growth_refused(growth: GrowthConfig | None, model: ModelConfig) -> list[Prob
         if len(set(layers)) > 1:
             reasons.append(ungrowable(model, growth.copy_strategy, decoder=stack == "decoder"))
         steps = ((old, new) for old, new in pairwise(layers) if old != new)
-        unlike = first_unlike(model, decoder=stack == "decoder")
+        unlike = model.first_unlike(decoder=stack == "decoder")
         period = block_layers(model, decoder=stack == "decoder")
-        reasons += [unreachable(growth.copy_strategy, old, new, stack, unlike, period) for old, new in steps]
+        section = model.decoder if stack == "decoder" else model.encoder
+        reasons += [
+            unreachable(growth.copy_strategy, old, new, stack, unlike, period, section.owners(new))
+            for old, new in steps
+        ]
     if depths[-2] == final:
         already = f"the last of `stages` has the depth of `model` already, {final[0]} and {final[1]} layers"
         reasons.append(Problem("training.growth.stages", already))
@@ -332,7 +364,9 @@ def pruned_config(config: ModelConfig, left_out: LeftOut) -> ModelConfig:
         }
     for stack, section in (("encoder", config.encoder), ("decoder", config.decoder)):
         left = layers_left(config, stack, left_out)
-        values[stack] |= {"layers": len(left), "ranges": _ranges(section, left)}
+        owners = section.owners()
+        ties = [owners[number - 1] + 1 for number in left] if section.tied_layers else []
+        values[stack] |= {"layers": len(left), "ranges": _ranges(section, left), "tied_layers": ties}
     return ModelConfig.model_validate(values)
 
 
@@ -413,6 +447,14 @@ def _of_layers(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> 
         if numbers and (last := max(numbers)) > section.layers:
             yield Problem("training.freeze", f"the {stack} has {section.layers} layers, no layer {last}")
             continue
+        for layer, owner in enumerate(section.owners()):
+            if stack not in frozen.parts and (layer + 1 in numbers) != (owner + 1 in numbers):
+                yield Problem.of(
+                    f"model.{stack}.tied_layers",
+                    f"lets layers {owner + 1} and {layer + 1} of the {stack} share their parameters:",
+                    "name both or neither in `training.freeze`",
+                )
+                break
         first = section.layers if growth is None else growth.stages[0].depths(model.decoder.layers)[stack == "decoder"]
         if first < section.layers and (stack in frozen.parts or max(numbers, default=0) > first):
             yield Problem.of(

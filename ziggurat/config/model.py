@@ -7,7 +7,7 @@ kinds and the facts about them are in ziggurat.config.kinds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -85,6 +85,10 @@ class StackConfig(Section):
     ranges: list[ResidualRange] = Field(default_factory=list, max_length=64)
     """Kinds of the lowest layers, from the bottom up; those above all ranges have `residual`. With a quarter of the
     layers `post` and `pre` above them it is Mix-LN (Li et al. 2025)."""
+    tied_layers: list[Annotated[Layers, Field(ge=1)]] = Field(default_factory=list, max_length=4096)
+    """Layers with equal numbers here, bottom first, have the same parameters, but for factors of residual connections
+    and weights of histories; layers above the list begin it once more. `[1]`: all are one (Universal Transformer,
+    Dehghani et al. 2019); `[1, 2, 3]`: three layers in a loop (Li and Li 2021); `[1, 1, 2, 2]`: groups of two."""
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Probability of skipping a whole layer in training (LayerDrop, Fan et al. 2019); nothing is rescaled."""
     layer_norm_epsilon: Real | None = Field(default=None, gt=0)
@@ -92,6 +96,12 @@ class StackConfig(Section):
     init: InitConfig | None = None
     """Initialisation of this stack's layers; null: as `model.init`, and so is every key in it that is not written.
     Embeddings and output projection are initialised by `model.init`."""
+
+    def owners(self, layers: int | None = None) -> list[int]:
+        """Return, for each of `layers` layers (default: all), the lowest one with its parameters, from 0."""
+        count, labels = layers or self.layers, self.tied_layers
+        repeated = [labels[number % len(labels)] if labels else number for number in range(count)]
+        return [repeated.index(label) for label in repeated]
 
 
 class EncoderConfig(StackConfig):
@@ -437,6 +447,14 @@ class ModelConfig(Section):
         if options.cross_value_residual != "none" and decoder:
             found["attention.cross_value_residual"] = options.cross_value_residual
         return found
+
+    def first_unlike(self, *, decoder: bool) -> str | None:
+        """Return the choice that builds the first layer of a stack unlike the others, or None."""
+        kind = self.residuals(decoder=decoder)[-1]
+        if RESIDUALS[kind].first_differs:
+            return f"residual: {kind}"
+        residuals = self.value_residuals(decoder=decoder)
+        return next((f"{key}: {kind}" for key, kind in residuals.items() if kind != "half"), None)
 
     @property
     def encoder_width(self) -> int:

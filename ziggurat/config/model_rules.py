@@ -152,6 +152,7 @@ def _stacks(model: ModelConfig) -> Iterator[Problem]:
                     "feeds queries, keys and values of self-attention:",
                     f"`attention: full` or `relative`, not `{stack.attention}`",
                 )
+        yield from _ties(model, side)
         if (lower := sum(part.layers for part in stack.ranges)) >= stack.layers:
             yield Problem.of(f"{side}.ranges", f"has {lower} layers, which leaves none of {stack.layers} above them")
         for residual in dict.fromkeys(model.residuals(decoder=side == "decoder")) if stack.ranges else ():
@@ -163,6 +164,24 @@ def _stacks(model: ModelConfig) -> Iterator[Problem]:
             yield Problem.of(
                 "combination.groups", f"({model.combination.groups}) does not divide the {side}'s width {width}"
             )
+
+
+def _ties(model: ModelConfig, side: str) -> Iterator[Problem]:
+    stack, residuals = getattr(model, side), model.residuals(decoder=side == "decoder")
+    ties = [(layer, owner) for layer, owner in enumerate(stack.owners()) if layer != owner]
+    if not ties or sum(part.layers for part in stack.ranges) >= stack.layers:  # which is refused already
+        return
+    for layer, owner in ties:
+        if residuals[layer] != residuals[owner]:
+            yield Problem.of(
+                f"{side}.tied_layers",
+                f": layers {owner + 1} and {layer + 1} are of two kinds by `{side}.ranges`, and cannot be one",
+            )
+            break
+    if any(owner == 0 for _, owner in ties) and (unlike := model.first_unlike(decoder=side == "decoder")):
+        yield Problem.of(
+            f"{side}.tied_layers", f": `{unlike}` builds the first layer unlike the others:", "tie only layers above it"
+        )
 
 
 def _transfer(model: ModelConfig) -> Iterator[Problem]:
@@ -177,6 +196,8 @@ def _transfer(model: ModelConfig) -> Iterator[Problem]:
         ("attention.value_residual", model.attention.value_residual, "none"),
         ("attention.cross_value_residual", model.attention.cross_value_residual, "none"),
         ("encoder.d_model", model.encoder_width, model.d_model),
+        ("encoder.tied_layers", model.encoder.tied_layers, []),
+        ("decoder.tied_layers", model.decoder.tied_layers, []),
     ]
     for key, value, allowed in needed:
         if value != allowed:
@@ -208,6 +229,7 @@ _OF_TRANSFORMERS = (
     *("attention.query_scale", "norm", "encoder.layer_drop", "decoder.layer_drop", "encoder.layer_norm_epsilon"),
     *("decoder.layer_norm_epsilon", "dropout.activation", "dropout.sublayer", "embedding.shared_bias"),
     *("embedding.zero_start", "encoder.ranges", "decoder.ranges", "encoder.init", "decoder.init", "transfer"),
+    *("encoder.tied_layers", "decoder.tied_layers"),
 )
 """Keys that RNMT+ has no use for: they must have their defaults."""
 
@@ -218,7 +240,7 @@ def _rnmt(model: ModelConfig) -> Iterator[Problem]:
         value = attrgetter(key)(model)
         if value == attrgetter(key)(plain) or (key, value) == ("encoder.residual", "none"):
             continue
-        said = key if key.endswith(("ranges", "init", "transfer")) else f"{key}: {value}"
+        said = key if key.endswith(("ranges", "init", "transfer", "tied_layers")) else f"{key}: {value}"
         why = f"`{said}` is for `family: transformer`; RNMT+ has LSTM layers joined as its paper says"
         yield Problem(key, why)
     if model.embedding.positions != "none":

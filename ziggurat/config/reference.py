@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from ziggurat.config.depth import CopyStrategy
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RESIDUALS, Facts
-from ziggurat.config.model import ModelConfig
+from ziggurat.config.model import ModelConfig, StackConfig
 from ziggurat.config.section import inner_section
 
 
@@ -138,6 +138,7 @@ def _papers(rows: Mapping[Any, Facts]) -> dict[str, str]:
 
 
 _DEEPENING = "Li et al. 2020"
+_TIED = "Dehghani et al. 2019; Takase and Kiyono 2021"
 _HYBRID = "Zhuo et al. 2025 (HybridNorm)"
 _RESFORMER = "Zhou et al. 2024 (ResFormer)"
 
@@ -195,6 +196,8 @@ An axis has the name of its key, or where that is `kind` or a stack of the secti
 KEYS: Mapping[str, str] = {
     "model.encoder.layer_drop": "Fan et al. 2019",
     "model.decoder.layer_drop": "Fan et al. 2019",
+    "model.encoder.tied_layers": _TIED,
+    "model.decoder.tied_layers": _TIED,
     "model.encoder.ranges": "Li et al. 2025 (Mix-LN)",
     "model.decoder.ranges": "Li et al. 2025 (Mix-LN)",
     "model.dropout.sublayer": "Pham et al. 2019",
@@ -237,6 +240,7 @@ def methods_in_use(experiment: Experiment) -> list[Method]:
     attention, transfer = model.attention, model.transfer
     for key, paper, value in (
         *((f"model.{side}.layer_drop", "", getattr(model, side).layer_drop) for side in ("encoder", "decoder")),
+        *((f"model.{side}.tied_layers", "", _numbers(getattr(model, side))) for side in ("encoder", "decoder")),
         ("model.dropout.sublayer", "", model.dropout.sublayer),
         ("model.wiring.gpas", "", "true" if model.wiring.gpas else ""),
         ("model.attention.value_norm", _HYBRID, attention.value_norm),
@@ -249,6 +253,10 @@ def methods_in_use(experiment: Experiment) -> list[Method]:
         if value and value != "none":
             found.append(Method(key, str(value), paper or KEYS[key]))
     return found
+
+
+def _numbers(stack: StackConfig) -> str:
+    return ", ".join(map(str, stack.tied_layers))
 
 
 def kinds_in_use(model: ModelConfig) -> Iterator[tuple[str, str, str]]:

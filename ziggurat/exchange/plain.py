@@ -18,6 +18,7 @@ from ziggurat.config.model import ModelConfig, StackConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.exchange.anatomy import Anatomy, dissect
 from ziggurat.model.build import assemble, build_model
+from ziggurat.model.depth import untied
 from ziggurat.model.directory import OpenedModel
 from ziggurat.model.kinds import ATTENTION, HISTORY, RESIDUAL
 from ziggurat.model.rate_transfer import branch_factor, output_factor
@@ -68,7 +69,8 @@ def fold(
 
     Raises NotPlainError with all reasons why this model cannot be folded.
     """
-    folded, reasons = dict(tensors), list[str]()
+    config, folded = untied(config, tensors)
+    reasons = list[str]()
     encoder, decoder = (_Stack(config, above, folded, reasons, entries).fold() for above in (False, True))
     if reasons:
         raise NotPlainError(reasons)

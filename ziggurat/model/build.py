@@ -155,7 +155,7 @@ def model_slots(model: Seq2Seq) -> list[Slot]:
     layer_of = {
         slot.place: (number, decoder)
         for decoder, stack in enumerate((model.encoder, model.decoder))
-        for number, layer in enumerate(stack.layers, start=1)
+        for number, layer in reversed(list(enumerate(stack.layers, start=1)))  # of tied layers the lowest counts
         for slot in assign_roles(layer)
     }
     # A target embedding that is not the source's too belongs to the decoder, though it is in no layer (T-Fixup).

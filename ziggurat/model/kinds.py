@@ -332,6 +332,7 @@ class StackParts:
             end=None if row.end is None else row.end(self.norm),
             split=split,
             layer_drop=self.stack.layer_drop,
+            owners=self.stack.owners(),
         )
 
     def _end(self, row: ResidualRow) -> nn.Module | None:

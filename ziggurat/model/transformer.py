@@ -221,6 +221,7 @@ class StackWiring:
         end: merges the streams at the end; None: their sum.
         split: the history acts between sub-layers, not between layers.
         layer_drop: probability of skipping a layer in training (Fan et al. 2019).
+        owners: for each layer the lowest one that has its parameters, from 0; (): no two share any.
     """
 
     history: History
@@ -230,6 +231,22 @@ class StackWiring:
     end: nn.Module | None = None
     split: bool = False
     layer_drop: float = 0.0
+    owners: Sequence[int] = ()
+
+
+def tie(layer: nn.Module, owner: nn.Module) -> None:
+    """Give `layer` the parameters of `owner`: attention, feed-forward network and norms.
+
+    So the layers compute the same function, once more on what it gave: y_l = F(y_(l-1), theta_g(l)), with g(l) by turns
+    in a loop of layers (Li and Li 2021; Dehghani et al. 2019, section 2.1, but no halting and no step embeddings) or
+    equal in groups (Takase and Kiyono 2021, section 2, whose three orders are all lists of numbers here). Numbers that
+    depend on a layer's place, and what a Residual has of its own, such as ADMIN's omega, stay those of each layer: the
+    papers, whose residual connections have no parameters, leave this open. Of Li and Li only the abstract was at hand.
+    """
+    for mine, its in zip(layer.modules(), owner.modules(), strict=True):
+        if not isinstance(mine, Residual):
+            for name in list(mine._parameters):
+                mine.register_parameter(name, its._parameters[name])
 
 
 class _Passed(NamedTuple):
@@ -253,10 +270,17 @@ class _Stack(Recomputing):
         self.end = wiring.end
         self.split = wiring.split
         self.layer_drop = wiring.layer_drop
+        self.tied = len(set(wiring.owners)) < len(wiring.owners)
+        for layer, owner in enumerate(wiring.owners):
+            if layer != owner:
+                tie(self.layers[layer], self.layers[owner])
 
     def units(self) -> list[nn.Module]:
-        """See Recomputing; with a history between sub-layers these are called, and their layers are not."""
-        return [] if self.split else super().units()
+        """See Recomputing; with a history between sub-layers these are called, and their layers are not.
+
+        Layers that share parameters can only be gathered together.
+        """
+        return [] if self.split or self.tied else super().units()
 
     def _open(self, x: Tensor) -> HistoryState:
         if self.entry_norm is not None:

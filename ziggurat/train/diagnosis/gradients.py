@@ -175,7 +175,7 @@ Parts = dict[str, list[list[nn.Parameter]]]
 
 
 def parts_of(model: Seq2Seq) -> Parts:
-    """Return the trained parameters by part, each of them once.
+    """Return the trained parameters by part, each of them once, but for tied layers: each has those that they share.
 
     A matrix that embeddings and output projection share counts among the embeddings; `output` has the others of the
     projection. Parameters of a stack outside of its layers (final norms, weights of a history) are left out.
@@ -189,7 +189,12 @@ def parts_of(model: Seq2Seq) -> Parts:
         return mine
 
     parts: Parts = {"embeddings": [group(model.source_embedding, model.target_embedding)]}
-    parts |= {stack: [group(layer) for layer in layers_of(model, stack)] for stack in STACKS}
+    outside = set(seen)
+    for stack in STACKS:
+        parts[stack] = []
+        for layer in layers_of(model, stack):
+            parts[stack].append(group(layer))
+            seen.intersection_update(outside)
     parts["output"] = [group(model.output)]
     return {name: groups for name, groups in parts.items() if name in STACKS or groups[0]}
 
