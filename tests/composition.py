@@ -47,6 +47,7 @@ AXES: dict[str, list[Any]] = {
     "encoder.ranges": ["none", "post"],
     "decoder.ranges": ["none", "peri"],
     "transfer": ["none", "base"],
+    "encoder.solver": ["euler", "rk2_gated", "rk4"],
     "encoder.tied_layers": ["none", "groups"],
     "decoder.tied_layers": ["none", "groups"],
 }

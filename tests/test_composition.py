@@ -173,6 +173,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"encoder.history": "dlcl", "combination.groups": 16, "combination.dropout": 0.2, "combination.start": "one"},
     {"encoder.history": "blocks", "combination.learnable": False, "combination.normalize_embedding": True},
     {"encoder.history": "depth_weighted", "combination.period": 2, "combination.dilation": 2},
+    {"encoder.solver": "rk2", "encoder.history": "dlcl", "decoder.history": "dlcl", "encoder.layer_drop": 0.3},
     {"encoder.tied_layers": [1], "decoder.tied_layers": [1], "residual": "post", "decoder.attention": "merged"},
     {"encoder.tied_layers": [1], "decoder.tied_layers": [2, 1, 2], "residual": "hyper", "decoder.history": "dlcl"},
     {"embedding.shared_bias": True, "embedding.zero_start": True, "embedding.output_bias": True},

@@ -25,6 +25,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import gpt  # noqa: E402
 import llama  # noqa: E402
 import rates  # noqa: E402
+import solvers  # noqa: E402
 import stacks  # noqa: E402
 import streams  # noqa: E402
 from checkouts import Checkouts  # noqa: E402
@@ -40,6 +41,7 @@ CASES: dict[str, Callable[[Checkouts, torch.dtype], Iterator[Case]]] = {
     "transfer": gpt.transfer,
     "manifold": streams.manifold,
     "hyper": streams.hyper,
+    "solver": solvers.solver,
 }
 FAMILIES = [*CASES, "controls"]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}

@@ -56,6 +56,7 @@ DecoderAttentionKind = Literal[
     "full", "relative", "average", "simplified_average", "ssru", "merged", "merged_full", "merged_gated"
 ]
 InitKind = Literal["xavier", "depth_scaled", "admin", "deepnorm", "magneto", "t_fixup", "fixup", "uniform"]
+Solver = Literal["euler", "rk2", "rk2_gated", "rk4"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Sharing = Literal["none", "decoder", "all"]
 Activation = Literal["relu", "gelu", "silu", "swiglu"]

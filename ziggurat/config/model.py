@@ -29,6 +29,7 @@ from ziggurat.config.kinds import (
     PositionKind,
     ResidualKind,
     Sharing,
+    Solver,
     listed_kinds,
 )
 from ziggurat.config.model_rules import contradictions
@@ -111,6 +112,10 @@ class EncoderConfig(StackConfig):
         default="full",
         description="What attention computes: " + listed_kinds(get_args(EncoderAttentionKind), ATTENTIONS),
     )
+    solver: Solver = "euler"
+    """What becomes of the stream y by a layer F: `euler`: F(y). `rk2`: y + (F1 + F2) / 2, F1 = F(y), F2 = F(y + F1).
+    `rk2_gated`: y + g F1 + (1 - g) F2, g = sigmoid(w [F1; F2] + b). `rk4`: the method of fourth order, four times F.
+    (ODE Transformer, Li et al. 2022, whose systems also have `history: dlcl`)"""
     d_model: Width | None = Field(default=None, ge=2)
     """Width of the encoder; null: as `model.d_model`, which is the decoder's (Wang et al. 2019: wide encoder)."""
     d_ff: Width | None = Field(default=None, ge=1)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def contradictions(model: ModelConfig) -> list[Problem]:
     """Return why `model` cannot be built; nothing when it can."""
-    of_transformer = (_attention, _residuals, _initialisation, _values, _stacks, _transfer)
+    of_transformer = (_attention, _residuals, _initialisation, _values, _stacks, _solver, _transfer)
     checks = (_sizes, _rnmt) if model.family == "rnmt" else (_sizes, *of_transformer)
     return [problem for check in checks for problem in check(model)]
 
@@ -166,6 +166,23 @@ def _stacks(model: ModelConfig) -> Iterator[Problem]:
             )
 
 
+def _solver(model: ModelConfig) -> Iterator[Problem]:
+    """Yield what a layer that is computed several times cannot have."""
+    if model.encoder.solver == "euler":
+        return
+    chosen = f"encoder.solver: {model.encoder.solver}"
+    if model.combination.splits(model.encoder.history):
+        yield Problem.of(chosen, "computes whole layers; with `combination.unit: sublayer` none is computed as a whole")
+    if model.encoder.history == "mudd":
+        yield Problem.of(chosen, "gives a layer one input; `encoder.history: mudd` gives it several")
+    for key in model.value_residuals(decoder=False):
+        yield Problem.of(chosen, f"computes the first layer's values several times, and `{key}` needs them once")
+    if model.stack_init(decoder=False).kind == "admin":
+        yield Problem.of(
+            chosen, "passes each sub-layer several times; `init.kind: admin` adds up the variances of one pass"
+        )
+
+
 def _ties(model: ModelConfig, side: str) -> Iterator[Problem]:
     stack, residuals = getattr(model, side), model.residuals(decoder=side == "decoder")
     ties = [(layer, owner) for layer, owner in enumerate(stack.owners()) if layer != owner]
@@ -196,6 +213,7 @@ def _transfer(model: ModelConfig) -> Iterator[Problem]:
         ("attention.value_residual", model.attention.value_residual, "none"),
         ("attention.cross_value_residual", model.attention.cross_value_residual, "none"),
         ("encoder.d_model", model.encoder_width, model.d_model),
+        ("encoder.solver", model.encoder.solver, "euler"),
         ("encoder.tied_layers", model.encoder.tied_layers, []),
         ("decoder.tied_layers", model.decoder.tied_layers, []),
     ]
@@ -229,7 +247,7 @@ _OF_TRANSFORMERS = (
     *("attention.query_scale", "norm", "encoder.layer_drop", "decoder.layer_drop", "encoder.layer_norm_epsilon"),
     *("decoder.layer_norm_epsilon", "dropout.activation", "dropout.sublayer", "embedding.shared_bias"),
     *("embedding.zero_start", "encoder.ranges", "decoder.ranges", "encoder.init", "decoder.init", "transfer"),
-    *("encoder.tied_layers", "decoder.tied_layers"),
+    *("encoder.solver", "encoder.tied_layers", "decoder.tied_layers"),
 )
 """Keys that RNMT+ has no use for: they must have their defaults."""
 

@@ -149,6 +149,7 @@ METHODS: dict[str, dict[str, str]] = {
     "memory": _papers(MEMORIES),
     "attention": _papers(ATTENTIONS),
     "init": _papers(INITIALISATIONS),
+    "solver": dict.fromkeys(("rk2", "rk2_gated", "rk4"), "Li et al. 2022 (ODE Transformer)"),
     "qk_norm": {"layer": "Dehghani et al. 2023", "rms": "Dehghani et al. 2023", "l2": "Henry et al. 2020"},
     "positions": {"learned": "Gehring et al. 2017", "rotary": "Su et al. 2021"},
     "activation": {
@@ -281,6 +282,7 @@ def kinds_in_use(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
     yield "model.decoder.history", "history", model.decoder.history
     yield "model.encoder.attention", "attention", model.encoder.attention
     yield "model.decoder.attention", "attention", model.decoder.attention
+    yield "model.encoder.solver", "solver", model.encoder.solver
     yield "model.attention.qk_norm", "qk_norm", model.attention.qk_norm
     yield "model.embedding.positions", "positions", model.embedding.positions
     yield "model.activation", "activation", model.activation

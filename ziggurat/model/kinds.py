@@ -54,6 +54,7 @@ from ziggurat.model.residual.base import (
     SublayerPosition,
 )
 from ziggurat.model.residual.kinds import SiameseEnd
+from ziggurat.model.solver import solver
 from ziggurat.model.transformer import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer, StackWiring
 from ziggurat.system.errors import ConfigError
 
@@ -333,6 +334,7 @@ class StackParts:
             split=split,
             layer_drop=self.stack.layer_drop,
             owners=self.stack.owners(),
+            solver=None if self.decoder else solver(self.config.encoder.solver, self.d_model),
         )
 
     def _end(self, row: ResidualRow) -> nn.Module | None:

@@ -30,6 +30,7 @@ from ziggurat.model.history.base import History, HistoryState
 from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.seq2seq import Memory, Recomputing, StepwiseDecoder
+from ziggurat.model.solver import RungeKutta
 
 View = TypeVar("View")
 """All that a layer sees besides the stream: a SourceView (encoder), or a TargetView (decoder)."""
@@ -222,6 +223,7 @@ class StackWiring:
         split: the history acts between sub-layers, not between layers.
         layer_drop: probability of skipping a layer in training (Fan et al. 2019).
         owners: for each layer the lowest one that has its parameters, from 0; (): no two share any.
+        solver: makes the step that a layer is of the layer itself; None: the layer is the step.
     """
 
     history: History
@@ -232,6 +234,7 @@ class StackWiring:
     split: bool = False
     layer_drop: float = 0.0
     owners: Sequence[int] = ()
+    solver: RungeKutta | None = None
 
 
 def tie(layer: nn.Module, owner: nn.Module) -> None:
@@ -270,6 +273,7 @@ class _Stack(Recomputing):
         self.end = wiring.end
         self.split = wiring.split
         self.layer_drop = wiring.layer_drop
+        self.solver = wiring.solver
         self.tied = len(set(wiring.owners)) < len(wiring.owners)
         for layer, owner in enumerate(wiring.owners):
             if layer != owner:
@@ -278,9 +282,9 @@ class _Stack(Recomputing):
     def units(self) -> list[nn.Module]:
         """See Recomputing; with a history between sub-layers these are called, and their layers are not.
 
-        Layers that share parameters can only be gathered together.
+        Layers that share parameters, or are called several times, are only gathered together.
         """
-        return [] if self.split or self.tied else super().units()
+        return [] if self.split or self.tied or self.solver is not None else super().units()
 
     def _open(self, x: Tensor) -> HistoryState:
         if self.entry_norm is not None:
@@ -301,7 +305,13 @@ class _Stack(Recomputing):
         for unit in units:
             x, reads = self.history.read(state)
             inputs.append(x)
-            state = self.history.push(state, x if dropped else unit(x, view, reads))
+            if dropped:
+                y = x
+            elif self.solver is None:
+                y = unit(x, view, reads)
+            else:
+                y = self.solver(unit, x, view)
+            state = self.history.push(state, y)
         return state, inputs[0]
 
     def _pass(

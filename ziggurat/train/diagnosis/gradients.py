@@ -89,6 +89,8 @@ class Trace:
             self.outputs[stack] = [None] * len(layers)
             for number, layer in enumerate(layers):
                 self._watch(stack, number, len(layers), layer)
+            if (solver := getattr(getattr(self._model, stack), "solver", None)) is not None:
+                self._hook(solver, partial(self._steps, stack, layers))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -118,6 +120,12 @@ class Trace:
 
     def _opens(self, stack: str, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> None:
         self.opened[stack] = output
+
+    def _steps(
+        self, stack: str, layers: list[nn.Module], _module: nn.Module, inputs: tuple[Any, ...], y: Tensor
+    ) -> None:
+        # The layer has been called several times; its sub-layers stay those of the last one.
+        self.outputs[stack][layers.index(inputs[0])] = y
 
     def _joins(
         self,
