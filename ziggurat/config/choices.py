@@ -93,6 +93,8 @@ ALIASES: Mapping[str, str] = {
     "model.encoder.tied_layers": "Universal Transformer, looped Transformer, tied layers, RMSL, parameter sharing",
     "model.transfer": "CompleteP, \N{GREEK SMALL LETTER MU}P, muP, muTransfer, depth-muP",
     "training.growth": "SDT, shallow-to-deep, shallow-to-deep training, progressive stacking",
+    "training.growth.copy_strategy=midas": "middle gradual stacking, middle growth",
+    "training.growth.copy_strategy=lidas": "layer-wise middle growth",
     "training.loss.inter_sim": "inter-sim, Reg",
     "training.loss.label_smoothing": "label smoothing",
     "training.loss.alignment": "guided alignment",

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ziggurat.config.train import TrainingConfig
 
 
-CopyStrategy = Literal["g_top", "top_only", "g_interpolate", "interpolate", "copy_all", "random"]
-BETWEEN: frozenset[CopyStrategy] = frozenset({"interpolate", "g_interpolate"})
+CopyStrategy = Literal["g_top", "top_only", "g_interpolate", "interpolate", "copy_all", "random", "midas", "lidas"]
+BETWEEN: frozenset[CopyStrategy] = frozenset({"interpolate", "g_interpolate", "midas", "lidas"})
 """Strategies that put new layers between old ones, which get other numbers."""
 
 
@@ -59,7 +59,9 @@ class GrowthConfig(Section):
     copy_strategy: CopyStrategy = "g_top"
     """Initial weights of the g layers added to a stack: copies of the g top layers on top of them (`g_top`), the same
     copies, each right after its layer (`g_interpolate`, Li et al. 2020, table 3), the top layer g times (`top_only`),
-    every layer twice in place (`interpolate`), the whole stack again (`copy_all`), or fresh weights (`random`)."""
+    every layer twice in place (`interpolate`), the whole stack again (`copy_all`), fresh weights (`random`), the middle
+    one of the blocks of g layers, above that block (`midas`, Saunshi et al. 2024), or the g layers in the middle,
+    likewise (`lidas`, Kapl et al. 2025)."""
     restart_rate: bool = True
     """After growing, restart the schedule at its peak: its update counter returns to the end of the warm-up."""
     moments: Literal["reset", "copy"] = "reset"
@@ -113,15 +115,19 @@ def unreachable(
     if new <= old:
         deeper = f"growing from {old} to {new} {stack} layers: the new depth must be larger"
         return Problem("training.growth.stages", deeper)
-    if strategy in ("g_top", "g_interpolate") and new > 2 * old:
+    if strategy in ("g_top", "g_interpolate", "midas", "lidas") and new > 2 * old:
+        which = "middle" if strategy in ("midas", "lidas") else "top"
         return Problem(
             _STRATEGY,
-            f"`{strategy}` copies the {new - old} top layers of the {stack}, but there are {old}",
+            f"`{strategy}` copies the {new - old} {which} layers of the {stack}, but there are {old}",
             f"first grow to {2 * old} at most, or use `top_only` or `random`",
         )
     if strategy in ("copy_all", "interpolate") and new != 2 * old:
         doubled = f"`{strategy}` doubles the depth: from {old} {stack} layers to {2 * old}, not {new}"
         return Problem(_STRATEGY, doubled)
+    if strategy == "midas" and old % (new - old):
+        blocks = f"`midas` from {old} to {new} {stack} layers: {old} layers are no whole blocks of {new - old}"
+        return Problem(_STRATEGY, blocks, "or use `lidas`")
     if strategy == "g_interpolate" and period and (old % period or new - old != period):
         return Problem(
             _STRATEGY,
@@ -129,8 +135,7 @@ def unreachable(
             f"of the last block ({period}, `combination.period`), since others would leave their block",
             "or use `g_top`",
         )
-    first_copied = strategy in ("copy_all", "interpolate", "g_top", "g_interpolate") and new == 2 * old
-    if unlike is not None and (first_copied or (strategy == "top_only" and old == 1)):
+    if unlike is not None and copied_layers(strategy, old, new).count(0) > 1:
         return Problem(
             _STRATEGY,
             f"`{strategy}` from {old} to {new} {stack} layers copies the first layer, which `{unlike}` builds "
@@ -155,7 +160,10 @@ def copied_layers(strategy: CopyStrategy, old: int, new: int) -> list[int | None
 
     With g added layers: `g_top` copies the g top-most ones on top, `g_interpolate` puts the same copies
     each right after its layer, `top_only` copies the last one g times, `copy_all` the whole stack on top of itself,
-    `interpolate` every layer in place; `random` copies none.
+    `interpolate` every layer in place; `random` copies none. `midas` copies the block number ceil(n / 2) of n blocks of
+    g layers in place, and `lidas` layers (L - g) / 2 + 1 to (L + g) / 2 of L, which are that block where n is odd. Of
+    their papers, about decoder-only models, only summaries were at hand: that MIDAS takes the lower one of two middle
+    blocks, and that LIDAS rounds down, is our reading.
     """
     kept, added = list(range(old)), new - old
     match strategy:
@@ -171,6 +179,9 @@ def copied_layers(strategy: CopyStrategy, old: int, new: int) -> list[int | None
             return [*kept, *kept]
         case "interpolate":
             return [layer for layer in kept for _ in range(2)]
+        case "midas" | "lidas":
+            lower = (-(-(old // added) // 2) - 1) * added if strategy == "midas" else (old - added) // 2
+            return [*kept[: lower + added], *kept[lower:]]
         case _:
             assert_never(strategy)
 

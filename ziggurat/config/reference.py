@@ -179,7 +179,11 @@ METHODS: dict[str, dict[str, str]] = {
         "gnmt+": "Chen et al. 2018",
     },
     "smoothing": {"uniform": "Szegedy et al. 2016", "others": "Szegedy et al. 2016, as tensor2tensor has it"},
-    "copy_strategy": dict.fromkeys(get_args(CopyStrategy), _DEEPENING),
+    "copy_strategy": {
+        **dict.fromkeys(get_args(CopyStrategy), _DEEPENING),
+        "midas": "Saunshi et al. 2024 (MIDAS)",
+        "lidas": "Kapl et al. 2025 (LIDAS)",
+    },
     "recompute": {"segments": "Chen et al. 2016"},
     "length_penalty": {"gnmt": "Wu et al. 2016", "lingvo": "Wu et al. 2016, as lingvo has it"},
     "subword": {"bpe": "Sennrich et al. 2016", "unigram": "Kudo 2018"},

@@ -52,8 +52,8 @@ def fold(
       is folded as DeepNorm's alpha instead.
     - `deepnorm` to `post`: LN_e(alpha x + f(x)) = LN_e'(x + f(x) / alpha) with e' = e / alpha^2, so 1/alpha goes into
       the maps by which sub-layers write, and the stacks have two `layer_norm_epsilon`, since their alphas differ.
-    - `layer_scale` to `pre` and `transfer`: lambda, or the stack's factor, goes into the maps by which sub-layers write;
-      that of the logits into the last norm.
+    - `layer_scale` to `pre`, and `transfer`: lambda, or the stack's factor, goes into the maps by which sub-layers
+      write; that of the logits into the last norm.
     - `ln_scaling` to `pre`: 1/sqrt(l) goes into gain and bias of the norms before the sub-layers of layer l.
 
     `post` and `pre` stay as they are, and tied layers are written out. The two stacks may be of different kinds, and so
