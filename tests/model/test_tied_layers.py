@@ -13,7 +13,8 @@ from tests.composition import model as small_model
 from tests.composition import refusal
 from tests.model.sentences import MASK, SOURCE, TARGET, V, built
 from tests.small import moved
-from ziggurat.config.depth import CopyStrategy, Frozen, GrowthConfig, LeftOut, freeze_refused, growth_refused
+from ziggurat.config.depth import CopyStrategy, GrowthConfig, LeftOut, growth_refused
+from ziggurat.config.freezing import Frozen, freeze_refused
 from ziggurat.config.model import StackConfig
 from ziggurat.config.train import LoraConfig, TrainingConfig
 from ziggurat.exchange.plain import fold

@@ -235,13 +235,19 @@ class CombinationConfig(Section):
     """Combine the outputs of whole layers (the paper) or of every sub-layer."""
     period: Count | None = Field(default=None, ge=1)
     """`blocks`, `block_attention_residuals`: layers (or sub-layers) per block, by default 6; `depth_weighted`: a
-    combination after every period-th layer, by default every layer."""
+    combination after every period-th layer, by default every layer; `cross_module`, `memory: hierarchical`: layers of
+    the lower module, by default 6."""
     dilation: Count = Field(default=1, ge=1)
     """`depth_weighted`: combine only every dilation-th of the layers below."""
 
     def period_of(self, history: HistoryKind) -> int:
         """Return the period of a stack with that kind of history."""
         return self.period or HISTORIES[history].period
+
+    @property
+    def module(self) -> int:
+        """Layers of the lower module of both stacks (`memory: hierarchical`)."""
+        return self.period_of("cross_module")
 
     def splits(self, history: HistoryKind) -> bool:
         """Return whether a stack with that kind of history combines after every sub-layer, not after whole layers."""

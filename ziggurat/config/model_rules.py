@@ -83,9 +83,31 @@ def _residuals(model: ModelConfig) -> Iterator[Problem]:
         yield Problem.of(
             "memory: transparent", "mixes the states of all layers; `residual: siamese` has one only at the end"
         )
+    if model.memory == "hierarchical":
+        yield from _modules(model, below)
     if "manifold_hyper" in residuals and model.wiring.mixing == "permutations" and model.wiring.streams > 6:
         yield Problem.of(
             "wiring.mixing: permutations", f"of {model.wiring.streams} streams: 6 have 720 already", "use `sinkhorn`"
+        )
+
+
+def _modules(model: ModelConfig, below: tuple[str, ...]) -> Iterator[Problem]:
+    lower = model.combination.module
+    if "siamese" in below:
+        yield Problem.of(
+            "memory: hierarchical", "reads a layer's output; `residual: siamese` has one stream only at the end"
+        )
+    history = model.encoder.history
+    if history not in ("latest", "cross_module") or model.combination.splits(history):
+        yield Problem.of(
+            "memory: hierarchical",
+            f"takes encoder layer {lower} for the end of an encoder:",
+            "`encoder.history: latest`, or `cross_module` between layers",
+        )
+    if model.encoder.layers > lower >= model.decoder.layers:
+        yield Problem.of(
+            "memory: hierarchical",
+            f": no decoder layer above {lower} (`combination.period`) would read the encoder layers above {lower}",
         )
 
 
@@ -267,6 +289,8 @@ def _rnmt(model: ModelConfig) -> Iterator[Problem]:
     if model.embedding.sharing in ("decoder", "all"):
         why = "RNMT+ projects states of 2 d_model, so no embedding fits its output:"
         yield Problem("embedding.sharing", why, "set `embedding.sharing: none`")
+    if model.memory == "hierarchical":
+        yield Problem.of("memory: hierarchical", "is for `family: transformer`; RNMT+ reads one state in all layers")
     if not INITIALISATIONS[model.init.kind].rnmt:
         others = " and ".join(sorted(f"`{kind}`" for kind, facts in INITIALISATIONS.items() if facts.rnmt))
         yield Problem.of(f"init.kind: {model.init.kind}", f"is for `family: transformer`; RNMT+ has {others}")

@@ -206,7 +206,7 @@ class _Stack:
                 assert_never(other)
 
     def _is_mixed(self) -> bool:
-        return self.config.memory == "transparent"
+        return self.config.memory != "top"
 
     def _skip_vector(self) -> _Folded:
         omegas = [self.tensors.pop(f"{sublayer.prefix}_residual.skip") for sublayer in self._sublayers()]

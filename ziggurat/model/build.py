@@ -99,10 +99,11 @@ def _build_transformer(config: ModelConfig, source_vocabulary: int, target_vocab
     encoder_wiring = below.wiring(sublayers=2)
     if transparent is not None:  # a final norm would act on no state that is mixed
         encoder_wiring = dataclasses.replace(encoder_wiring, final_norm=None)
+    hierarchy = (config.combination.module, config.decoder.layers) if config.memory == "hierarchical" else None
     return Seq2Seq(
         outside.input(source_tokens),
         outside.input(target_tokens, zero_start=config.embedding.zero_start),
-        Encoder(encoder_layers, encoder_wiring, transparent),
+        Encoder(encoder_layers, encoder_wiring, transparent, hierarchy),
         Decoder(decoder_layers, above.wiring(len(decoder_layers[0].sublayers()))),
         output,
     )

@@ -153,6 +153,7 @@ HISTORY: dict[HistoryKind, HistoryRow] = {
     "attention_residuals": HistoryRow(AttentionResiduals, lambda layer, period: "shared"),
     "block_attention_residuals": HistoryRow(BlockAttentionResiduals, lambda layer, period: "shared"),
     "mudd": HistoryRow(Mudd, lambda layer, period: "shared"),
+    "cross_module": HistoryRow(history.CrossModule, lambda layer, period: "shared"),
 }
 
 
@@ -348,9 +349,9 @@ class StackParts:
 
 
 def memory_mixtures(config: ModelConfig, *, sources: int, readers: int) -> Transparent | None:
-    """Return the module that mixes the encoder's states into the memory; None: the memory is the encoder's output."""
+    """Return the module that mixes the encoder's states into the memory; None: nothing is mixed."""
     match config.memory:
-        case "top":
+        case "top" | "hierarchical":
             return None
         case "transparent":
             return Transparent(sources, readers, config.dropout.transparent)

@@ -342,13 +342,22 @@ class _Stack(Recomputing):
 
 
 class Encoder(_Stack):
-    """A stack of encoder layers, bottom first; `transparent`: mixtures of all of them are the decoder's memory."""
+    """A stack of encoder layers, bottom first; `transparent`: mixtures of all of them are the decoder's memory.
+
+    `hierarchy`: numbers p and M of the layers of its lower module and of the decoder, whose lowest p layers attend to
+    the output of that module, the others to the stack's (hierarchical attention: Wu et al. 2019).
+    """
 
     def __init__(
-        self, layers: Sequence[EncoderLayer], wiring: StackWiring, transparent: Transparent | None = None
+        self,
+        layers: Sequence[EncoderLayer],
+        wiring: StackWiring,
+        transparent: Transparent | None = None,
+        hierarchy: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(layers, wiring)
         self.transparent = transparent
+        self.hierarchy = hierarchy if hierarchy is not None and hierarchy[0] < len(layers) else None
 
     def forward(self, x: Tensor, mask: Tensor, outputs: list[Tensor] | None = None) -> tuple[Tensor, ...]:
         """Return the memory: [batch, source, d_model] for all decoder layers, or one such tensor for each.
@@ -360,16 +369,22 @@ class Encoder(_Stack):
         view = SourceView(padding_mask(mask, x.dtype), FirstValues())
         state = self._open(x)
         sources: list[Tensor] = []
+        every: list[Tensor] = [] if outputs is None else outputs
+        give = outputs is not None or self.hierarchy is not None
         for run in self.runs():
-            state, read, given = run.through(
-                self._pass, state, lambda _: view, self.transparent is not None, outputs is not None
-            )
+            state, read, given = run.through(self._pass, state, lambda _: view, self.transparent is not None, give)
             sources.extend(read)
-            if outputs is not None:
-                outputs.extend(given)
-        if self.transparent is None:
-            return (self._close(state),)
-        return self.transparent([*sources, self._ended(state)])
+            every.extend(given)
+        if self.transparent is not None:
+            return self.transparent([*sources, self._ended(state)])
+        whole = self._close(state)
+        if self.hierarchy is None:
+            return (whole,)
+        below, readers = self.hierarchy
+        lower = every[below - len(self.layers) - 1]
+        if self.final_norm is not None:  # that of the shallow model, which the grown stack ends with too
+            lower = self.final_norm(lower)
+        return (*[lower] * below, *[whole] * (readers - below))
 
 
 class DecoderCache:
