@@ -42,6 +42,7 @@ CASES: dict[str, Callable[[Checkouts, torch.dtype], Iterator[Case]]] = {
     "manifold": streams.manifold,
     "hyper": streams.hyper,
     "solver": solvers.solver,
+    "growing": solvers.growing,
 }
 FAMILIES = [*CASES, "controls"]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
