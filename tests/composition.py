@@ -48,12 +48,17 @@ AXES: dict[str, list[Any]] = {
     "encoder.ranges": ["none", "post"],
     "decoder.ranges": ["none", "peri"],
     "transfer": ["none", "base"],
+    "encoder.solver": ["euler", "rk2_gated", "rk4"],
+    "encoder.tied_layers": ["none", "groups"],
+    "decoder.tied_layers": ["none", "groups"],
 }
 """Axis -> its values. `family: rnmt` combines with few of them (refused_by_rnmt) and has tests of its own."""
 
 WRITTEN: dict[str, dict[str, Any]] = {
     "encoder.ranges": {"none": [], "post": [{"layers": 1, "residual": "post"}]},
     "decoder.ranges": {"none": [], "peri": [{"layers": 1, "residual": "peri"}]},
+    "encoder.tied_layers": {"none": [], "groups": [1, 2, 2]},
+    "decoder.tied_layers": {"none": [], "groups": [1, 2, 2]},
     "transfer": {"none": None, "base": {"width": 8, "encoder_layers": 2, "decoder_layers": 2}},
 }
 """Axis -> name of a value -> what a configuration has there: of the axes whose values are sections."""

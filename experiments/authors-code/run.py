@@ -25,6 +25,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import gpt  # noqa: E402
 import llama  # noqa: E402
 import rates  # noqa: E402
+import solvers  # noqa: E402
 import stacks  # noqa: E402
 import streams  # noqa: E402
 import translation  # noqa: E402
@@ -42,6 +43,8 @@ CASES: dict[str, Callable[[Checkouts, torch.dtype], Iterator[Case]]] = {
     "manifold": streams.manifold,
     "hyper": streams.hyper,
     "translation": translation.scale_norm,
+    "solver": solvers.solver,
+    "growing": solvers.growing,
 }
 FAMILIES = [*CASES, "controls"]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}

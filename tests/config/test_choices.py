@@ -199,8 +199,10 @@ def test_each_paper_of_recipes_has_methods_that_its_recipes_use(key: str) -> Non
 
 
 def test_every_copy_strategy_has_the_paper_of_growth() -> None:
+    middle = {"midas": "Saunshi et al. 2024 (MIDAS)", "lidas": "Kapl et al. 2025 (LIDAS)"}
     for value in get_args(CopyStrategy):
-        assert choice(f"training.growth.copy_strategy: {value}").paper == KEYS["training.growth"]
+        paper = middle.get(value, KEYS["training.growth"])
+        assert choice(f"training.growth.copy_strategy: {value}").paper == paper
 
 
 REFUSED = [

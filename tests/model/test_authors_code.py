@@ -28,7 +28,7 @@ def test_the_same_weights_give_the_same_outputs_and_gradients(tmp_path: Path) ->
     (tmp_path / "controls.json").unlink()
     families = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     cases = {name: case for family in families for name, case in family["cases"].items()}
-    assert len(cases) == 28
+    assert len(cases) == 32
     for name, case in cases.items():
         found = case["fp64"]
         # As released some have an epsilon of their own; the same cases with ours are exact.

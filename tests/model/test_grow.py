@@ -12,7 +12,7 @@ from tests.composition import model as small_model
 from tests.composition import refusal
 from tests.parameter_counts import encoder
 from tests.small import moved, small_config
-from ziggurat.config.depth import CopyStrategy, GrowthConfig, growth_refused
+from ziggurat.config.depth import CopyStrategy, GrowthConfig, copied_layers, growth_refused
 from ziggurat.config.kinds import DecoderAttentionKind, HistoryKind, ResidualKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.model.build import build_model, count_parameters
@@ -51,6 +51,13 @@ MAPS: list[tuple[CopyStrategy, int, list[int]]] = [
     ("top_only", 6, [0, 1, 2, 3, 3, 3]),
     ("copy_all", 8, [0, 1, 2, 3, 0, 1, 2, 3]),
     ("interpolate", 8, [0, 0, 1, 1, 2, 2, 3, 3]),
+    # Middle growth of Saunshi et al. 2024 and Kapl et al. 2025.
+    ("midas", 5, [0, 1, 1, 2, 3]),
+    ("midas", 6, [0, 1, 0, 1, 2, 3]),
+    ("midas", 8, [0, 1, 2, 3, 0, 1, 2, 3]),
+    ("lidas", 5, [0, 1, 1, 2, 3]),
+    ("lidas", 6, [0, 1, 2, 1, 2, 3]),
+    ("lidas", 7, [0, 1, 2, 0, 1, 2, 3]),
 ]
 
 
@@ -81,7 +88,7 @@ def test_every_residual_kind_grows_or_says_before_the_run_why_not(residual: str,
     )
     if reasons := growth_refused(growth, deep):
         assert residual in ("keel", "ln_scaling", "siamese")
-        assert strategy in ("interpolate", "copy_all", "g_top", "g_interpolate")
+        assert strategy in ("interpolate", "copy_all", "g_top", "g_interpolate", "midas", "lidas")
         assert f"`residual: {residual}`" in str(reasons[0])
         return
     shallow, grown = grown_from(at_depth(deep, 2, 2), deep, strategy)
@@ -207,6 +214,9 @@ def test_constants_of_depth_stay() -> None:
         ("copy_all", 2, 3, "doubles the depth"),
         ("interpolate", 3, 5, "doubles the depth"),
         ("g_interpolate", 2, 5, "grow to 4 at most"),
+        ("midas", 2, 5, "grow to 4 at most"),
+        ("lidas", 2, 5, "grow to 4 at most"),
+        ("midas", 5, 8, "no whole blocks of 3"),
         ("g_top", 3, 2, "must be larger"),
     ],
 )
@@ -281,3 +291,12 @@ def test_a_decoder_of_identity_layers_computes_what_it_did() -> None:
                 part.branch.detach().zero_()  # type: ignore[union-attr]
     source, mask = torch.tensor([[3, 4, 5]]), torch.ones(1, 3, dtype=torch.bool)
     torch.testing.assert_close(grown(source, mask, source), shallow(source, mask, source))
+
+
+def test_growing_in_the_middle_by_an_odd_number_of_blocks_is_one_map() -> None:
+    for blocks, size in ((1, 2), (3, 2), (5, 3)):
+        old = blocks * size
+        both = [copied_layers(strategy, old, old + size) for strategy in ("midas", "lidas")]
+        assert both[0] == both[1]
+        middle = list(range(old // 2 - size // 2, old // 2 + -(-size // 2)))
+        assert [layer for layer in range(old) if both[0].count(layer) == 2] == middle

@@ -227,6 +227,8 @@ def _text(name: str, experiment: Experiment, inspection: Inspection, recipe: Pap
         line = f"  {part:<10}  {count:>15,}  {count / total:>6.1%}"
         if part in inspection.layers:
             line += f"   {inspection.layers[part]} layers, {inspection.layer_parameters[part]:,} in the top one"
+            if (different := len(set(getattr(model, part).owners()))) < inspection.layers[part]:
+                line += f", {different} different"
         elif part == "output" and model.embedding.sharing != "none":
             line += "   shared with the target embedding"
         lines.append(line)

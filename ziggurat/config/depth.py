@@ -1,12 +1,11 @@
-"""Layers that training adds (growth), that are left out of a trained model (pruning), and parts that stay frozen."""
+"""Layers that training adds (growth), and that are left out of a trained model (pruning)."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, assert_never
 
 from pydantic import Field, model_validator
 
@@ -17,11 +16,11 @@ from ziggurat.config.section import Count, Layers, Section
 from ziggurat.system.errors import ConfigError, Problem, printable
 
 if TYPE_CHECKING:
-    from ziggurat.config.train import TrainingConfig
+    pass
 
 
-CopyStrategy = Literal["g_top", "top_only", "g_interpolate", "interpolate", "copy_all", "random"]
-BETWEEN: frozenset[CopyStrategy] = frozenset({"interpolate", "g_interpolate"})
+CopyStrategy = Literal["g_top", "top_only", "g_interpolate", "interpolate", "copy_all", "random", "midas", "lidas"]
+BETWEEN: frozenset[CopyStrategy] = frozenset({"interpolate", "g_interpolate", "midas", "lidas"})
 """Strategies that put new layers between old ones, which get other numbers."""
 
 
@@ -59,7 +58,9 @@ class GrowthConfig(Section):
     copy_strategy: CopyStrategy = "g_top"
     """Initial weights of the g layers added to a stack: copies of the g top layers on top of them (`g_top`), the same
     copies, each right after its layer (`g_interpolate`, Li et al. 2020, table 3), the top layer g times (`top_only`),
-    every layer twice in place (`interpolate`), the whole stack again (`copy_all`), or fresh weights (`random`)."""
+    every layer twice in place (`interpolate`), the whole stack again (`copy_all`), fresh weights (`random`), the middle
+    one of the blocks of g layers, above that block (`midas`, Saunshi et al. 2024), or the g layers in the middle,
+    likewise (`lidas`, Kapl et al. 2025)."""
     restart_rate: bool = True
     """After growing, restart the schedule at its peak: its update counter returns to the end of the warm-up."""
     moments: Literal["reset", "copy"] = "reset"
@@ -102,24 +103,30 @@ def unreachable(
     stack: str = "encoder",
     unlike: str | None = None,
     period: int | None = None,
+    owners: Sequence[int] = (),
 ) -> Problem | None:
     """Return why `strategy` cannot grow a stack from `old` to `new` layers, or None when it can.
 
-    `unlike` is the choice that builds the first layer unlike the others, if there is one (`first_unlike`), and `period`
-    the number of layers of a block where the stack has connections between blocks (`block_layers`).
+    `unlike` is the choice that builds the first layer unlike the others, if there is one (`ModelConfig.first_unlike`),
+    `period` the number of layers of a block where the stack has connections between blocks (`block_layers`), and
+    `owners` those of the deep stack (`StackConfig.owners`).
     """
     if new <= old:
         deeper = f"growing from {old} to {new} {stack} layers: the new depth must be larger"
         return Problem("training.growth.stages", deeper)
-    if strategy in ("g_top", "g_interpolate") and new > 2 * old:
+    if strategy in ("g_top", "g_interpolate", "midas", "lidas") and new > 2 * old:
+        which = "middle" if strategy in ("midas", "lidas") else "top"
         return Problem(
             _STRATEGY,
-            f"`{strategy}` copies the {new - old} top layers of the {stack}, but there are {old}",
+            f"`{strategy}` copies the {new - old} {which} layers of the {stack}, but there are {old}",
             f"first grow to {2 * old} at most, or use `top_only` or `random`",
         )
     if strategy in ("copy_all", "interpolate") and new != 2 * old:
         doubled = f"`{strategy}` doubles the depth: from {old} {stack} layers to {2 * old}, not {new}"
         return Problem(_STRATEGY, doubled)
+    if strategy == "midas" and old % (new - old):
+        blocks = f"`midas` from {old} to {new} {stack} layers: {old} layers are no whole blocks of {new - old}"
+        return Problem(_STRATEGY, blocks, "or use `lidas`")
     if strategy == "g_interpolate" and period and (old % period or new - old != period):
         return Problem(
             _STRATEGY,
@@ -127,24 +134,55 @@ def unreachable(
             f"of the last block ({period}, `combination.period`), since others would leave their block",
             "or use `g_top`",
         )
-    first_copied = strategy in ("copy_all", "interpolate", "g_top", "g_interpolate") and new == 2 * old
-    if unlike is not None and (first_copied or (strategy == "top_only" and old == 1)):
+    if unlike is not None and copied_layers(strategy, old, new).count(0) > 1:
         return Problem(
             _STRATEGY,
             f"`{strategy}` from {old} to {new} {stack} layers copies the first layer, which `{unlike}` builds "
             "unlike the others",
             "add fewer layers at a time by `g_top`, or use `random`",
         )
+    for layer, source in enumerate(copied_layers(strategy, old, new)):
+        owner = owners[layer] if owners else layer
+        start = None if source is None or not owners else owners[source]
+        if owner != layer and start != owner:
+            return Problem.of(
+                f"model.{stack}.tied_layers",
+                f": growing by `{strategy}` from {old} to {new} layers, layer {layer + 1} would start otherwise than "
+                f"layer {owner + 1}, with which it shares its parameters",
+                "grow by whole loops (`g_top`) or groups (`g_interpolate`)",
+            )
     return None
 
 
-def first_unlike(model: ModelConfig, *, decoder: bool) -> str | None:
-    """Return the choice of `model` that builds the first layer of a stack unlike the others, or None."""
-    kind = model.residuals(decoder=decoder)[-1]
-    if RESIDUALS[kind].first_differs:
-        return f"residual: {kind}"
-    residuals = model.value_residuals(decoder=decoder)
-    return next((f"{key}: {kind}" for key, kind in residuals.items() if kind != "half"), None)
+def copied_layers(strategy: CopyStrategy, old: int, new: int) -> list[int | None]:
+    """Return for each layer of a stack grown from `old` to `new` layers the one that it starts as, from 0, or None.
+
+    With g added layers: `g_top` copies the g top-most ones on top, `g_interpolate` puts the same copies
+    each right after its layer, `top_only` copies the last one g times, `copy_all` the whole stack on top of itself,
+    `interpolate` every layer in place; `random` copies none. `midas` copies the block number ceil(n / 2) of n blocks of
+    g layers in place, and `lidas` layers (L - g) / 2 + 1 to (L + g) / 2 of L, which are that block where n is odd. Of
+    their papers, about decoder-only models, only summaries were at hand: that MIDAS takes the lower one of two middle
+    blocks, and that LIDAS rounds down, is our reading.
+    """
+    kept, added = list(range(old)), new - old
+    match strategy:
+        case "g_top":
+            return [*kept, *kept[old - added :]]
+        case "g_interpolate":
+            return [*sorted(kept + kept[old - added :])]
+        case "top_only":
+            return [*kept, *[old - 1] * added]
+        case "random":
+            return [*kept, *[None] * added]
+        case "copy_all":
+            return [*kept, *kept]
+        case "interpolate":
+            return [layer for layer in kept for _ in range(2)]
+        case "midas" | "lidas":
+            lower = (-(-(old // added) // 2) - 1) * added if strategy == "midas" else (old - added) // 2
+            return [*kept[: lower + added], *kept[lower:]]
+        case _:
+            assert_never(strategy)
 
 
 def block_layers(model: ModelConfig, *, decoder: bool) -> int | None:
@@ -175,7 +213,7 @@ def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = Fa
     # Doubling the last block moves no other one, and the weights between blocks end up as if a block were added on top.
     within = strategy == "g_interpolate" and block_layers(model, decoder=decoder) is not None
     across = [f"{name}.history: {stack.history}"] if stack.history != "latest" and not within else []
-    across += ["memory: transparent"] if model.memory != "top" and not decoder else []
+    across += [f"memory: {model.memory}"] if model.memory != "top" and not decoder else []
     if strategy in BETWEEN and across:
         return Problem(
             _STRATEGY,
@@ -198,9 +236,13 @@ def growth_refused(growth: GrowthConfig | None, model: ModelConfig) -> list[Prob
         if len(set(layers)) > 1:
             reasons.append(ungrowable(model, growth.copy_strategy, decoder=stack == "decoder"))
         steps = ((old, new) for old, new in pairwise(layers) if old != new)
-        unlike = first_unlike(model, decoder=stack == "decoder")
+        unlike = model.first_unlike(decoder=stack == "decoder")
         period = block_layers(model, decoder=stack == "decoder")
-        reasons += [unreachable(growth.copy_strategy, old, new, stack, unlike, period) for old, new in steps]
+        section = model.decoder if stack == "decoder" else model.encoder
+        reasons += [
+            unreachable(growth.copy_strategy, old, new, stack, unlike, period, section.owners(new))
+            for old, new in steps
+        ]
     if depths[-2] == final:
         already = f"the last of `stages` has the depth of `model` already, {final[0]} and {final[1]} layers"
         reasons.append(Problem("training.growth.stages", already))
@@ -301,6 +343,8 @@ def _problems(config: ModelConfig, stack: str, numbers: frozenset[int]) -> Itera
     if section.history != "latest":
         weights = f"`{stack}.history: {section.history}` has weights for the outputs of all layers"
         yield Problem(f"model.{stack}.history", weights)
+    if config.memory == "hierarchical":
+        yield Problem.of("model.memory: hierarchical", "goes by the numbers of layers, which would change")
     if counting := sorted({kind for kind in kinds if RESIDUALS[kind].layer_constants}):
         number = f"`residual: {counting[0]}` computes with the number of a layer, which would change for those above"
         yield Problem("model.residual", number)
@@ -332,7 +376,9 @@ def pruned_config(config: ModelConfig, left_out: LeftOut) -> ModelConfig:
         }
     for stack, section in (("encoder", config.encoder), ("decoder", config.decoder)):
         left = layers_left(config, stack, left_out)
-        values[stack] |= {"layers": len(left), "ranges": _ranges(section, left)}
+        owners = section.owners()
+        ties = [owners[number - 1] + 1 for number in left] if section.tied_layers else []
+        values[stack] |= {"layers": len(left), "ranges": _ranges(section, left), "tied_layers": ties}
     return ModelConfig.model_validate(values)
 
 
@@ -351,105 +397,3 @@ def _ranges(section: StackConfig, left: list[int]) -> list[dict[str, object]]:
         if layers:
             ranges.append({"layers": layers, "residual": part.residual})
     return ranges
-
-
-PARTS = ("source_embedding", "target_embedding", "encoder", "decoder", "output")
-"""Names of the parts that make up a model, and of its modules."""
-_OUTSIDE = frozenset({"source_embedding", "target_embedding", "output"})
-_STACKS = ("encoder", "decoder")
-_TIED = {"none": frozenset[str](), "decoder": frozenset({"target_embedding", "output"}), "all": _OUTSIDE}
-"""Value of `model.embedding.sharing` -> the parts that are one matrix."""
-
-
-class Frozen(NamedTuple):
-    """Whole parts, and layers of the two stacks by their numbers, that are not trained."""
-
-    parts: frozenset[str]
-    layers: LeftOut
-
-    @classmethod
-    def parse(cls, names: Sequence[str]) -> Frozen:
-        """Return what `training.freeze` names: `encoder`, `encoder.1-6`, `output`, ... Raises ConfigError."""
-        layers = []
-        for name in [name for name in names if name not in PARTS]:
-            try:
-                layers.append(LeftOut.parse(name))
-            except ConfigError:
-                near = difflib.get_close_matches(name.partition(".")[0], PARTS, n=2, cutoff=0.5)
-                meant = f"did you mean {' or '.join(f'`{part}`' for part in near)}? " if near else ""
-                raise ConfigError(
-                    f"`{printable(name)}` is no part of a model; {meant}Parts are {', '.join(PARTS)}, and layers as in "
-                    "`encoder.1-6` or `decoder.3`, of which the lowest is 1"
-                ) from None
-        numbers = (frozenset().union(*(one.of(stack) for one in layers)) for stack in _STACKS)
-        return cls(frozenset(PARTS) & set(names), LeftOut(*numbers))
-
-    def has(self, stack: str, number: int) -> bool:
-        """Return whether layer `number` of a stack, from 1, is frozen."""
-        return stack in self.parts or number in self.layers.of(stack)
-
-
-def freeze_refused(training: TrainingConfig, model: ModelConfig) -> list[Problem]:
-    """Return why these parts cannot stay as they are in this run; [] where nothing is frozen or nothing is wrong."""
-    if not training.freeze:
-        return []
-    if training.lora is not None:
-        return [
-            Problem.of(
-                "training.lora", "leaves all weights of the model as they are already", "leave `training.freeze` out"
-            )
-        ]
-    try:
-        frozen = Frozen.parse(training.freeze)
-    except ConfigError as error:
-        return list(error.problems)
-    return [*_of_layers(frozen, training, model), *_of_shared(frozen, model), *_of_the_rest(frozen, training, model)]
-
-
-def _of_layers(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
-    growth = training.growth
-    for stack, section in (("encoder", model.encoder), ("decoder", model.decoder)):
-        numbers = frozen.layers.of(stack)
-        if numbers and (last := max(numbers)) > section.layers:
-            yield Problem("training.freeze", f"the {stack} has {section.layers} layers, no layer {last}")
-            continue
-        first = section.layers if growth is None else growth.stages[0].depths(model.decoder.layers)[stack == "decoder"]
-        if first < section.layers and (stack in frozen.parts or max(numbers, default=0) > first):
-            yield Problem.of(
-                "training.growth",
-                f"adds layers to the {stack} above {first}, and frozen they would never be trained:",
-                f"name layers up to {first}, or train on from the grown model (`ziggurat grow`, `training.start_from`)",
-            )
-        elif growth is not None and growth.copy_strategy in BETWEEN and numbers and first < section.layers:
-            key = "training.growth.copy_strategy"
-            yield Problem(key, f"`{key}: {growth.copy_strategy}` gives the layers of the {stack} other numbers")
-
-
-def _of_shared(frozen: Frozen, model: ModelConfig) -> Iterator[Problem]:
-    """Yield the matrices and vectors that parts share, and that would be frozen in some of them only."""
-    embedding = model.embedding
-    shared = [("model.embedding.sharing", f": {embedding.sharing}", _TIED[embedding.sharing])]
-    if embedding.shared_bias:
-        shared.append(("model.embedding.shared_bias", "", frozenset({"source_embedding", "target_embedding"})))
-    for key, value, parts in shared:
-        if parts & frozen.parts and not parts <= frozen.parts:
-            names = ", ".join(part for part in PARTS if part in parts)
-            yield Problem(key, f"`{key}{value}` lets {names} share their weights:", "name all of them or none")
-
-
-def _of_the_rest(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
-    trained = {
-        stack: [n for n in range(1, section.layers + 1) if not frozen.has(stack, n)]
-        for stack, section in (("encoder", model.encoder), ("decoder", model.decoder))
-    }
-    outside = not frozen.parts >= _OUTSIDE
-    if not outside and not any(trained.values()):
-        yield Problem("training.freeze", "nothing would be trained")
-    elif training.optimiser.kind == "muon" and not any(trained.values()):
-        yield Problem.of(
-            "training.optimiser.kind: muon", "trains matrices of the layers, and all are frozen:", "use `adamw`"
-        )
-    kept = [stack for stack in trained if trained[stack] and not getattr(model, stack).layer_drop]
-    if not outside and any(trained.values()) and not kept:
-        key = f"model.{next(stack for stack in trained if trained[stack])}.layer_drop"
-        yield Problem(key, "LayerDrop may leave out all that is trained:", f"set `{key}: 0`")

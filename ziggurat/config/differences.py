@@ -53,6 +53,8 @@ def _computing(model: ModelConfig) -> dict[str, object]:
     for name in ("encoder", "decoder"):
         kinds = model.residuals(decoder=name == "decoder")
         flat[f"{name}.ranges"] = kinds if len(set(kinds)) > 1 else None
+        owners = getattr(model, name).owners()
+        flat[f"{name}.tied_layers"] = owners if owners != sorted(set(owners)) else None
     if not model.combination.learnable:  # fixed weights are not in the model's file: they follow from this key
         flat["combination.start"] = model.combination.start
     # As one value: its keys may be there in one of two models only.

@@ -9,7 +9,8 @@ from pydantic import model_validator
 
 from ziggurat.config.data import DataConfig
 from ziggurat.config.decode import DecodingConfig
-from ziggurat.config.depth import freeze_refused, growth_refused
+from ziggurat.config.depth import growth_refused
+from ziggurat.config.freezing import freeze_refused
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.section import Count, Section
 from ziggurat.config.train import TrainingConfig

@@ -50,13 +50,15 @@ HistoryKind = Literal[
     "attention_residuals",
     "block_attention_residuals",
     "mudd",
+    "cross_module",
 ]
-MemoryKind = Literal["top", "transparent"]
+MemoryKind = Literal["top", "transparent", "hierarchical"]
 EncoderAttentionKind = Literal["full", "relative"]
 DecoderAttentionKind = Literal[
     "full", "relative", "average", "simplified_average", "ssru", "merged", "merged_full", "merged_gated"
 ]
 InitKind = Literal["xavier", "depth_scaled", "admin", "deepnorm", "magneto", "lipschitz", "t_fixup", "fixup", "uniform"]
+Solver = Literal["euler", "rk2", "rk2_gated", "rk4"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Sharing = Literal["none", "decoder", "all"]
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
@@ -147,6 +149,7 @@ _T_FIXUP = "Huang et al. 2020"
 _MAGNETO = "Wang et al. 2022 (Magneto)"
 _FIXUP = "Zhang et al. 2019 (Fixup)"
 _SDT = "Li et al. 2020"
+_GROWING = "Wu et al. 2019 (Depth Growing)"
 
 RECIPES_OF: Mapping[str, str] = {_BAPNA: "transparent", _MATT: "ds-init", _DLCL: "dlcl", _ADMIN: "admin", _SDT: "sdt"}
 """Paper, as in the rows -> key of its recipes (ziggurat/recipes/papers)."""
@@ -321,6 +324,13 @@ HISTORIES: dict[HistoryKind, HistoryFacts] = {
         "plain stack at first",
         "Xiao et al. 2025 (MUDDFormer)",
     ),
+    "cross_module": HistoryFacts(
+        "y_l, but in a stack of more than p = `period` layers y_p + LN(y_0) for layer p + 1, the first of its upper "
+        "module",
+        _GROWING,
+        frozenset({"combination.period", "combination.unit"}),
+        period=6,
+    ),
 }
 
 MEMORIES: dict[MemoryKind, Facts] = {
@@ -331,6 +341,12 @@ MEMORIES: dict[MemoryKind, Facts] = {
         _BAPNA,
         frozenset({"dropout.transparent"}),
         place="equations 1 and 2",
+    ),
+    "hierarchical": Facts(
+        "for the lowest p = `combination.period` decoder layers the output of encoder layer p, for those above it the "
+        "encoder's output",
+        _GROWING,
+        frozenset({"combination.period"}),
     ),
 }
 

@@ -7,7 +7,7 @@ kinds and the facts about them are in ziggurat.config.kinds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,7 @@ from ziggurat.config.kinds import (
     PositionKind,
     ResidualKind,
     Sharing,
+    Solver,
     listed_kinds,
 )
 from ziggurat.config.model_rules import contradictions
@@ -85,6 +86,10 @@ class StackConfig(Section):
     ranges: list[ResidualRange] = Field(default_factory=list, max_length=64)
     """Kinds of the lowest layers, from the bottom up; those above all ranges have `residual`. With a quarter of the
     layers `post` and `pre` above them it is Mix-LN (Li et al. 2025)."""
+    tied_layers: list[Annotated[Layers, Field(ge=1)]] = Field(default_factory=list, max_length=4096)
+    """Layers with equal numbers here, bottom first, have the same parameters, but for factors of residual connections
+    and weights of histories; layers above the list begin it once more. `[1]`: all are one (Universal Transformer,
+    Dehghani et al. 2019); `[1, 2, 3]`: three layers in a loop (Li and Li 2021); `[1, 1, 2, 2]`: groups of two."""
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Probability of skipping a whole layer in training (LayerDrop, Fan et al. 2019); nothing is rescaled."""
     ffn_depth: Layers = Field(default=2, ge=2)
@@ -95,6 +100,12 @@ class StackConfig(Section):
     """Initialisation of this stack's layers; null: as `model.init`, and so is every key in it that is not written.
     Embeddings and output projection are initialised by `model.init`."""
 
+    def owners(self, layers: int | None = None) -> list[int]:
+        """Return, for each of `layers` layers (default: all), the lowest one with its parameters, from 0."""
+        count, labels = layers or self.layers, self.tied_layers
+        repeated = [labels[number % len(labels)] if labels else number for number in range(count)]
+        return [repeated.index(label) for label in repeated]
+
 
 class EncoderConfig(StackConfig):
     """Encoder stack."""
@@ -103,6 +114,10 @@ class EncoderConfig(StackConfig):
         default="full",
         description="What attention computes: " + listed_kinds(get_args(EncoderAttentionKind), ATTENTIONS),
     )
+    solver: Solver = "euler"
+    """What becomes of the stream y by a layer F: `euler`: F(y). `rk2`: y + (F1 + F2) / 2, F1 = F(y), F2 = F(y + F1).
+    `rk2_gated`: y + g F1 + (1 - g) F2, g = sigmoid(w [F1; F2] + b). `rk4`: the method of fourth order, four times F.
+    (ODE Transformer, Li et al. 2022, whose systems also have `history: dlcl`)"""
     d_model: Width | None = Field(default=None, ge=2)
     """Width of the encoder; null: as `model.d_model`, which is the decoder's (Wang et al. 2019: wide encoder)."""
     d_ff: Width | None = Field(default=None, ge=1)
@@ -225,13 +240,19 @@ class CombinationConfig(Section):
     """Combine the outputs of whole layers (the paper) or of every sub-layer."""
     period: Count | None = Field(default=None, ge=1)
     """`blocks`, `block_attention_residuals`: layers (or sub-layers) per block, by default 6; `depth_weighted`: a
-    combination after every period-th layer, by default every layer."""
+    combination after every period-th layer, by default every layer; `cross_module`, `memory: hierarchical`: layers of
+    the lower module, by default 6."""
     dilation: Count = Field(default=1, ge=1)
     """`depth_weighted`: combine only every dilation-th of the layers below."""
 
     def period_of(self, history: HistoryKind) -> int:
         """Return the period of a stack with that kind of history."""
         return self.period or HISTORIES[history].period
+
+    @property
+    def module(self) -> int:
+        """Layers of the lower module of both stacks (`memory: hierarchical`)."""
+        return self.period_of("cross_module")
 
     def splits(self, history: HistoryKind) -> bool:
         """Return whether a stack with that kind of history combines after every sub-layer, not after whole layers."""
@@ -446,6 +467,14 @@ class ModelConfig(Section):
         if options.cross_value_residual != "none" and decoder:
             found["attention.cross_value_residual"] = options.cross_value_residual
         return found
+
+    def first_unlike(self, *, decoder: bool) -> str | None:
+        """Return the choice that builds the first layer of a stack unlike the others, or None."""
+        kind = self.residuals(decoder=decoder)[-1]
+        if RESIDUALS[kind].first_differs:
+            return f"residual: {kind}"
+        residuals = self.value_residuals(decoder=decoder)
+        return next((f"{key}: {kind}" for key, kind in residuals.items() if kind != "half"), None)
 
     @property
     def encoder_width(self) -> int:

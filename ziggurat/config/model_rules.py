@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def contradictions(model: ModelConfig) -> list[Problem]:
     """Return why `model` cannot be built; nothing when it can."""
-    of_transformer = (_attention, _residuals, _initialisation, _values, _stacks, _transfer)
+    of_transformer = (_attention, _residuals, _initialisation, _values, _stacks, _solver, _transfer)
     checks = (_sizes, _rnmt) if model.family == "rnmt" else (_sizes, *of_transformer)
     return [problem for check in checks for problem in check(model)]
 
@@ -83,9 +83,31 @@ def _residuals(model: ModelConfig) -> Iterator[Problem]:
         yield Problem.of(
             "memory: transparent", "mixes the states of all layers; `residual: siamese` has one only at the end"
         )
+    if model.memory == "hierarchical":
+        yield from _modules(model, below)
     if "manifold_hyper" in residuals and model.wiring.mixing == "permutations" and model.wiring.streams > 6:
         yield Problem.of(
             "wiring.mixing: permutations", f"of {model.wiring.streams} streams: 6 have 720 already", "use `sinkhorn`"
+        )
+
+
+def _modules(model: ModelConfig, below: tuple[str, ...]) -> Iterator[Problem]:
+    lower = model.combination.module
+    if "siamese" in below:
+        yield Problem.of(
+            "memory: hierarchical", "reads a layer's output; `residual: siamese` has one stream only at the end"
+        )
+    history = model.encoder.history
+    if history not in ("latest", "cross_module") or model.combination.splits(history):
+        yield Problem.of(
+            "memory: hierarchical",
+            f"takes encoder layer {lower} for the end of an encoder:",
+            "`encoder.history: latest`, or `cross_module` between layers",
+        )
+    if model.encoder.layers > lower >= model.decoder.layers:
+        yield Problem.of(
+            "memory: hierarchical",
+            f": no decoder layer above {lower} (`combination.period`) would read the encoder layers above {lower}",
         )
 
 
@@ -156,6 +178,7 @@ def _stacks(model: ModelConfig) -> Iterator[Problem]:
             yield Problem.of(
                 f"{side}.ffn_depth", f"({stack.ffn_depth}) is for activations without a gate, not `swiglu`"
             )
+        yield from _ties(model, side)
         if (lower := sum(part.layers for part in stack.ranges)) >= stack.layers:
             yield Problem.of(f"{side}.ranges", f"has {lower} layers, which leaves none of {stack.layers} above them")
         for residual in dict.fromkeys(model.residuals(decoder=side == "decoder")) if stack.ranges else ():
@@ -167,6 +190,41 @@ def _stacks(model: ModelConfig) -> Iterator[Problem]:
             yield Problem.of(
                 "combination.groups", f"({model.combination.groups}) does not divide the {side}'s width {width}"
             )
+
+
+def _solver(model: ModelConfig) -> Iterator[Problem]:
+    """Yield what a layer that is computed several times cannot have."""
+    if model.encoder.solver == "euler":
+        return
+    chosen = f"encoder.solver: {model.encoder.solver}"
+    if model.combination.splits(model.encoder.history):
+        yield Problem.of(chosen, "computes whole layers; with `combination.unit: sublayer` none is computed as a whole")
+    if model.encoder.history == "mudd":
+        yield Problem.of(chosen, "gives a layer one input; `encoder.history: mudd` gives it several")
+    for key in model.value_residuals(decoder=False):
+        yield Problem.of(chosen, f"computes the first layer's values several times, and `{key}` needs them once")
+    if model.stack_init(decoder=False).kind == "admin":
+        yield Problem.of(
+            chosen, "passes each sub-layer several times; `init.kind: admin` adds up the variances of one pass"
+        )
+
+
+def _ties(model: ModelConfig, side: str) -> Iterator[Problem]:
+    stack, residuals = getattr(model, side), model.residuals(decoder=side == "decoder")
+    ties = [(layer, owner) for layer, owner in enumerate(stack.owners()) if layer != owner]
+    if not ties or sum(part.layers for part in stack.ranges) >= stack.layers:  # which is refused already
+        return
+    for layer, owner in ties:
+        if residuals[layer] != residuals[owner]:
+            yield Problem.of(
+                f"{side}.tied_layers",
+                f": layers {owner + 1} and {layer + 1} are of two kinds by `{side}.ranges`, and cannot be one",
+            )
+            break
+    if any(owner == 0 for _, owner in ties) and (unlike := model.first_unlike(decoder=side == "decoder")):
+        yield Problem.of(
+            f"{side}.tied_layers", f": `{unlike}` builds the first layer unlike the others:", "tie only layers above it"
+        )
 
 
 def _transfer(model: ModelConfig) -> Iterator[Problem]:
@@ -182,6 +240,9 @@ def _transfer(model: ModelConfig) -> Iterator[Problem]:
         ("attention.value_residual", model.attention.value_residual, "none"),
         ("attention.cross_value_residual", model.attention.cross_value_residual, "none"),
         ("encoder.d_model", model.encoder_width, model.d_model),
+        ("encoder.solver", model.encoder.solver, "euler"),
+        ("encoder.tied_layers", model.encoder.tied_layers, []),
+        ("decoder.tied_layers", model.decoder.tied_layers, []),
     ]
     for key, value, allowed in needed:
         if value != allowed:
@@ -216,6 +277,7 @@ _OF_TRANSFORMERS = (
     *("attention.query_scale", "norm", "encoder.layer_drop", "decoder.layer_drop", "encoder.layer_norm_epsilon"),
     *("decoder.layer_norm_epsilon", "dropout.activation", "dropout.sublayer", "embedding.shared_bias"),
     *("embedding.zero_start", "encoder.ranges", "decoder.ranges", "encoder.init", "decoder.init", "transfer"),
+    *("encoder.solver", "encoder.tied_layers", "decoder.tied_layers"),
 )
 """Keys that RNMT+ has no use for: they must have their defaults."""
 
@@ -226,7 +288,7 @@ def _rnmt(model: ModelConfig) -> Iterator[Problem]:
         value = attrgetter(key)(model)
         if value == attrgetter(key)(plain) or (key, value) == ("encoder.residual", "none"):
             continue
-        said = key if key.endswith(("ranges", "init", "transfer")) else f"{key}: {value}"
+        said = key if key.endswith(("ranges", "init", "transfer", "tied_layers")) else f"{key}: {value}"
         why = f"`{said}` is for `family: transformer`; RNMT+ has LSTM layers joined as its paper says"
         yield Problem(key, why)
     if model.embedding.positions != "none":
@@ -235,6 +297,8 @@ def _rnmt(model: ModelConfig) -> Iterator[Problem]:
     if model.embedding.sharing in ("decoder", "all"):
         why = "RNMT+ projects states of 2 d_model, so no embedding fits its output:"
         yield Problem("embedding.sharing", why, "set `embedding.sharing: none`")
+    if model.memory == "hierarchical":
+        yield Problem.of("memory: hierarchical", "is for `family: transformer`; RNMT+ reads one state in all layers")
     if not INITIALISATIONS[model.init.kind].rnmt:
         others = " and ".join(sorted(f"`{kind}`" for kind, facts in INITIALISATIONS.items() if facts.rnmt))
         yield Problem.of(f"init.kind: {model.init.kind}", f"is for `family: transformer`; RNMT+ has {others}")

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from ziggurat.config.depth import CopyStrategy
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RESIDUALS, Facts
-from ziggurat.config.model import ModelConfig
+from ziggurat.config.model import ModelConfig, StackConfig
 from ziggurat.config.section import inner_section
 
 
@@ -139,6 +139,7 @@ def _papers(rows: Mapping[Any, Facts]) -> dict[str, str]:
 
 _DEEPENING = "Li et al. 2020"
 _TEARS = "Nguyen and Salazar 2019"
+_TIED = "Dehghani et al. 2019; Takase and Kiyono 2021"
 _HYBRID = "Zhuo et al. 2025 (HybridNorm)"
 _RESFORMER = "Zhou et al. 2024 (ResFormer)"
 
@@ -149,6 +150,7 @@ METHODS: dict[str, dict[str, str]] = {
     "memory": _papers(MEMORIES),
     "attention": _papers(ATTENTIONS),
     "init": _papers(INITIALISATIONS),
+    "solver": dict.fromkeys(("rk2", "rk2_gated", "rk4"), "Li et al. 2022 (ODE Transformer)"),
     "qk_norm": {"layer": "Dehghani et al. 2023", "rms": "Dehghani et al. 2023", "l2": "Henry et al. 2020"},
     "positions": {"learned": "Gehring et al. 2017", "rotary": "Su et al. 2021"},
     "activation": {
@@ -179,7 +181,11 @@ METHODS: dict[str, dict[str, str]] = {
         "gnmt+": "Chen et al. 2018",
     },
     "smoothing": {"uniform": "Szegedy et al. 2016", "others": "Szegedy et al. 2016, as tensor2tensor has it"},
-    "copy_strategy": dict.fromkeys(get_args(CopyStrategy), _DEEPENING),
+    "copy_strategy": {
+        **dict.fromkeys(get_args(CopyStrategy), _DEEPENING),
+        "midas": "Saunshi et al. 2024 (MIDAS)",
+        "lidas": "Kapl et al. 2025 (LIDAS)",
+    },
     "recompute": {"segments": "Chen et al. 2016"},
     "length_penalty": {"gnmt": "Wu et al. 2016", "lingvo": "Wu et al. 2016, as lingvo has it"},
     "subword": {"bpe": "Sennrich et al. 2016", "unigram": "Kudo 2018"},
@@ -197,6 +203,8 @@ An axis has the name of its key, or where that is `kind` or a stack of the secti
 KEYS: Mapping[str, str] = {
     "model.encoder.layer_drop": "Fan et al. 2019",
     "model.decoder.layer_drop": "Fan et al. 2019",
+    "model.encoder.tied_layers": _TIED,
+    "model.decoder.tied_layers": _TIED,
     "model.encoder.ranges": "Li et al. 2025 (Mix-LN)",
     "model.decoder.ranges": "Li et al. 2025 (Mix-LN)",
     "model.dropout.sublayer": "Pham et al. 2019",
@@ -242,6 +250,7 @@ def methods_in_use(experiment: Experiment) -> list[Method]:
     attention, transfer = model.attention, model.transfer
     for key, paper, value in (
         *((f"model.{side}.layer_drop", "", getattr(model, side).layer_drop) for side in ("encoder", "decoder")),
+        *((f"model.{side}.tied_layers", "", _numbers(getattr(model, side))) for side in ("encoder", "decoder")),
         ("model.dropout.sublayer", "", model.dropout.sublayer),
         ("model.wiring.gpas", "", "true" if model.wiring.gpas else ""),
         ("model.embedding.unit_length", "", "true" if model.embedding.unit_length else ""),
@@ -257,6 +266,10 @@ def methods_in_use(experiment: Experiment) -> list[Method]:
         if value and value != "none":
             found.append(Method(key, str(value), paper or KEYS[key]))
     return found
+
+
+def _numbers(stack: StackConfig) -> str:
+    return ", ".join(map(str, stack.tied_layers))
 
 
 def kinds_in_use(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
@@ -281,6 +294,7 @@ def kinds_in_use(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
     yield "model.decoder.history", "history", model.decoder.history
     yield "model.encoder.attention", "attention", model.encoder.attention
     yield "model.decoder.attention", "attention", model.decoder.attention
+    yield "model.encoder.solver", "solver", model.encoder.solver
     yield "model.attention.qk_norm", "qk_norm", model.attention.qk_norm
     yield "model.embedding.positions", "positions", model.embedding.positions
     yield "model.activation", "activation", model.activation

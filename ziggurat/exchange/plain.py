@@ -18,6 +18,7 @@ from ziggurat.config.model import ModelConfig, StackConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.exchange.anatomy import Anatomy, dissect, with_usual_parts
 from ziggurat.model.build import assemble, build_model
+from ziggurat.model.depth import untied
 from ziggurat.model.directory import OpenedModel
 from ziggurat.model.kinds import ATTENTION, HISTORY, RESIDUAL
 from ziggurat.model.rate_transfer import branch_factor, output_factor
@@ -53,16 +54,16 @@ def fold(
       is the output projection too, 1/omega_1 goes into the last norm. Where all of a stack's omegas are one number, it
       is folded as DeepNorm's alpha instead.
     - `deepnorm` to `post`: LN_e(alpha x + f(x)) = LN_e'(x + f(x) / alpha) with e' = e / alpha^2, so 1/alpha goes into
-      the maps by which sub-layers write. Encoder and decoder get a `layer_norm_epsilon` of their own, since their
-      alphas differ. With one epsilon for both there is an error of the order of epsilon.
-    - `layer_scale` to `pre`: lambda goes into the maps by which sub-layers write.
+      the maps by which sub-layers write, and the stacks have two `layer_norm_epsilon`, since their alphas differ.
+    - `layer_scale` to `pre`, and `transfer`: lambda, or the stack's factor, goes into the maps by which sub-layers
+      write; that of the logits into the last norm.
     - `ln_scaling` to `pre`: 1/sqrt(l) goes into gain and bias of the norms before the sub-layers of layer l.
     - `norm: scale` to `rms`, with the gain g / sqrt(d_model) in every channel; `embedding.unit_length`: rows get it.
     - `transfer`: a stack's factor goes into the maps by which sub-layers write, that of the logits into the last norm.
 
-    `post` and `pre` stay as they are. The two stacks may be of different kinds, and so may ranges of layers that all
-    become `pre`; all else is kept. Only evaluation is the same: in training, norms and matrices would learn at other
-    speeds, and LayerDrop would skip a layer's omega.
+    `post` and `pre` stay as they are, and tied layers are written out. The two stacks may be of different kinds, and so
+    may ranges of layers that all become `pre`; all else is kept. Only evaluation is the same: in training, norms and
+    matrices would learn at other speeds, and LayerDrop would skip a layer's omega.
 
     Args:
         config: of the model.
@@ -72,7 +73,8 @@ def fold(
 
     Raises NotPlainError with all reasons why this model cannot be folded.
     """
-    folded, reasons = with_usual_parts(config, tensors), list[str]()
+    (config, tensors), reasons = untied(config, tensors), list[str]()
+    folded = with_usual_parts(config, tensors)
     encoder, decoder = (_Stack(config, above, folded, reasons, entries).fold() for above in (False, True))
     if reasons:
         raise NotPlainError(reasons)
@@ -149,6 +151,8 @@ class _Stack:
     def fold(self) -> _Folded:
         if self.config.transfer is not None:
             self._base()
+        if not self.decoder and self.config.encoder.solver != "euler":
+            self._refuse(f"`encoder.solver: {self.config.encoder.solver}` computes layers several times")
         if self.config.wiring.gpas and any("wiring.gpas" in RESIDUALS[kind].options for kind in self.kinds):
             self._refuse("`wiring.gpas` has no plain form: its gates stand on the stream")
         kind, foldings = self.kinds[-1], {RESIDUAL[kind].folding for kind in self.kinds}
@@ -209,7 +213,7 @@ class _Stack:
                 assert_never(other)
 
     def _is_mixed(self) -> bool:
-        return self.config.memory == "transparent"
+        return self.config.memory != "top"
 
     def _skip_vector(self) -> _Folded:
         omegas = [self.tensors.pop(f"{sublayer.prefix}_residual.skip") for sublayer in self._sublayers()]

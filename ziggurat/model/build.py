@@ -99,10 +99,11 @@ def _build_transformer(config: ModelConfig, source_vocabulary: int, target_vocab
     encoder_wiring = below.wiring(sublayers=2)
     if transparent is not None:  # a final norm would act on no state that is mixed
         encoder_wiring = dataclasses.replace(encoder_wiring, final_norm=None)
+    hierarchy = (config.combination.module, config.decoder.layers) if config.memory == "hierarchical" else None
     return Seq2Seq(
         outside.input(source_tokens),
         outside.input(target_tokens, zero_start=config.embedding.zero_start),
-        Encoder(encoder_layers, encoder_wiring, transparent),
+        Encoder(encoder_layers, encoder_wiring, transparent, hierarchy),
         Decoder(decoder_layers, above.wiring(len(decoder_layers[0].sublayers()))),
         output,
     )
@@ -155,7 +156,7 @@ def model_slots(model: Seq2Seq) -> list[Slot]:
     layer_of = {
         slot.place: (number, decoder)
         for decoder, stack in enumerate((model.encoder, model.decoder))
-        for number, layer in enumerate(stack.layers, start=1)
+        for number, layer in reversed(list(enumerate(stack.layers, start=1)))  # of tied layers the lowest counts
         for slot in assign_roles(layer)
     }
     # A target embedding that is not the source's too belongs to the decoder, though it is in no layer (T-Fixup).

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, assert_never, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from ziggurat.config.depth import (
     CopyStrategy,
     LeftOut,
     block_layers,
-    first_unlike,
+    copied_layers,
     layers_left,
     pruned_config,
     unreachable,
@@ -32,6 +32,8 @@ from ziggurat.model.transformer import AnyDecoderLayer, Decoder, Encoder, Encode
 from ziggurat.system.errors import ConfigError
 
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
+_OWN = re.compile(r"\w+_residual\.\w+")
+"""Names inside a layer of what it does not share with layers that it is tied to (ziggurat.model.transformer.tie)."""
 _ACROSS = ("encoder.history.", "encoder.transparent.", "decoder.history.")
 """Parts whose tensors belong to several layers; their modules extend them (`extend`)."""
 
@@ -39,11 +41,13 @@ _ACROSS = ("encoder.history.", "encoder.transparent.", "decoder.history.")
 class Copies(NamedTuple):
     """Origins of the layers of one stack, which had `before` of them.
 
-    `sources` says for each layer that it has now which of those it starts as, from 0; None: initial weights.
+    `sources` says for each layer that it has now which of those it starts as, from 0; None: initial weights. `owners`
+    says of the layers before which of them had their parameters, where layers are tied.
     """
 
     before: int
     sources: Sequence[int | None]
+    owners: Sequence[int] = ()
 
 
 class Deepening(NamedTuple):
@@ -59,33 +63,16 @@ def deepening(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig) -
 
 
 def _copies(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig, *, decoder: bool) -> Copies:
-    """Return where each layer of one stack comes from; in a stack as deep as before they stay what they are.
-
-    With g added layers: `g_top` copies the g top-most ones on top, `g_interpolate` puts the same copies
-    each right after its layer, `top_only` copies the last one g times, `copy_all` the whole stack on top of itself,
-    `interpolate` every layer in place; `random` copies none.
-    """
-    old, new = ((model.decoder if decoder else model.encoder).layers for model in (before, after))
-    unlike, period = first_unlike(after, decoder=decoder), block_layers(after, decoder=decoder)
-    kept = list(range(old))
+    """Return where each layer of one stack comes from; in a stack as deep as before they stay what they are."""
+    shallow, deep = ((model.decoder if decoder else model.encoder) for model in (before, after))
+    unlike, period = after.first_unlike(decoder=decoder), block_layers(after, decoder=decoder)
+    old, new = shallow.layers, deep.layers
     if new == old:
-        return Copies(old, kept)
-    if problem := unreachable(strategy, old, new, "decoder" if decoder else "encoder", unlike, period):
+        return Copies(old, range(old), shallow.owners())
+    stack = "decoder" if decoder else "encoder"
+    if problem := unreachable(strategy, old, new, stack, unlike, period, deep.owners()):
         raise ConfigError(problem)
-    added = new - old
-    match strategy:
-        case "g_top":
-            return Copies(old, kept + kept[old - added :])
-        case "g_interpolate":
-            return Copies(old, sorted(kept + kept[old - added :]))
-        case "top_only":
-            return Copies(old, kept + [old - 1] * added)
-        case "random":
-            return Copies(old, [*kept, *[None] * added])
-        case "copy_all" | "interpolate":
-            return Copies(old, kept + kept if strategy == "copy_all" else [layer for layer in kept for _ in range(2)])
-        case _:
-            assert_never(strategy)
+    return Copies(old, copied_layers(strategy, old, new), shallow.owners())
 
 
 def added_layers(copies: Copies) -> list[int]:
@@ -161,7 +148,27 @@ def _source_name(name: str, plan: Deepening) -> str | None:
     stack, number, rest = found.groups()
     copies = plan.encoder if stack == "encoder" else plan.decoder
     source = copies.sources[int(number)]
-    return None if source is None else f"{stack}.layers.{source}.{rest}"
+    if source is None:
+        return None
+    holder = source if _OWN.fullmatch(rest) or not copies.owners else copies.owners[source]
+    return f"{stack}.layers.{holder}.{rest}"
+
+
+def untied(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Return configuration and weights of the model that computes the same without tied layers.
+
+    Layers that had the same parameters have the same tensors, under the names of each.
+    """
+    stacks = {"encoder": config.encoder, "decoder": config.decoder}
+    copies = dict(tensors)
+    for name, tensor in tensors.items():
+        if (found := _LAYER.fullmatch(name)) is None or _OWN.fullmatch(found[3]):
+            continue
+        for layer, owner in enumerate(stacks[found[1]].owners()):
+            if owner == int(found[2]):
+                copies[f"{found[1]}.layers.{layer}.{found[3]}"] = tensor
+    bare = {name: stack.model_copy(update={"tied_layers": []}) for name, stack in stacks.items()}
+    return config.model_copy(update=bare), copies
 
 
 def _extended(model: Seq2Seq, old: Mapping[str, Tensor], plan: Deepening) -> dict[str, Tensor]:
@@ -201,11 +208,14 @@ def prune(
         stack: {old - 1: new for new, old in enumerate(layers_left(config, stack, left_out))}
         for stack in ("encoder", "decoder")
     }
+    owners = {"encoder": smaller.encoder.owners(), "decoder": smaller.decoder.owners()}
     kept = {}
-    for name, tensor in tensors.items():
+    for name, tensor in untied(config, tensors)[1].items():
         if (found := _LAYER.fullmatch(name)) is None:
             kept[name] = tensor
-        elif (new := numbers[found[1]].get(int(found[2]))) is not None:
+        elif (new := numbers[found[1]].get(int(found[2]))) is not None and (
+            owners[found[1]][new] == new or _OWN.fullmatch(found[3])
+        ):
             kept[f"{found[1]}.layers.{new}.{found[3]}"] = tensor
     if (mixtures := tensors.get("encoder.transparent.weight")) is not None:
         kept["encoder.transparent.weight"] = _joined(mixtures, numbers["encoder"], list(numbers["decoder"]))

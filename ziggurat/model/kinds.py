@@ -54,6 +54,7 @@ from ziggurat.model.linear import FeedForward, GatedFeedForward, Linear, NormedL
 from ziggurat.model.rate_transfer import branch_factor, output_factor
 from ziggurat.model.residual import kinds as residual
 from ziggurat.model.residual.base import Residual, ResidualOptions, ScaledNorm, ScaleNorm, ShiftScale, SublayerPosition
+from ziggurat.model.solver import solver
 from ziggurat.model.transformer import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer, StackWiring
 from ziggurat.system.errors import ConfigError
 
@@ -153,6 +154,7 @@ HISTORY: dict[HistoryKind, HistoryRow] = {
     "attention_residuals": HistoryRow(AttentionResiduals, lambda layer, period: "shared"),
     "block_attention_residuals": HistoryRow(BlockAttentionResiduals, lambda layer, period: "shared"),
     "mudd": HistoryRow(Mudd, lambda layer, period: "shared"),
+    "cross_module": HistoryRow(history.CrossModule, lambda layer, period: "shared"),
 }
 
 
@@ -338,6 +340,8 @@ class StackParts:
             end=None if row.end is None else row.end(self.norm),
             split=split,
             layer_drop=self.stack.layer_drop,
+            owners=self.stack.owners(),
+            solver=None if self.decoder else solver(self.config.encoder.solver, self.d_model),
         )
 
     def _end(self, row: ResidualRow) -> nn.Module | None:
@@ -351,9 +355,9 @@ class StackParts:
 
 
 def memory_mixtures(config: ModelConfig, *, sources: int, readers: int) -> Transparent | None:
-    """Return the module that mixes the encoder's states into the memory; None: the memory is the encoder's output."""
+    """Return the module that mixes the encoder's states into the memory; None: nothing is mixed."""
     match config.memory:
-        case "top":
+        case "top" | "hierarchical":
             return None
         case "transparent":
             return Transparent(sources, readers, config.dropout.transparent)

@@ -144,7 +144,7 @@ def adapt(model: Seq2Seq, config: LoraConfig, *, seed: int | None = None) -> Non
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed or 0)
     for place, slots in chosen.items():
-        weight = maps[place].weight
+        weight = maps[place][0].weight
         height = slots[0].values.shape[0]
         updates = LowRank(
             weight.shape[1],
@@ -161,7 +161,8 @@ def adapt(model: Seq2Seq, config: LoraConfig, *, seed: int | None = None) -> Non
         )
         if seed is not None:
             updates.reset(generator)
-        maps[place].low_rank = updates
+        for module in maps[place]:
+            module.low_rank = updates
 
 
 def maps_of(model: Seq2Seq) -> list[LoraMap]:
@@ -171,13 +172,13 @@ def maps_of(model: Seq2Seq) -> list[LoraMap]:
     return [name for name, wanted in _ROLES.items() if wanted & roles]
 
 
-def _linear_maps(model: Seq2Seq) -> dict[int, Linear | ShiftedLinear]:
-    """Return the linear maps of a model by the place of their weights in memory."""
-    return {
-        module.weight.untyped_storage()._cdata: module
-        for module in model.modules()
-        if isinstance(module, Linear | ShiftedLinear)
-    }
+def _linear_maps(model: Seq2Seq) -> dict[int, list[Linear | ShiftedLinear]]:
+    """Return the linear maps of a model by the place of their weights in memory; those of tied layers share one."""
+    maps: dict[int, list[Linear | ShiftedLinear]] = defaultdict(list)
+    for module in model.modules():
+        if isinstance(module, Linear | ShiftedLinear):
+            maps[module.weight.untyped_storage()._cdata].append(module)
+    return dict(maps)
 
 
 def is_update(name: str) -> bool:

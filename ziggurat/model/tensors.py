@@ -191,12 +191,12 @@ def check_fit(config: ModelConfig, sizes: tuple[int, int], weights_file: Path) -
     """
     shapes = read_shapes(weights_file)
     # Layers first: making 4,096 of them takes a minute even on the meta device.
-    for stack, layers in (("encoder", config.encoder.layers), ("decoder", config.decoder.layers)):
-        found = len({key.split(".")[2] for key in shapes if key.startswith(f"{stack}.layers.")})
-        if found != layers:
+    for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        found = {int(key.split(".")[2]) for key in shapes if key.startswith(f"{name}.layers.")}
+        if not set(stack.owners()) <= found <= set(range(stack.layers)):
             raise CheckpointError(
-                f"{weights_file}: has {found} {stack} layers, but the configuration says {layers}; one of them is not "
-                "of this model"
+                f"{weights_file}: has {len(found)} {name} layers, but the configuration says {stack.layers}; one of "
+                "them is not of this model"
             )
     with torch.device("meta"):
         parameters = dict(assemble(config, *sizes).named_parameters())

@@ -30,6 +30,7 @@ from ziggurat.model.history.base import History, HistoryState
 from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.seq2seq import Memory, Recomputing, StepwiseDecoder
+from ziggurat.model.solver import RungeKutta
 
 View = TypeVar("View")
 """All that a layer sees besides the stream: a SourceView (encoder), or a TargetView (decoder)."""
@@ -221,6 +222,8 @@ class StackWiring:
         end: merges the streams at the end; None: their sum.
         split: the history acts between sub-layers, not between layers.
         layer_drop: probability of skipping a layer in training (Fan et al. 2019).
+        owners: for each layer the lowest one that has its parameters, from 0; (): no two share any.
+        solver: makes the step that a layer is of the layer itself; None: the layer is the step.
     """
 
     history: History
@@ -230,6 +233,23 @@ class StackWiring:
     end: nn.Module | None = None
     split: bool = False
     layer_drop: float = 0.0
+    owners: Sequence[int] = ()
+    solver: RungeKutta | None = None
+
+
+def tie(layer: nn.Module, owner: nn.Module) -> None:
+    """Give `layer` the parameters of `owner`: attention, feed-forward network and norms.
+
+    So the layers compute the same function, once more on what it gave: y_l = F(y_(l-1), theta_g(l)), with g(l) by turns
+    in a loop of layers (Li and Li 2021; Dehghani et al. 2019, section 2.1, but no halting and no step embeddings) or
+    equal in groups (Takase and Kiyono 2021, section 2, whose three orders are all lists of numbers here). Numbers that
+    depend on a layer's place, and what a Residual has of its own, such as ADMIN's omega, stay those of each layer: the
+    papers, whose residual connections have no parameters, leave this open. Of Li and Li only the abstract was at hand.
+    """
+    for mine, its in zip(layer.modules(), owner.modules(), strict=True):
+        if not isinstance(mine, Residual):
+            for name in list(mine._parameters):
+                mine.register_parameter(name, its._parameters[name])
 
 
 class _Passed(NamedTuple):
@@ -253,10 +273,18 @@ class _Stack(Recomputing):
         self.end = wiring.end
         self.split = wiring.split
         self.layer_drop = wiring.layer_drop
+        self.solver = wiring.solver
+        self.tied = len(set(wiring.owners)) < len(wiring.owners)
+        for layer, owner in enumerate(wiring.owners):
+            if layer != owner:
+                tie(self.layers[layer], self.layers[owner])
 
     def units(self) -> list[nn.Module]:
-        """See Recomputing; with a history between sub-layers these are called, and their layers are not."""
-        return [] if self.split else super().units()
+        """See Recomputing; with a history between sub-layers these are called, and their layers are not.
+
+        Layers that share parameters, or are called several times, are only gathered together.
+        """
+        return [] if self.split or self.tied or self.solver is not None else super().units()
 
     def _open(self, x: Tensor) -> HistoryState:
         if self.entry_norm is not None:
@@ -277,7 +305,13 @@ class _Stack(Recomputing):
         for unit in units:
             x, reads = self.history.read(state)
             inputs.append(x)
-            state = self.history.push(state, x if dropped else unit(x, view, reads))
+            if dropped:
+                y = x
+            elif self.solver is None:
+                y = unit(x, view, reads)
+            else:
+                y = self.solver(unit, x, view)
+            state = self.history.push(state, y)
         return state, inputs[0]
 
     def _pass(
@@ -308,13 +342,22 @@ class _Stack(Recomputing):
 
 
 class Encoder(_Stack):
-    """A stack of encoder layers, bottom first; `transparent`: mixtures of all of them are the decoder's memory."""
+    """A stack of encoder layers, bottom first; `transparent`: mixtures of all of them are the decoder's memory.
+
+    `hierarchy`: numbers p and M of the layers of its lower module and of the decoder, whose lowest p layers attend to
+    the output of that module, the others to the stack's (hierarchical attention: Wu et al. 2019).
+    """
 
     def __init__(
-        self, layers: Sequence[EncoderLayer], wiring: StackWiring, transparent: Transparent | None = None
+        self,
+        layers: Sequence[EncoderLayer],
+        wiring: StackWiring,
+        transparent: Transparent | None = None,
+        hierarchy: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(layers, wiring)
         self.transparent = transparent
+        self.hierarchy = hierarchy if hierarchy is not None and hierarchy[0] < len(layers) else None
 
     def forward(self, x: Tensor, mask: Tensor, outputs: list[Tensor] | None = None) -> tuple[Tensor, ...]:
         """Return the memory: [batch, source, d_model] for all decoder layers, or one such tensor for each.
@@ -326,16 +369,22 @@ class Encoder(_Stack):
         view = SourceView(padding_mask(mask, x.dtype), FirstValues())
         state = self._open(x)
         sources: list[Tensor] = []
+        every: list[Tensor] = [] if outputs is None else outputs
+        give = outputs is not None or self.hierarchy is not None
         for run in self.runs():
-            state, read, given = run.through(
-                self._pass, state, lambda _: view, self.transparent is not None, outputs is not None
-            )
+            state, read, given = run.through(self._pass, state, lambda _: view, self.transparent is not None, give)
             sources.extend(read)
-            if outputs is not None:
-                outputs.extend(given)
-        if self.transparent is None:
-            return (self._close(state),)
-        return self.transparent([*sources, self._ended(state)])
+            every.extend(given)
+        if self.transparent is not None:
+            return self.transparent([*sources, self._ended(state)])
+        whole = self._close(state)
+        if self.hierarchy is None:
+            return (whole,)
+        below, readers = self.hierarchy
+        lower = every[below - len(self.layers) - 1]
+        if self.final_norm is not None:  # that of the shallow model, which the grown stack ends with too
+            lower = self.final_norm(lower)
+        return (*[lower] * below, *[whole] * (readers - below))
 
 
 class DecoderCache:

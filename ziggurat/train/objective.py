@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.config import Experiment, TrainingConfig
-from ziggurat.config.depth import Frozen
+from ziggurat.config.freezing import Frozen
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.batching import CorpusMix

@@ -1,6 +1,7 @@
 """History kinds: what the next layer reads of y_0, the stack's input, and y_l, the output of layer l.
 
     Latest                  layer l + 1 reads y_l
+    CrossModule             the same, and layer p + 1 also LN(y_0)
     Dlcl, dense, average    layer l + 1 reads a combination G_l(y_0, ..., y_l)
     Blocks                  the same over blocks of layers
     TopOnly                 layers read y_l, only the stack's output is a combination
@@ -154,6 +155,41 @@ class Latest(History):
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
         """Return nothing: there are no parameters."""
         return {}
+
+
+class CrossModule(History):
+    """Layers read the one below, and the first of the upper module y_p + LN(y_0): Wu et al. 2019 (Depth Growing).
+
+    The lower module is the `period` lowest layers, p of them, in the paper a shallow model that is trained before, and
+    then frozen while the upper one is trained on top of it. The paper adds the embedding, and its code LN(y_0). There
+    the sum is made in place, so that the decoder's lower module sees it for y_p; here it sees y_p, as in the paper
+    (`memory: hierarchical`). A stack of p layers is a plain one, without the norm.
+    """
+
+    def __init__(self, options: HistoryOptions) -> None:
+        super().__init__()
+        self.period = options.period
+        self.norm = options.norm() if options.units > options.period else None
+
+    def start(self, x: Tensor) -> HistoryState:
+        """Keep LN(y_0) until the upper module begins."""
+        return HistoryState(() if self.norm is None else (self.norm(x),), x, 0)
+
+    def push(self, state: HistoryState, y: Tensor) -> HistoryState:
+        """Return the state after one more layer, whose output is `y`."""
+        return HistoryState(state.kept if state.depth < self.period else (), y, state.depth + 1)
+
+    def forward(self, state: HistoryState) -> Tensor:
+        """Return the latest output, plus LN(y_0) where the upper module begins."""
+        return state.latest + state.kept[0] if state.kept and state.depth == self.period else state.latest
+
+    def table(self) -> None:
+        """Return None: each layer reads the one below, but for LN(y_0)."""
+
+    def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
+        """Keep the norm, or start it where the shallower stack was the lower module; see History."""
+        mine = {name: values.detach().clone() for name, values in self.named_parameters()}
+        return {name: inherited(old, name, values.shape) if old else values for name, values in mine.items()}
 
 
 class Dlcl(Combination):

@@ -89,6 +89,8 @@ class Trace:
             self.outputs[stack] = [None] * len(layers)
             for number, layer in enumerate(layers):
                 self._watch(stack, number, len(layers), layer)
+            if (solver := getattr(getattr(self._model, stack), "solver", None)) is not None:
+                self._hook(solver, partial(self._steps, stack, layers))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -118,6 +120,12 @@ class Trace:
 
     def _opens(self, stack: str, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> None:
         self.opened[stack] = output
+
+    def _steps(
+        self, stack: str, layers: list[nn.Module], _module: nn.Module, inputs: tuple[Any, ...], y: Tensor
+    ) -> None:
+        # The layer has been called several times; its sub-layers stay those of the last one.
+        self.outputs[stack][layers.index(inputs[0])] = y
 
     def _joins(
         self,
@@ -175,7 +183,7 @@ Parts = dict[str, list[list[nn.Parameter]]]
 
 
 def parts_of(model: Seq2Seq) -> Parts:
-    """Return the trained parameters by part, each of them once.
+    """Return the trained parameters by part, each of them once, but for tied layers: each has those that they share.
 
     A matrix that embeddings and output projection share counts among the embeddings; `output` has the others of the
     projection. Parameters of a stack outside of its layers (final norms, weights of a history) are left out.
@@ -189,7 +197,12 @@ def parts_of(model: Seq2Seq) -> Parts:
         return mine
 
     parts: Parts = {"embeddings": [group(model.source_embedding, model.target_embedding)]}
-    parts |= {stack: [group(layer) for layer in layers_of(model, stack)] for stack in STACKS}
+    outside = set(seen)
+    for stack in STACKS:
+        parts[stack] = []
+        for layer in layers_of(model, stack):
+            parts[stack].append(group(layer))
+            seen.intersection_update(outside)
     parts["output"] = [group(model.output)]
     return {name: groups for name, groups in parts.items() if name in STACKS or groups[0]}
 

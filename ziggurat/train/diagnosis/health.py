@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ziggurat.config import Experiment
-from ziggurat.config.depth import Frozen
+from ziggurat.config.freezing import Frozen
 from ziggurat.system.errors import DataError, other_format
 from ziggurat.system.small_files import built, read_json_lines
 from ziggurat.train.records import Record
