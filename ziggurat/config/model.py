@@ -313,10 +313,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def without_sizes(below: Mapping[str, Any], preset: Any) -> dict[str, Any]:
-    """Return settings of a model without those that `preset`, which is written over them, brings with it.
-
-    Otherwise it would have no effect on a model that says its sizes, as each saved configuration does.
-    """
+    """Return settings without those of `preset`, which is to be written over them: a saved model says its sizes."""
     sizes = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
     return {key: value for key, value in below.items() if key not in sizes}
 

@@ -16,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from ziggurat.config.kinds import Family
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import RecomputeConfig
+from ziggurat.model.embedding import Embeddings
 from ziggurat.model.init import ModelDepth, constant_omega, initialise
-from ziggurat.model.kinds import ENCODER_ATTENTION, Embeddings, StackParts, decoder_layer, memory_mixtures
+from ziggurat.model.kinds import ENCODER_ATTENTION, StackParts, decoder_layer, memory_mixtures
 from ziggurat.model.rate_transfer import RateScale, scales
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.rnmt import build_rnmt

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ziggurat.config.model import ModelConfig
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Multiply, linear
 from ziggurat.model.roles import Role, Roles
@@ -266,3 +267,51 @@ class Rotary(nn.Module):
         if self.table.dtype != torch.float32:
             self.table = _turns(self.table.shape[1], self.d_head).to(self.table.device, dtype)
         return self
+
+
+class Embeddings:
+    """Makes the parts outside the stacks: token embeddings, positions, output projection."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        shared = config.embedding.shared_bias
+        self.bias = nn.Parameter(torch.empty(config.d_model)) if shared else None
+
+    def tokens(
+        self, source_size: int, target_size: int, hidden: int
+    ) -> tuple[nn.Embedding, nn.Embedding, OutputProjection]:
+        """Return source and target embeddings and the projection from states of width `hidden`.
+
+        Raises ConfigError when `sharing: all` meets vocabularies of different size.
+        """
+        config = self.config
+        sharing = config.embedding.sharing
+        if sharing == "all" and source_size != target_size:
+            raise ConfigError(
+                f"`model.embedding.sharing: all` needs one vocabulary for both sides, but the source has "
+                f"{source_size} tokens and the target {target_size}; use `decoder` or a joint vocabulary",
+                key="model.embedding.sharing",
+            )
+        table = UnitEmbedding if config.embedding.unit_length else nn.Embedding
+        target = table(target_size, config.d_model)
+        source = target if sharing == "all" else table(source_size, config.encoder_width)
+        weight = nn.Parameter(torch.empty(target_size, hidden)) if sharing == "none" else target.weight
+        bias = nn.Parameter(torch.empty(target_size)) if config.embedding.output_bias else None
+        return source, target, OutputProjection(weight, bias, unit=config.embedding.unit_length)
+
+    def input(self, tokens: nn.Embedding, *, zero_start: bool = False) -> InputEmbedding:
+        """Return the embedding of one side, positions included."""
+        config, width = self.config.embedding, tokens.embedding_dim
+        positions: SinusoidalPositions | LearnedPositions | None
+        match config.positions:
+            case "sinusoidal":
+                positions = SinusoidalPositions(width)
+            case "learned":
+                positions = LearnedPositions(width, config.max_positions)
+            case "rotary" | "none":  # rotary positions belong to attention
+                positions = None
+            case _:
+                assert_never(config.positions)
+        scale = math.sqrt(width) if config.scale else 1.0
+        dropout = Dropout(self.config.dropout.embedding)
+        return InputEmbedding(tokens, positions, scale, dropout, bias=self.bias, zero_start=zero_start)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,12 +38,7 @@ from ziggurat.model.attention.variants import (
 )
 from ziggurat.model.dropout import Dropout, StochasticBranch
 from ziggurat.model.embedding import (
-    InputEmbedding,
-    LearnedPositions,
-    OutputProjection,
     Rotary,
-    SinusoidalPositions,
-    UnitEmbedding,
 )
 from ziggurat.model.history import kinds as history
 from ziggurat.model.history.base import History, HistoryOptions
@@ -56,7 +50,6 @@ from ziggurat.model.residual import kinds as residual
 from ziggurat.model.residual.base import Residual, ResidualOptions, ScaledNorm, ScaleNorm, ShiftScale, SublayerPosition
 from ziggurat.model.solver import solver
 from ziggurat.model.transformer import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer, StackWiring
-from ziggurat.system.errors import ConfigError
 
 Folding = Literal["post", "pre", "skip_vector", "alpha", "branch_vector", "norm_constant"]
 """The way in which ziggurat.exchange.plain makes a stack plain.
@@ -156,54 +149,6 @@ HISTORY: dict[HistoryKind, HistoryRow] = {
     "mudd": HistoryRow(Mudd, lambda layer, period: "shared"),
     "cross_module": HistoryRow(history.CrossModule, lambda layer, period: "shared"),
 }
-
-
-class Embeddings:
-    """Makes the parts outside the stacks: token embeddings, positions, output projection."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config
-        shared = config.embedding.shared_bias
-        self.bias = nn.Parameter(torch.empty(config.d_model)) if shared else None
-
-    def tokens(
-        self, source_size: int, target_size: int, hidden: int
-    ) -> tuple[nn.Embedding, nn.Embedding, OutputProjection]:
-        """Return source and target embeddings and the projection from states of width `hidden`.
-
-        Raises ConfigError when `sharing: all` meets vocabularies of different size.
-        """
-        config = self.config
-        sharing = config.embedding.sharing
-        if sharing == "all" and source_size != target_size:
-            raise ConfigError(
-                f"`model.embedding.sharing: all` needs one vocabulary for both sides, but the source has "
-                f"{source_size} tokens and the target {target_size}; use `decoder` or a joint vocabulary",
-                key="model.embedding.sharing",
-            )
-        table = UnitEmbedding if config.embedding.unit_length else nn.Embedding
-        target = table(target_size, config.d_model)
-        source = target if sharing == "all" else table(source_size, config.encoder_width)
-        weight = nn.Parameter(torch.empty(target_size, hidden)) if sharing == "none" else target.weight
-        bias = nn.Parameter(torch.empty(target_size)) if config.embedding.output_bias else None
-        return source, target, OutputProjection(weight, bias, unit=config.embedding.unit_length)
-
-    def input(self, tokens: nn.Embedding, *, zero_start: bool = False) -> InputEmbedding:
-        """Return the embedding of one side, positions included."""
-        config, width = self.config.embedding, tokens.embedding_dim
-        positions: SinusoidalPositions | LearnedPositions | None
-        match config.positions:
-            case "sinusoidal":
-                positions = SinusoidalPositions(width)
-            case "learned":
-                positions = LearnedPositions(width, config.max_positions)
-            case "rotary" | "none":  # rotary positions belong to attention
-                positions = None
-            case _:
-                assert_never(config.positions)
-        scale = math.sqrt(width) if config.scale else 1.0
-        dropout = Dropout(self.config.dropout.embedding)
-        return InputEmbedding(tokens, positions, scale, dropout, bias=self.bias, zero_start=zero_start)
 
 
 class StackParts:

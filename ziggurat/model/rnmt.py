@@ -23,8 +23,9 @@ from ziggurat.model.attention.cache import (
 )
 from ziggurat.model.attention.multihead import join_heads, split_heads
 from ziggurat.model.dropout import Dropout
+from ziggurat.model.embedding import Embeddings
 from ziggurat.model.history.kinds import Transparent
-from ziggurat.model.kinds import Embeddings, memory_mixtures
+from ziggurat.model.kinds import memory_mixtures
 from ziggurat.model.linear import Linear, linear
 from ziggurat.model.lstm import LstmLayer, LstmState, StepOrder, step_order
 from ziggurat.model.roles import Role, Roles, Slot, table_slots
