@@ -415,6 +415,36 @@ def test_plural_forms_are_translated_one_by_one_between_tags() -> None:
     assert asked == ["one apple", "some apples"]
 
 
+ONE, MANY, BOTH = "ONE FILE", "%d FILES", "%d FILE"
+SLAVIC = "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);"
+
+
+@pytest.mark.parametrize(
+    ("rule", "singular", "forms"),
+    [
+        ("nplurals=1; plural=0;", "One file", [MANY]),
+        ("nplurals=1; plural=0;", "%d file", [MANY]),
+        ("nplurals=2; plural=(n != 1);", "One file", [ONE, MANY]),
+        ("nplurals=2; plural=n>1;", "One file", [ONE, MANY]),
+        (SLAVIC, "One file", [MANY, MANY, MANY]),
+        (SLAVIC, "%d file", [BOTH, MANY, MANY]),
+        ("nplurals=3; plural=(n==1) ? 0 : (n>=2 && n<=4) ? 1 : 2;", "One file", [ONE, MANY, MANY]),
+        ("nplurals=2; plural=n==1 ? 1 : 0;", "One file", [MANY, ONE]),
+        ("nplurals=2; plural=n%10!=1 || n%100==11;", "One file", [MANY, MANY]),
+        ("nplurals=INTEGER; plural=EXPRESSION;", "One file", [ONE, MANY]),
+        ("nplurals=2; plural=n/0;", "One file", [ONE, MANY]),
+        ("nplurals=2; plural=__import__(n);", "One file", [ONE, MANY]),
+        ("", "One file", [ONE, MANY]),
+    ],
+)
+def test_forms_of_a_plural_follow_the_rule_of_the_header(rule: str, singular: str, forms: list[str]) -> None:
+    header = f'msgid ""\nmsgstr ""\n"Plural-Forms: {rule}\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+    empty = "".join(f'msgstr[{number}] ""\n' for number in range(len(forms)))
+    said = in_po(f'{header}#, c-format\nmsgid "{singular}"\nmsgid_plural "%d files"\n{empty}', faithful)
+    found = regex.findall(r'^msgstr\[\d\] "(.*)"', said, regex.M)
+    assert [form.replace("oNE", "ONE") for form in found] == forms
+
+
 @pytest.mark.parametrize("escape", [r"\xc3\xa9", r"\303\251", r"\xC3\xA9"])
 def test_bytes_of_a_letter_are_that_letter(escape: str) -> None:
     content = f'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\nmsgid "a {escape} b"\nmsgstr ""\n'

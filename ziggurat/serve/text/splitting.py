@@ -173,8 +173,9 @@ _PLACEHOLDERS = r"""
   | \$[A-Za-z_][\w@]{0,80}\$ | \$[A-Za-z_]\w{0,80}  # $NAME$, $NAME; $5 is money
   | \[\[[^\[\]\n]{1,80}\]\] | \[%[^\[\]\n]{1,200}%\] | \[X\d{1,6}X\]  # Weblate sends [X0X] for what it keeps
 """
-# "100 % sure" and Hungarian's "20%-a" have no placeholder: a blank is no flag here, nor is a hyphen without a width. The
-# letter is the end of a word of ASCII, or few more follow where no word of text begins so: of `%dh%02dm` all comes through.
+# "100 % sure" and Hungarian's "20%-a" have no placeholder: a blank is no flag here, nor is a hyphen without a width.
+# The letter is the last of ASCII in its word, or few more follow where no word of text begins so: of `%dh%02dm` all
+# comes through.
 _SIZE = "(?:hh|h|ll|l|L|z|j|t|q)?"
 _GLUED = rf"%(?:0?\d{{0,2}}\.\d{{1,2}}[fFgGs]|(?:0\d{{1,2}})?{_SIZE}[diusS@])"
 _POSITIONAL = rf"""

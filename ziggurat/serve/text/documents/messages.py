@@ -5,6 +5,7 @@ A message is read as what it shows itself to be: ICU's MessageFormat, HTML, or t
 
 from __future__ import annotations
 
+import gettext as gettext_rules
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from ziggurat.serve.text.files import Charset, Settings, decoded
 from ziggurat.serve.text.markup import HTML, MarkupRules, PlainForm, Template, filled, markup_template, written
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, Verbatim
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests, together
-from ziggurat.serve.text.splitting import BRANCHES
+from ziggurat.serve.text.splitting import BRANCHES, protected
 from ziggurat.serve.text.tokens import BLOCKS, Token, html_tokens
 from ziggurat.system.errors import DataError, printable
 
@@ -149,6 +150,8 @@ _STRING = regex.compile(r'"((?:[^"\\]++|\\.)*+)"')
 _ESCAPE = regex.compile(r"(?:\\(?P<octal>[0-7]{1,3}))+|(?:\\x(?P<hex>[0-9A-Fa-f]{1,2}))+|\\(?P<sign>.)")
 _CHARSET = regex.compile(r'"Content-Type:[^"\n]*?charset=([^\s\\";]+)', flags=regex.IGNORECASE)
 _LANGUAGE = regex.compile(r"^(?P<source>X-Source-)?Language:[ \t]*+([\w@.\-]++)", flags=regex.MULTILINE)
+_PLURALS = regex.compile(r"^Plural-Forms:[^\n;]*+;\s*+plural\s*+=([^\n;]++)", flags=regex.MULTILINE)
+_OFTEN, _FEW = 200, 5  # a form that fewer than _FEW of the first numbers have is of few
 _Entry: TypeAlias = "dict[str, tuple[int, int, str]]"
 _ESCAPES = {
     "n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\\": "\\", '"': '"'
@@ -159,9 +162,9 @@ _QUOTED = str.maketrans({letter: f"\\{name}" for name, letter in _ESCAPES.items(
 def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating a .po file: messages without a translation get one, marked as fuzzy; others stay.
 
-    Of plurals, form 0 is the translation of the singular and all others that of the plural; forms that the file does
-    not list are not added. The file keeps its character set if that has the letters of the translations, and is UTF-8
-    otherwise.
+    Of plurals, the form of 1 is the translation of the singular unless it is that of many numbers, and all others are
+    that of the plural; forms that the file does not list are not added. The file keeps its character set if that has
+    the letters of the translations, and is UTF-8 otherwise.
 
     Raises DataError: a line that is none of a .po file, bytes that are not of its character set, or other languages in
     its header than those of `settings`.
@@ -170,11 +173,13 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
     text, charset = decoded(content, name, label[1] if label else "")
     lines = regex.findall(r"[^\n]*+\n|[^\n]++", text)
     notices = TextNotices()
+    numbers = _numbers_of_singular("")  # as long as no header says otherwise
     wanted: list[tuple[_Entry, str, str]] = []  # an entry, a keyword of it and its source
     for entry in _entries(lines, name):
         source = entry.get("msgid")
         if source is None or not source[2]:
             _refuse_languages(entry, settings, name)
+            numbers = _numbers_of_singular("".join(said for _, _, said in entry.values()))
             continue
         left = settings.leaves(source[2], entry.get("msgctxt", source)[2])
         for key, (begin, _, said) in entry.items():
@@ -183,8 +188,8 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
             if left:
                 notices.add("left_by_key", f"line {begin + 1}")
             else:
-                plural = key not in ("msgstr", "msgstr[0]")
-                wanted.append((entry, key, entry.get("msgid_plural", source)[2] if plural else source[2]))
+                plural = entry.get("msgid_plural", source)[2]
+                wanted.append((entry, key, source[2] if _is_singular(key, numbers, source[2], plural) else plural))
     works = [partial(message, source, settings.options) for _, _, source in wanted]
     done = yield from placed(works, [f"line {entry[key][0] + 1}" for entry, key, _ in wanted], notices)
     for (entry, key, source_text), answer in zip(wanted, done, strict=True):
@@ -196,6 +201,32 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
     for first in {min(begin for begin, _, _ in entry.values()) for entry, _, _ in wanted}:
         _flag(lines, first)
     return Result(_encoded("".join(lines), charset), notices)
+
+
+def _numbers_of_singular(header: str) -> tuple[str, Sequence[int]]:
+    """Return the form that 1 has by a header's rule, as `msgstr[0]`, and of the first numbers those that have it."""
+    found = _PLURALS.search(header)
+    try:
+        form = gettext_rules.c2py(found[1]) if found else (lambda number: int(number != 1))
+        own = form(1)
+        return f"msgstr[{own}]", [number for number in range(_OFTEN) if form(number) == own]
+    except (ValueError, ArithmeticError):  # a rule that cannot be read
+        return _numbers_of_singular("")
+
+
+def _is_singular(key: str, of_one: tuple[str, Sequence[int]], singular: str, plural: str) -> bool:
+    """Return whether a form is the translation of the singular.
+
+    The form of 1 is, unless 2 has it too, as in a language with one form. Where 21 has it, "one file" would be said of
+    21, so there the singular must have the placeholders of the plural; msgfmt refuses such a form, too.
+    """
+    form, numbers = of_one
+    if key == "msgstr":
+        return True
+    if key != form or 2 in numbers:
+        return False
+    found = [sorted(text[i.start : i.end] for i in protected(text)) for text in (singular, plural)]
+    return len(numbers) < _FEW or found[0] == found[1]
 
 
 def _refuse_languages(entry: _Entry, settings: Settings, name: str) -> None:
