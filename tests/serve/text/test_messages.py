@@ -290,6 +290,14 @@ def test_a_file_of_messages_is_known_by_its_shape(name: str, before: object, aft
         ("Text in {curly braces here} is text.", "tEXT IN {CURLY BRACES HERE} IS TEXT."),
         ("Use '{'braces'}' with care.", "uSE '{'braces'}' WITH CARE."),
         ("Costs $$5 or $HOME", "cOSTS $$5 OR $HOME"),
+        ("Hello <0>world</0><br/>new", "hELLO <0>WORLD</0><br/>NEW"),
+        ("Click <1>here</1> &amp; go", "cLICK <1>HERE</1> &amp; GO"),
+        ("<0>Hi</0> and <b>more</b>", "<0>hI</0> AND <b>MORE</b>"),
+        ("A <2>bold <b>thing</b></2>, <0/> it is", "a <2>BOLD <b>THING</b></2>, <0/> IT IS"),
+        (
+            "{n, plural, one {one <2>file</2>} other {<br/>Many}}",
+            "{n, plural, one {ONE <2>FILE</2>} other {<br/>mANY}}",
+        ),
     ],
 )
 def test_what_a_message_refers_to_comes_through(before: str, after: str) -> None:
@@ -413,6 +421,83 @@ def test_plural_forms_are_translated_one_by_one_between_tags() -> None:
 
     run(document(json.dumps({"a": "<b>one</b> apple | <b>some</b> apples"}).encode(), "a.json", SETTINGS), noted)
     assert asked == ["one apple", "some apples"]
+
+
+def letters(sentences: list[str]) -> list[SentenceTranslation]:
+    """All but letters is lost, as with a bad model."""
+    return [SentenceTranslation(regex.sub(r"[^\p{Lu}\s]", "", s.upper()), None) for s in sentences]
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "kept"),
+    [
+        ("qt", "Hello %1 and %2 of %L10", ["%1", "%2", "%L10"]),
+        ("kde", "Copy %1 to %2", ["%1", "%2"]),
+        ("boost", "Copy %1% to %2%", ["%1%", "%2%"]),
+        ("ruby", "Hello %<name>s and %{other}", ["%<name>s", "%{other}"]),
+        ("gcc-internal", "use %<x%> of type %qT here", ["%<", "%>", "%qT"]),
+        ("gfc-internal", "Symbol at %L in %C", ["%L", "%C"]),
+        ("c", "Read %<PRIu64> bytes", ["%<PRIu64>"]),
+        ("javascript", "Value %j and %s", ["%j", "%s"]),
+        ("lua", "Value %q here", ["%q"]),
+        ("scheme", "Value ~a and ~10,2f here~%", ["~a", "~10,2f", "~%"]),
+        ("object-pascal", "Value %0:s and %1:d", ["%0:s", "%1:d"]),
+        ("", "@count of %title, !date at :url", ["@count", "%title", "!date", ":url"]),
+    ],
+)
+def test_what_a_flag_of_gettext_says_comes_through(flag: str, text: str, kept: list[str]) -> None:
+    flags = f"#, {flag}-format\n" if flag else ""
+    said = in_po(f'{flags}msgid "{text}"\nmsgstr ""\n', letters)
+    (answer,) = regex.findall('^msgstr "(.*)"', said, regex.M)
+    assert sorted(regex.findall("|".join(map(regex.escape, kept)), answer)) == sorted(kept)
+    assert regex.sub(r"\P{Ll}", "", regex.sub("|".join(map(regex.escape, kept)), "", answer)) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mail me@here.org now",
+        "Wow!Really",
+        "5 % of it",
+        "A 50% share",
+        "Ratio 1:2",
+        "__ and __ here",
+        "Room %12",
+        "a@b",
+    ],
+)
+def test_ordinary_signs_of_a_message_are_none(text: str) -> None:
+    assert in_json([text], faithful) == [faithful([text])[0].text]
+
+
+NUMBERED = st.recursive(
+    st.lists(st.sampled_from(["one", "Two.", "three", "&amp;", "<br/>", "<0/>", ":name", "%1", "{x}", "é"])).map(
+        " ".join
+    ),
+    lambda inner: st.lists(
+        st.tuples(st.sampled_from(["1", "b", "12", "link"]), inner).map(lambda t: f"<{t[0]}>{t[1]}</{t[0]}>"),
+        max_size=3,
+    ).map(" ".join),
+    max_leaves=6,
+)
+
+
+@given(st.lists(NUMBERED, max_size=3).map(" and ".join), st.booleans())
+def test_tags_with_numbers_are_elements_beside_others(text: str, is_branch: bool) -> None:
+    message = f"{{n, plural, other {{{text}}}}}" if is_branch else text
+    assert in_json([message], identity) == [message]
+    (said,) = in_json([message], permuting(3, change=swapped))
+    tags = r"</?\w+/?>|\{x\}" if is_branch else r"</?\w+/?>|:name|%1|\{x\}"
+    assert Counter(regex.findall(tags, said)) == Counter(regex.findall(tags, message))
+    assert "&lt;" not in said
+
+
+def test_attributes_that_people_read() -> None:
+    assert in_json(["<img alt='A cat'> <a title='A tip' href='x y'>Here</a>"], upper) == [
+        "<img alt='a CAT'> <a title='a TIP' href='x y'>hERE</a>"
+    ]
+    content = json.dumps(["{n, plural, other {<img alt='A cat'> # cats}}"]).encode()
+    assert run(document(content, "a.json", SETTINGS), upper).notices == {"not_read": 1}
 
 
 ONE, MANY, BOTH = "ONE FILE", "%d FILES", "%d FILE"
