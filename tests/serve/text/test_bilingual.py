@@ -177,6 +177,39 @@ def test_other_languages_are_refused(source: str, target: str, is_refused: bool)
             assert b"WORDS" in run(document(text.encode(), "a.xlf", SETTINGS), upper).value
 
 
+@pytest.mark.parametrize(
+    ("model", "of_file", "are_same"),
+    [
+        ("zh-Hans", "zh-Hant", False),
+        ("zh-CN", "zh-TW", False),
+        ("zh-CN", "zh_HK", False),
+        ("zh-Hans", "zh-Hans-HK", True),
+        ("zh", "zh-Hant", True),
+        ("zh-CN", "zh", True),
+        ("zh-CN", "zho-SG", True),
+        ("sr-Cyrl", "sr-Latn", False),
+        ("sr-Cyrl", "sr@latin", False),
+        ("sr-Latn", "sr-Latn-RS", True),
+        ("uz", "uz-Cyrl", True),
+        ("pt-PT", "pt-BR", True),
+        ("de", "de@formal", True),
+        ("de", "de_DE.UTF-8", True),
+    ],
+)
+def test_scripts_of_a_language_are_told_apart(model: str, of_file: str, are_same: bool) -> None:
+    settings = Settings(SETTINGS.options, "en", model)
+    unit = "<body><trans-unit id='1'><source>words</source></trans-unit></body>"
+    text = f'<xliff version="1.2"><file source-language="en" target-language="{of_file}">{unit}</file></xliff>'
+    variants = f'<tu><tuv xml:lang="en"><seg>words</seg></tuv><tuv xml:lang="{of_file}"><seg>said</seg></tuv></tu>'
+    memory = f'<tmx version="1.4"><header srclang="en"/><body>{variants}</body></tmx>'.encode()
+    if are_same:
+        assert b"WORDS" in run(document(text.encode(), "a.xlf", settings), upper).value
+    else:
+        with pytest.raises(DataError, match=r"a\.xlf: is from"):
+            run(document(text.encode(), "a.xlf", settings), upper)
+    assert (b"WORDS" in run(document(memory, "a.tmx", settings), upper).value) is not are_same
+
+
 @pytest.mark.parametrize("said", ["a ]]> b", "]]>", "a\x00b\x1f", "<b> & </b>", "]]", "> end"])
 def test_any_translation_is_well_formed(said: str) -> None:
     def answer(sentences: list[str]) -> list[SentenceTranslation]:

@@ -101,6 +101,8 @@ def written(parts: list[Part]) -> str:
             "{n, plural, one {<b>#</b> &amp; file} other {<b>#</b> files}}",
             "{n, plural, one {<b>#</b> &amp; FILE} other {<b>#</b> FILES}}",
         ),
+        ("{n, PLURAL, one {a file} other {files}}", "{n, PLURAL, one {A FILE} other {FILES}}"),
+        ("{g,Select,other{they}} left", "{g,Select,other{THEY}} LEFT"),
         ("{n, plural, one {first\n\nsecond} other {third}}", "{n, plural, one {FIRST\n\nSECOND} other {THIRD}}"),
     ],
 )
@@ -118,6 +120,8 @@ def test_branches_are_translated_one_by_one(message: str, said: str) -> None:
         "{n, plural, one {a } file}} other {b}}",
         "{n, plural, other {" * (MAX_DEPTH + 1) + "deep" + "}}" * (MAX_DEPTH + 1),
         ".match {$n :number}\none {{One file}}\n* {{Files}}",
+        "You have {{PLURAL:$1|one file|$1 files}}",
+        "{{GENDER:$1|He|She|They}} left",
     ],
 )
 def test_a_message_that_cannot_be_parsed_stays_and_is_counted(message: str) -> None:
@@ -141,6 +145,48 @@ def test_an_apostrophe_of_a_translation_quotes_nothing() -> None:
     assert in_json({"a": "{n, plural, one {file of {name}} other {files of #}}"}, french) == {
         "a": "{n, plural, one {file d''{name}} other {files d''#}}"
     }
+
+
+def quoting(sentences: list[str]) -> list[SentenceTranslation]:
+    """An apostrophe stands before whatever `of` stood before, as in French."""
+    return [SentenceTranslation(s.replace("of ", "d'"), None) for s in sentences]
+
+
+FORMATJS, PLURAL = {"m": {"defaultMessage": "Two", "description": "x"}}, {"m": "{n, plural, other {Two}}"}
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "before", "after"),
+    [
+        ("a.json", FORMATJS, "photo of {name} now", "photo d''{name} now"),
+        ("a.json", FORMATJS, "photo of one", "photo d'one"),
+        ("a.json", FORMATJS, "It''s of {name}", "It''s d''{name}"),
+        ("a.json", PLURAL, "photo of {name} now", "photo d''{name} now"),
+        ("a.json", PLURAL, "&amp; of {name}", "&amp; d''{name}"),
+        ("a.json", PLURAL, "photo of {{name}}", "photo d'{{name}}"),
+        ("a.json", PLURAL, "file '{name}' of {x}", "file '{name}' d'{x}"),
+        ("a.json", {}, "photo of {name} now", "photo d'{name} now"),
+        ("a.arb", {}, "photo of {name} now", "photo d\u2019{name} now"),
+        ("a.arb", {}, "file '{name}' of {x}", "file '{name}' d'{x}"),
+        ("a.arb", {}, "{n, plural, other {photo of {name}}}", "{n, plural, other {photo d\u2019{name}}}"),
+        ("a.arb", {"m": "It''s"}, "photo of {name} now", "photo d''{name} now"),
+    ],
+)
+def test_an_apostrophe_quotes_no_argument(name: str, others: dict[str, Any], before: str, after: str) -> None:
+    entry = {"defaultMessage": before} if others is FORMATJS else before
+    said = in_json({**others, "k": entry}, quoting, name)["k"]
+    assert (said["defaultMessage"] if others is FORMATJS else said) == after
+
+
+def test_a_doubled_apostrophe_is_asked_as_one() -> None:
+    asked: list[str] = []
+
+    def noted(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return upper(sentences)
+
+    assert in_json({"k": {"defaultMessage": "It''s {name}"}}, noted) == {"k": {"defaultMessage": "iT''S {name}"}}
+    assert asked[0] == "It's {name}"
 
 
 def test_an_argument_with_branches_comes_through_where_messages_are_not_parsed() -> None:
@@ -259,6 +305,37 @@ def test_any_text_is_parsed_whole_or_refused(text: str) -> None:
             {"name": "My words", "start_url": "/some page", "shortcuts": [{"name": "New", "url": "/new"}]},
             {"name": "mY WORDS", "start_url": "/some page", "shortcuts": [{"name": "nEW", "url": "/new"}]},
         ),
+        (  # an entry that somebody added a key to, or left one out of
+            "a.json",
+            {"a": {"message": "Hi", "description": "Note"}, "b": {"message": "Yo", "extra": "Other"}},
+            {"a": {"message": "hI", "description": "Note"}, "b": {"message": "yO", "extra": "Other"}},
+        ),
+        (
+            "a.json",
+            {"a": {"message": "Hi", "description": "Note"}, "b": {"description": "Note"}},
+            {"a": {"message": "hI", "description": "Note"}, "b": {"description": "Note"}},
+        ),
+        (
+            "a.json",
+            {"a": {"message": "Open $1 for $$"}, "b": {"message": "Yo", "placeholders": {"x": {"content": "$1"}}}},
+            {"a": {"message": "oPEN $1 FOR $$"}, "b": {"message": "yO", "placeholders": {"x": {"content": "$1"}}}},
+        ),
+        (  # go-i18n
+            "a.json",
+            {"a": "Hi there", "b": {"description": "Note", "one": "A file", "other": "Files"}},
+            {"a": "hI THERE", "b": {"description": "Note", "one": "a FILE", "other": "fILES"}},
+        ),
+        ("a.json", [{"id": "a b", "translation": "Hi there"}], [{"id": "a b", "translation": "hI THERE"}]),
+        (  # MediaWiki
+            "a.json",
+            {"@metadata": {"authors": ["Ann Other"]}, "a": "Hi $1"},
+            {"@metadata": {"authors": ["Ann Other"]}, "a": "hI $1"},
+        ),
+        (  # half of it looks so, without a description
+            "a.json",
+            {"a": {"message": "Hi"}, "b": {"message": "Yo", "title": "Two"}},
+            {"a": {"message": "hI"}, "b": {"message": "yO", "title": "tWO"}},
+        ),
         # Not of a shape: all values are texts.
         ("a.json", {"message": "Some", "description": "Words"}, {"message": "sOME", "description": "wORDS"}),
         (
@@ -270,6 +347,26 @@ def test_any_text_is_parsed_whole_or_refused(text: str) -> None:
 )  # fmt: skip
 def test_a_file_of_messages_is_known_by_its_shape(name: str, before: object, after: object) -> None:
     assert in_json(before, faithful, name) == after
+
+
+def test_text_beside_the_keys_that_are_known_is_told() -> None:
+    content = {"a": {"message": "Hi", "description": "Note"}, "b": {"message": "Yo", "extra": "Other"}}
+    (record,) = run(document(json.dumps(content).encode(), "a.json", SETTINGS), upper).notices.records()
+    assert (record["kind"], record["place"], record["count"]) == ("not_read", "key b.extra", 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"sourceLanguage": "en", "strings": {"Hi": {"localizations": {}}}, "version": "1.0"},
+        {"domain": "x", "locale_data": {"x": {"": {"lang": "en"}, "Hi": ["Salut"]}}},
+        {"language": "en", "messages": [{"id": "Hi", "message": "Hi", "translation": ""}]},
+        {"a": [{"type": 0, "value": "Hi "}, {"type": 1, "value": "name"}]},
+    ],
+)
+def test_json_that_cannot_be_done_right_is_refused(content: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"a\.json: is "):
+        in_json(content, upper)
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ _WORD_INSIDE = regex.compile(r"\w")
 _TEXT_PICTURES = frozenset("©®™‼⁉ℹ↔↕↖↗↘↙↩↪▪▫▶◀◻◼〰〽㊗㊙")
 
 
-BRANCHES = regex.compile(r"\{\s*+[^\s{},']++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,")
+BRANCHES = regex.compile(r"\{\s*+[^\s{},']++\s*+,\s*+(?i:plural|select|selectordinal|choice)\s*+,")
 """Beginning of an argument of a message that contains texts, in ICU's MessageFormat."""
 
 

@@ -10,7 +10,7 @@ import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.lines import file_work
-from ziggurat.serve.text.files import Settings, language_of
+from ziggurat.serve.text.files import Settings, is_same
 from ziggurat.serve.text.markup import HTML, Form, MarkupRules, Template, TemplateGroup, markup_template, slots
 from ziggurat.serve.text.projection import Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
@@ -365,5 +365,5 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
 
 def _spoken(variants: dict[str, int], language: str) -> int | None:
     """Return the variant in a language, or else in one of its regions or in the language of a region."""
-    similar = (place for spoken, place in variants.items() if language_of(spoken) == language_of(language))
+    similar = (place for spoken, place in variants.items() if is_same(spoken, language))
     return variants.get(language.lower(), next(similar, None))

@@ -160,7 +160,7 @@ class _Parser:
         name = self._take(_NAME, self.at + 1)[1]
         if self._next(",") == "}":
             return Argument(self.text[begin : self.at], name)
-        kind = self._take(_NAME, self.at)[1]
+        kind = self._take(_NAME, self.at)[1].lower()
         if kind == "choice":
             raise MessageError("`choice`, which is not read")
         if self._next(",") == "}":
@@ -220,14 +220,17 @@ class _Parser:
 # Templates
 
 
-def icu_template(parts: Sequence[Part], notices: Counter[str], tags: Tags | None = None) -> Template:
-    """Return the template of a message, whose texts are HTML of which `tags` yields the tokens, or text without tags.
+def icu_template(
+    parts: Sequence[Part], notices: Counter[str], apostrophe: str = "''", tags: Tags | None = None
+) -> Template:
+    """Return the template of a message, in which each line is a paragraph.
 
-    Each line is a paragraph.
+    `apostrophe` is how one is written that would quote. With `tags` the texts are HTML, of which it yields the tokens.
 
     Endings of ordinal numbers (`{#st}`) stay, since no translation of them alone is right; they are counted.
     """
-    return _Writer(notices, _doubles(parts), tags).template(parts, plural=False)
+    doubled = _doubles(parts)
+    return _Writer(notices, doubled, "''" if doubled else apostrophe, tags).template(parts, plural=False)
 
 
 def _doubles(parts: Sequence[Part]) -> bool:
@@ -255,17 +258,19 @@ class _Writer:
     Attributes:
         notices: where endings that stay are counted, and tags whose attributes have text.
         doubled: whether every apostrophe is written as two.
+        apostrophe: how one is written that would quote what follows.
         tags: yields the tokens of texts that are HTML.
     """
 
     notices: Counter[str]
     doubled: bool
+    apostrophe: str
     tags: Tags | None
 
     def template(self, parts: Sequence[Part], *, plural: bool) -> Template:
         """Return the template of a message or a branch."""
         source = "".join(part.raw for part in parts if isinstance(part, IcuText)) if self.tags else ""
-        form = _Form(self.doubled, plural, source)
+        form = _Form(self.doubled, self.apostrophe, plural, source)
         template: Template = []
         pieces: list[Piece] = []
         for piece in self._pieces(parts, form):
@@ -349,12 +354,14 @@ class _Form:
 
     Attributes:
         doubled: whether every apostrophe is written as two.
+        apostrophe: how one is written that would quote what follows.
         plural: whether `#` is a number.
         tags: source of the texts where they are HTML; else empty.
         spellings: of the source's texts.
     """
 
     doubled: bool
+    apostrophe: str
     plural: bool
     tags: str
     spellings: Spellings = field(default_factory=Spellings)
@@ -404,6 +411,6 @@ class _Form:
 
     def _quoted(self, text: str) -> str:
         special = "{}#" if self.plural else "{}"
-        # Two where one would quote what follows, which at the end is not known.
-        text = regex.sub("'" if self.doubled else rf"'(?=['{special}]|$)", "''", text)
+        # What follows is not known at the end.
+        text = regex.sub("'" if self.doubled else rf"'(?=['{special}]|$)", self.apostrophe, text)
         return regex.sub(rf"[{special}]++", lambda found: f"'{found[0]}'", text)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from html import unescape
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import regex
 
@@ -62,32 +62,52 @@ def references(*more: str) -> regex.Pattern[str]:
 
 _TAG_WITH_NUMBER = regex.compile(_NUMBERED)
 _ELEMENTS = HTML.inline | HTML.void | HTML.copied | HTML.seen | BLOCKS
-_OTHER_SYNTAX = regex.compile(r"\s*+\.(?:match|input|local)\s*+\{")  # MessageFormat 2
+# MessageFormat 2, and MediaWiki's {{PLURAL:$1|file|files}}.
+_OTHER_SYNTAX = regex.compile(r"\A\s*+\.(?:match|input|local)\s*+\{|\{\{(?:PLURAL|GENDER|GRAMMAR|FORMAL):")
+# Not all in a file of ICU's messages is: '{name}' is a placeholder between quotation marks, as in FORMATTED.
+_MAY_QUOTE, _NO_ICU = regex.compile(r"\{|''"), regex.compile(r"'\{[^\s{},']|\|")
 
 
-def message(
-    text: str, options: Options, notices: Counter[str], names: regex.Pattern[str] | None = None
-) -> SentenceRequests[str]:
-    """Return the work of translating a message, in which `names` must come through (`references()` without).
+class Syntax(NamedTuple):
+    """What is known of the messages of a file.
+
+    Attributes:
+        names: what they may refer to.
+        is_icu: whether all are in ICU's MessageFormat, not only those that show it; None: it is not known whether an
+            apostrophe before a brace quotes it.
+    """
+
+    names: regex.Pattern[str] = references()
+    is_icu: bool | None = False
+
+
+_UNKNOWN = Syntax()
+
+
+def message(text: str, options: Options, notices: Counter[str], syntax: Syntax = _UNKNOWN) -> SentenceRequests[str]:
+    """Return the work of translating a message.
 
     One in ICU's MessageFormat that cannot be parsed stays as it is, and is counted as `not_parsed`.
     """
     branches = BRANCHES.search(text) is not None
-    names, tags = names or references(), is_html(text)
-    if branches or FORMATTED.search(text):
+    tags = is_html(text)
+    apostrophe = "\u2019" if syntax.is_icu is None else "''"
+    if branches or FORMATTED.search(text) or (syntax.is_icu and _MAY_QUOTE.search(text) and not _NO_ICU.search(text)):
         try:
             parts = parse(text)
         except MessageError:
             parts = []
         if parts:
             return (
-                yield from written(icu_template(parts, notices, message_tokens if tags else None), options, notices)
+                yield from written(
+                    icu_template(parts, notices, apostrophe, message_tokens if tags else None), options, notices
+                )
             )
-    if branches or _OTHER_SYNTAX.match(text):
+    if branches or _OTHER_SYNTAX.search(text):
         notices["not_parsed"] += 1
         return text
     if tags:
-        tokens = list(message_tokens(text, names))
+        tokens = list(message_tokens(text, syntax.names))
         rules = with_own_elements(tokens, _MESSAGE)
         whole: Template = []
         for form in _plural_forms(tokens):
@@ -95,8 +115,9 @@ def message(
         return (yield from written(whole, options, notices))
     template: Template = []
     for number, part in enumerate(_DIVIDED.split(text)):
-        template += [part] if number % 2 else filled(_named(part, names), PlainForm())
-    return (yield from written(template, options, notices))
+        template += [part] if number % 2 else filled(_named(part, syntax.names), PlainForm())
+    said = yield from written(template, options, notices)
+    return said.replace("'{", f"{apostrophe}{{") if syntax.is_icu is None and "'{" not in text else said
 
 
 def placed(
@@ -249,7 +270,9 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
                 plural = entry.get("msgid_plural", source)[2]
                 wanted.append((entry, key, source[2] if _is_singular(key, numbers, source[2], plural) else plural))
     names = [_formats(lines, min(begin for begin, _, _ in entry.values())) for entry, _, _ in wanted]
-    works = [partial(message, part[2], settings.options, names=own) for part, own in zip(wanted, names, strict=True)]
+    works = [
+        partial(message, part[2], settings.options, syntax=Syntax(own)) for part, own in zip(wanted, names, strict=True)
+    ]
     done = yield from placed(works, [f"line {entry[key][0] + 1}" for entry, key, _ in wanted], notices)
     for (entry, key, source_text), answer in zip(wanted, done, strict=True):
         begin, end, _ = entry[key]

@@ -14,11 +14,11 @@ import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.bilingual import CDATA, HTML_TAG, html_in_xml, with_tags
-from ziggurat.serve.text.documents.messages import message, placed, with_own_elements
+from ziggurat.serve.text.documents.messages import Syntax, message, placed, references, with_own_elements
 from ziggurat.serve.text.files import Settings, decoded
 from ziggurat.serve.text.markup import HTML, Template, markup_template, written
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.splitting import has_words
+from ziggurat.serve.text.splitting import BRANCHES, has_words
 from ziggurat.serve.text.tokens import Spelling, Token, html_tokens, read_xml, xml_ends
 from ziggurat.system.errors import DataError, printable
 from ziggurat.system.small_files import parse_json
@@ -39,8 +39,8 @@ class _Value(NamedTuple):
 def json_values(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating JSON: strings that are values. Numbers, order and layout stay as they are.
 
-    Raises DataError: not JSON, nested more than 64 deep, larger than ziggurat.system.small_files.MAX_BYTES, or of
-    another language than those of `settings`.
+    Raises DataError: not JSON, nested more than 64 deep, larger than ziggurat.system.small_files.MAX_BYTES, of another
+    language than those of `settings`, or of a shape that is not read.
     """
     text, charset = decoded(content, name)
     shape = _shape(parse_json(text.encode(), name), name)  # refuses what is not JSON, or nested too deeply
@@ -54,7 +54,10 @@ def json_values(content: bytes, name: str, settings: Settings) -> SentenceReques
                 notices.add("left_by_key", _place(value))
             else:
                 wanted.append(number)
-    works = [partial(message, values[number], settings.options) for number in wanted]
+        elif shape.entry and not shape.entry & set(value.path) and has_words(values[number], []):
+            notices.add("not_read", _place(value))
+    syntax = shape.syntax([values[number] for number in wanted])
+    works = [partial(message, values[number], settings.options, syntax=syntax) for number in wanted]
     done = yield from placed(works, [_place(places[number]) for number in wanted], notices)
     said = dict(zip(wanted, done, strict=True))
     for number, value in enumerate(places):
@@ -97,7 +100,10 @@ _ENTRIES = {
     "message": frozenset(("description", "placeholders", "hash")),
     "defaultMessage": frozenset(("id", "description", "file", "start", "end", "line", "col")),
     "string": frozenset(("context", "developer_comment", "character_limit", "key")),
+    "translation": frozenset(("id",)),
 }
+_FORMS = frozenset(("zero", "one", "two", "few", "many", "other"))
+_BESIDE_FORMS = frozenset(("id", "description", "hash", "leftDelim", "rightDelim"))  # of go-i18n
 _MANIFEST = frozenset(("name", "short_name", "description", "label"))
 
 
@@ -107,22 +113,41 @@ class _Shape(NamedTuple):
     Attributes:
         last: keys of strings that are, if not all are.
         depth: how many keys lead to those strings; 0: any number.
+        entry: keys of strings that are not, in entries in which others should not be.
+        left: last keys of strings that are not.
         metadata: whether what is below a key that begins with `@` is not.
         language: the keys that lead to the file's language.
+        names: patterns of what its messages refer to, beside what any may.
+        icu: whether the messages are in ICU's MessageFormat; None: if one has branches.
     """
 
     last: frozenset[str] = frozenset()
     depth: int = 0
+    entry: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
     metadata: bool = False
     language: _Path | None = None
+    names: tuple[str, ...] = ()
+    icu: bool | None = None
 
     def translates(self, path: _Path) -> bool:
         """Return whether a string at the end of these keys is translated."""
         if path == self.language or (path and path[0] == "$schema"):
             return False
-        if self.metadata and path and path[0].startswith("@"):
+        if (self.metadata and path and path[0].startswith("@")) or (self.left and path and path[-1] in self.left):
             return False
         return (not self.last or (bool(path) and path[-1] in self.last)) and self.depth in (0, len(path))
+
+    def syntax(self, texts: Sequence[str]) -> Syntax:
+        """Return what is known of messages, those that are translated."""
+        names = references(*self.names)
+        if self.language == _ARB_LANGUAGE:  # Flutter's quote only where one says so
+            return Syntax(names, any("''" in text for text in texts) or None)
+        return Syntax(names, any(map(BRANCHES.search, texts)) if self.icu is None else self.icu)
+
+
+_ARB_LANGUAGE = ("@@locale",)
+_BY_NUMBER = (r"\$\d", r"\$\$")
 
 
 def _shape(content: Any, name: str) -> _Shape:
@@ -132,15 +157,41 @@ def _shape(content: Any, name: str) -> _Shape:
     if not isinstance(content, Mapping | list):
         return _Shape()
     if isinstance(content, Mapping):
+        _refuse_other(content, name)
         if ending == ".arb" or "@@locale" in content or _described(content):
-            return _Shape(metadata=True, language=("@@locale",))
+            return _Shape(metadata=True, language=_ARB_LANGUAGE)
+        if isinstance(content.get("@metadata"), Mapping):  # MediaWiki's
+            return _Shape(metadata=True, names=_BY_NUMBER)
         if isinstance(content.get("translations"), Mapping) and set(content) == {"locale", "translations"}:
             return _Shape(language=("locale",))  # Angular's
     items = [v for k, v in content.items() if k[:1] not in "$@"] if isinstance(content, Mapping) else content
     for key, beside in _ENTRIES.items():
-        if items and all(_is_entry(item, key, beside) for item in items):
-            return _Shape(last=frozenset((key,)), depth=2 if isinstance(content, Mapping) else 1)
+        if _are_entries(items, key, beside):
+            icu, names = key == "defaultMessage" or None, _BY_NUMBER if key == "message" else ()
+            depth = 2 if isinstance(content, Mapping) else 1
+            return _Shape(frozenset((key,)), depth, beside | {key}, names=names, icu=icu)
+    forms = [item for item in items if isinstance(item, Mapping) and isinstance(item.get("other"), str)]
+    if any(_BESIDE_FORMS & set(item) and set(item) <= _FORMS | _BESIDE_FORMS for item in forms):
+        return _Shape(left=_BESIDE_FORMS)
     return _Shape()
+
+
+def _refuse_other(content: Mapping[str, Any], name: str) -> None:
+    """Raise DataError for files of other programs, not all of whose values are text, or which hold two languages."""
+    messages = content.get("messages")
+    of_gotext = messages if isinstance(messages, list) else []
+    compiled = [value for value in content.values() if isinstance(value, list) and value]
+    kind = ""
+    if {"sourceLanguage", "strings"} <= set(content):
+        kind = "a catalogue of Xcode, which holds several languages; export XLIFF from it"
+    elif "locale_data" in content:
+        kind = "made for Jed; translate the .po file that it was made from"
+    elif any(isinstance(item, Mapping) and {"id", "translation"} <= set(item) for item in of_gotext):
+        kind = "of gotext, which holds two languages"
+    elif any(all(isinstance(p, Mapping) and isinstance(p.get("type"), int) for p in value) for value in compiled):
+        kind = "of compiled messages; translate what they were compiled from"
+    if kind:
+        raise DataError(f"{name}: is {kind}")
 
 
 def _described(content: Mapping[str, Any]) -> bool:
@@ -148,8 +199,19 @@ def _described(content: Mapping[str, Any]) -> bool:
     return any(key[:1] == "@" and isinstance(content.get(key[1:]), str) for key in content if len(key) > 1)
 
 
-def _is_entry(item: Any, key: str, beside: frozenset[str]) -> bool:
-    return isinstance(item, Mapping) and isinstance(item.get(key), str) and set(item) <= beside | {key}
+def _are_entries(items: Sequence[Any], key: str, beside: frozenset[str]) -> bool:
+    """Return whether these are entries: all have this key and known ones alone, or half do, and some have known ones.
+
+    Others are then entries that somebody added a key to, or left one out of.
+    """
+    known = [
+        item
+        for item in items
+        if isinstance(item, Mapping) and isinstance(item.get(key), str) and set(item) <= beside | {key}
+    ]
+    return bool(known) and (
+        len(known) == len(items) or (2 * len(known) >= len(items) and any(beside & set(item) for item in known))
+    )
 
 
 _SPACES = {"urn:oasis:names:tc:xliff:document:1.2": "xliff", "http://schemas.android.com/tools": "tools"}
