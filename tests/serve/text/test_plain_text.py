@@ -66,7 +66,8 @@ def test_text_without_words_is_not_translated(text: str) -> None:
 
 ITEMS = [
     *("{0}", "{{name}}", "%s", "%(count)d", "%1$s", "%.2f", "$HOME", "${user}", "%{name}", "[[name]]"),
-    *("%dGB", "%sth", "%dh%02dm", "%.1fMB", "%lu", "%%", "%1%", "%<name>s", "%<PRIu64>", "%HOME%"),
+    *("%dGB", "%sth", "%dh%02dm", "%.1fMB", "%lu", "%%", "%1%", "%<name>s", "%<PRIu64>", "%HOME%", "{% if x %}"),
+    *("{# a remark #}", "<%= name %>", "<% if a { %>", "{b>", "<12}"),
     *("https://example.org/a_(b)?c=d", "www.example.org/x", "me.too@example.co.uk", "😀", "👩‍👩‍👧", "🇩🇪", "1️⃣"),
 ]
 

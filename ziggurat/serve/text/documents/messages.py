@@ -25,7 +25,12 @@ from ziggurat.serve.text.splitting import BRANCHES, protected
 from ziggurat.serve.text.tokens import BLOCKS, Token, html_tokens
 from ziggurat.system.errors import DataError, printable
 
-_TAG = regex.compile(r"(?<!<)</?(?P<name>[A-Za-z][\w:.\-]*+)(?:[\s/][^<>]{0,500})?>(?!>)")
+# "a <b and c> d" has no tag: what is behind the name has values, or is said without one in HTML.
+_TAG = regex.compile(
+    r"(?<!<)</?(?P<name>[A-Za-z][\w:.\-]*+)"
+    r"(?:/|\s++(?:(?:hidden|disabled|checked|selected|required|controls|autoplay|loop|muted|/)\s*+)*+(?=/?>)"
+    r"|\s(?=[^<>=]{0,500}+=)[^<>]{0,500}+)?>(?!>)"
+)
 _ENTITY = regex.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 # Lines, and the forms of a plural as Laravel and vue-i18n write them: `one apple | {n} apples`, `{0} none|[2,*] many`.
 _FORMS = r"(?<![ \t])[ \t]*+\|[ \t]*+(?:\[\d{1,9},(?:\d{1,9}|\*)\][ \t]*+)?"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html import unescape
@@ -13,13 +13,20 @@ from typing import Any, NamedTuple, TypeAlias
 import regex
 
 from ziggurat.serve.notices import TextNotices
-from ziggurat.serve.text.documents.bilingual import CDATA, HTML_TAG, html_in_xml, with_tags
-from ziggurat.serve.text.documents.messages import Syntax, message, placed, references, with_own_elements
+from ziggurat.serve.text.documents.bilingual import CDATA, are_html, html_in_xml, with_html
+from ziggurat.serve.text.documents.messages import (
+    Syntax,
+    message,
+    message_tokens,
+    placed,
+    references,
+    with_own_elements,
+)
 from ziggurat.serve.text.files import Settings, decoded
-from ziggurat.serve.text.markup import HTML, Template, markup_template, written
+from ziggurat.serve.text.markup import HTML, MarkupRules, Template, TemplateGroup, markup_template, written
 from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.splitting import BRANCHES, has_words
-from ziggurat.serve.text.tokens import Spelling, Token, html_tokens, read_xml, xml_ends
+from ziggurat.serve.text.tokens import Token, read_xml, xml_ends
 from ziggurat.system.errors import DataError, printable
 from ziggurat.system.small_files import parse_json
 
@@ -216,7 +223,13 @@ def _are_entries(items: Sequence[Any], key: str, beside: frozenset[str]) -> bool
 
 _SPACES = {"urn:oasis:names:tc:xliff:document:1.2": "xliff", "http://schemas.android.com/tools": "tools"}
 _REFERENCE = regex.compile(r"\s*+(?:[@?](?:[+*]?+[\w.]++:)?(?:\+?[\w.]++/)?[\w.]++|#[0-9A-Fa-f]{3,8})\s*+")
-_ESCAPE = regex.compile(r"(?:\\u(?P<code>[0-9A-Fa-f]{4}))+|\\.|\"", flags=regex.DOTALL)
+_ESCAPE = regex.compile(
+    r"(?P<space>(?:\\u0020|\\ )+)|(?P<br>\\n|\\u000[aA])|(?P<quote>\")"
+    r"|(?:\\u(?!00(?:20|0[aA]))(?P<code>[0-9A-Fa-f]{4}))+|\\.",
+    flags=regex.DOTALL,
+)
+_NAMED_TEXT = regex.compile(r"<[^<>]{0,500}\s(?:alt|title|placeholder|aria-label)\s*+=")
+_LAYOUT = regex.compile(r"[ \t\r\n]+")
 _WRITTEN = str.maketrans({"\\": "\\\\", "'": "\\'", '"': '\\"', "\n": "\\n", "\t": "\\t"})
 _LOCALE = regex.compile(r"""(\btools:locale\s*+=\s*+["'])[^"']*+""")
 
@@ -247,6 +260,9 @@ def android(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
             notices.add("left_by_key", called)
         else:
             wanted.append((place, called))
+    for place, called in wanted:
+        if any(_NAMED_TEXT.search(token.text) for token in tokens[place + 1 : ends[place]]):
+            notices.add("not_read", called)
     templates = [_template(tokens[place + 1 : ends[place]]) for place, _ in wanted]
     works = [partial(written, template, settings.options) for template in templates]
     done = yield from placed(works, [called for _, called in wanted], notices)
@@ -286,42 +302,50 @@ def _children(tokens: Sequence[Token], ends: dict[int, int], parent: int) -> Ite
 
 
 def _template(inside: Sequence[Token]) -> Template:
+    texts = [token.kind == "text" for token in inside]
     if len(inside) == 1 and inside[0].kind == "text":
         if _REFERENCE.fullmatch(inside[0].text):
             return [inside[0].raw]
-        if inside[0].raw.startswith(CDATA) or HTML_TAG.search(inside[0].text):
-            return html_in_xml(inside[0], lambda text: _markup(list(html_tokens(text)), xml=False))
-    spell = Spelling("".join(token.raw for token in inside if token.kind == "text"), xml=True).of
-    parts = list[Token]()
-    for token in inside:
-        parts += with_tags(token, spell) if token.kind == "text" and HTML_TAG.search(token.text) else [token]
-    return _markup(parts, xml=True)
+        if inside[0].raw.startswith(CDATA) or are_html(inside):
+            return html_in_xml(inside[0], lambda text: _markup(list(message_tokens(text)), _RULES))
+    if not are_html([token for token in inside if token.kind == "text"]):
+        return _markup(inside, replace(_RULES, xml=True))
+    parts, escape = with_html(inside, texts)
+    rules = replace(_RULES, xml=True, escape=lambda text: escape(_escaped(text)))
+    template = _markup(parts, rules, lambda raw: unescape(unescape(raw)))
+    return [TemplateGroup(template, source=["".join(token.raw for token in inside)])]
 
 
-def _markup(tokens: Sequence[Token], *, xml: bool) -> Template:
-    rules = replace(with_own_elements(tokens, _RULES), xml=xml)
-    return markup_template([part for token in tokens for part in _divided(token)], rules)
+def _markup(tokens: Sequence[Token], rules: MarkupRules, read: Callable[[str], str] = unescape) -> Template:
+    return markup_template(list(_divided(tokens, read)), with_own_elements(tokens, rules))
 
 
-def _divided(token: Token) -> Iterator[Token]:
-    """Yield text with its escapes as characters, and between two texts the end of a line, or a quotation mark."""
-    if token.kind != "text":
-        yield token
-        return
-    if token.raw.startswith(CDATA):  # beside elements
-        yield token._replace(text=_unescaped(token.text))
-        return
-    begin = 0
-    for found in _ESCAPE.finditer(token.raw):
-        if found[0] in ("\\n", '"'):
-            yield _text(token.raw[begin : found.start()])
-            yield Token("empty", found[0], "quote" if found[0] == '"' else "br")
-            begin = found.end()
-    yield _text(token.raw[begin:])
+def _divided(tokens: Sequence[Token], read: Callable[[str], str]) -> Iterator[Token]:
+    """Yield text with its escapes as characters, and between texts ends of lines, blanks that stay, quotation marks.
+
+    Between quotation marks all white space stays; elsewhere Android makes one blank of it, and none at the ends.
+    """
+    quoted = False
+    for token in tokens:
+        if token.kind != "text":
+            yield token
+            continue
+        if token.raw.startswith(CDATA):  # beside elements
+            yield token._replace(text=_unescaped(token.text))
+            continue
+        begin = 0
+        for found in _ESCAPE.finditer(token.raw):
+            if (name := found.lastgroup) in ("space", "br", "quote"):
+                yield from _text(token.raw[begin : found.start()], read, quoted=quoted)
+                yield Token("empty", found[0], name)
+                begin = found.end()
+                quoted ^= name == "quote"
+        yield from _text(token.raw[begin:], read, quoted=quoted)
 
 
-def _text(raw: str) -> Token:
-    return Token("text", raw, text=_unescaped(unescape(raw)))
+def _text(raw: str, read: Callable[[str], str], *, quoted: bool) -> Iterator[Token]:
+    if raw:
+        yield Token("text", raw, text=_unescaped(read(raw) if quoted else _LAYOUT.sub(" ", read(raw))))
 
 
 def _unescaped(text: str) -> str:
@@ -332,7 +356,8 @@ def _letters(found: regex.Match[str]) -> str:
     """Return what escapes stand for; two of `\\u` may be one character."""
     if codes := found.captures("code"):
         return bytes.fromhex("".join(codes)).decode("utf-16-be", "replace")
-    return {"\\n": "\n", "\\t": "\t"}.get(found[0], found[0][-1])
+    kind = {"br": "\n", "space": " "}.get(found.lastgroup or "")
+    return kind or {"\\t": "\t"}.get(found[0], found[0][-1])
 
 
 def _escaped(text: str) -> str:
@@ -346,5 +371,6 @@ _RULES = replace(
     inline=HTML.inline | {"pair"},
     copied=HTML.copied | {"xliff:g"},
     points=frozenset(("quote", "x")),
+    spaces=frozenset(("space",)),
     escape=_escaped,
 )
