@@ -344,8 +344,11 @@ def _divided(tokens: Sequence[Token], read: Callable[[str], str]) -> Iterator[To
 
 
 def _text(raw: str, read: Callable[[str], str], *, quoted: bool) -> Iterator[Token]:
-    if raw:
-        yield Token("text", raw, text=_unescaped(read(raw) if quoted else _LAYOUT.sub(" ", read(raw))))
+    if not quoted:
+        yield Token("text", raw, text=_unescaped(_LAYOUT.sub(" ", read(raw))))
+        return
+    for number, part in enumerate(regex.split(r"(\r?\n)", raw)):
+        yield Token("empty", part, "br") if number % 2 else Token("text", part, text=_unescaped(read(part)))
 
 
 def _unescaped(text: str) -> str:
