@@ -67,7 +67,8 @@ def test_text_without_words_is_not_translated(text: str) -> None:
 ITEMS = [
     *("{0}", "{{name}}", "%s", "%(count)d", "%1$s", "%.2f", "$HOME", "${user}", "%{name}", "[[name]]"),
     *("%dGB", "%sth", "%dh%02dm", "%.1fMB", "%lu", "%%", "%1%", "%<name>s", "%<PRIu64>", "%HOME%", "{% if x %}"),
-    *("{# a remark #}", "<%= name %>", "<% if a { %>", "{b>", "<12}"),
+    *("{# a remark #}", "<%= name %>", "<% if a { %>", "{b>", "<12}", "{/if}", "{#each a as b}", "{$x|date:'Y'}"),
+    *("%Y", "%-H", "%-d", "%v", "%[1]d"),
     *("https://example.org/a_(b)?c=d", "www.example.org/x", "me.too@example.co.uk", "😀", "👩‍👩‍👧", "🇩🇪", "1️⃣"),
 ]
 
@@ -112,7 +113,7 @@ def test_items_come_through_whatever_the_translator_does_to_them(parts: list[str
         for change in (lambda w: w, lambda w: swapped(w), lambda w: re.sub(r"[^a-zA-Z]", "", w) or "x"):
             said = translated(text, permuting(seed, aligned=aligned, change=change), options).value
             assert items(said) == wanted
-            positional = [i for i in parts if i in ("%s", "%.2f", "%dGB", "%sth", "%dh%02dm", "%.1fMB", "%lu")]
+            positional = [i for i in parts if i in ("%s", "%.2f", "%dGB", "%sth", "%dh%02dm", "%.1fMB", "%lu", "%-d")]
             assert [said[i.start : i.end] for i in protected(said) if i.positional] == positional
 
 

@@ -169,19 +169,23 @@ _PLACEHOLDERS = r"""
   | (?<![\w%])%(?!(?:hh?|ll?|[Lzjtq])[a-zA-Z]%)[A-Za-z_][A-Za-z0-9_]{1,40}%(?!\w)  # %NAME%, but not %lu%%
   | %\d{1,2}%(?!\w) | %<[\w.]{1,80}>(?:[\#0\-+]?\d{0,4}(?:\.\d{1,4})?[a-zA-Z](?!\w))?  # %1%, %<name>s, %<PRIu64>
   | %%(?:[a-zA-Z](?!\w))?  # a percent sign
+  | %\[\d{1,2}\][\#+\-]?[\d.]{0,6}[a-zA-Z]  # Go's %[1]d
+  | (?<!\d)(?<!\d\s)%[\-\#+EO]?[bBDhHIjklmMNPqQrRtTUvVwWyYzZ](?![A-Za-z0-9_])  # strftime's %Y, Go's %v, Lua's %q
   | </?\d{1,3}\x20?/?> | \{\w{1,10}> | <\w{1,10}\}  # react-i18next's <0>, {b> and <b} of Phrase
+  | \{\$[A-Za-z_][^{}\n]{0,80}\}  # {$x|escape}
+  | \{[/\#:](?:if|else|each|for|foreach|section|block|with|await|then|catch|key)\b[^{}\n]{0,80}\}  # {#if x}, {/if}
   | \{%[^{}\n]{1,200}%\} | \{\#[^{}\n]{1,200}\#\} | <%[^<>\n]{1,200}%>  # {% if x %}, {# remark #}, <%= name %>
   | <<[\w.\-\x20]{1,80}>>  # <<name>>
   | \$[A-Za-z_][\w@]{0,80}\$ | \$[A-Za-z_]\w{0,80}  # $NAME$, $NAME; $5 is money
   | \[\[[^\[\]\n]{1,80}\]\] | \[%[^\[\]\n]{1,200}%\] | \[X\d{1,6}X\]  # Weblate sends [X0X] for what it keeps
 """
-# "100 % sure" and Hungarian's "20%-a" have no placeholder: a blank is no flag here, nor is a hyphen without a width.
+# "100 % sure" and Hungarian's "20%-a" have no placeholder: a blank is no flag here, nor is a hyphen behind a number.
 # The letter is the last of ASCII in its word, or few more follow where no word of text begins so: of `%dh%02dm` all
 # comes through.
 _SIZE = "(?:hh|h|ll|l|L|z|j|t|q)?"
 _GLUED = rf"%(?:0?\d{{0,2}}\.\d{{1,2}}[fFgGs]|(?:0\d{{1,2}})?{_SIZE}[diusS@])"
 _POSITIONAL = rf"""
-    %(?:[\#0+']|-(?=[\d*]))?(?:\d{{1,4}}|\*)?(?:\.(?:\d{{1,4}}|\*))?{_SIZE}[diouxXeEfFgGcsSpaAn@](?![A-Za-z0-9_])
+    %(?:[\#0+']|(?<!\d%)-|-(?=[\d*]))?(?:\d{{1,4}}|\*)?(?:\.(?:\d{{1,4}}|\*))?{_SIZE}[diouxXeEfFgGcsSpaAn@](?![A-Za-z0-9_])
   | (?<![\w%])(?<!\d\s){_GLUED}[A-Za-z]{{1,3}}+(?:{_GLUED}[A-Za-z]{{0,3}}+)*+(?!\w)
 """
 # A sequence of pictures: with modifiers, joined by ZWJ, flags, keycaps. Digits alone have the property Emoji, too.

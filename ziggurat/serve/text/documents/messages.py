@@ -49,7 +49,6 @@ _FORMATS = {
     **dict.fromkeys(("qt", "qt-plural", "kde", "kde-kuit", "ycp", "smalltalk"), _QT),
     "gcc-internal": r"%[<>']|%q?[+#]?(?:hh|h|ll|l|w|z|t)?[A-Za-z]",
     "gfc-internal": r"%[<>']|%(?:\d\$)?[A-Za-z]",
-    **dict.fromkeys(("javascript", "lua"), r"%[-+0]?[\d.]{0,6}[jq]"),
     **dict.fromkeys(("scheme", "lisp"), r"~[\d,'@:]{0,10}[A-Za-z%~&|*?()<>\[\]{};^]"),
     "object-pascal": r"%\d{1,2}:[-\d.]{0,6}[a-zA-Z]",
 }
