@@ -54,6 +54,20 @@ def translated(body: str, translate: Translate = faithful, settings: Settings = 
             "pRESS &lt;b>HERE&lt;/b> <xliff:g>%s</xliff:g> NOW",
         ),
         ("100%% of %d", "100%% OF %d"),
+        ("\n    One two.\n    Three\n    four.\n  ", " oNE TWO. tHREE FOUR. "),
+        ("<![CDATA[\n  One\n  <b>two</b>\n]]>", "<![CDATA[ oNE <b>TWO</b>\n]]>"),
+        ("One\n  <b>two\n  three</b>", "oNE <b>TWO THREE</b>"),
+        ('"One\n  two"', '"oNE\n  TWO"'),  # between quotation marks all is shown
+        (r"Hello\u0020", r"hELLO\u0020"),
+        (r"\u0020A word\u0020\u0020", r"\u0020a WORD\u0020\u0020"),
+        (r"\ A word\ ", r"\ a WORD\ "),
+        (r"Hello\u0020<b>there</b>", r"hELLO\u0020<b>THERE</b>"),
+        (r"First.\u000aSecond", r"fIRST.\u000asECOND"),
+        ("word&amp;nbsp;word", "WORD&amp;nbsp;WORD"),
+        ("Tom &amp;amp; Jerry", "tOM &amp;amp; jERRY"),
+        ("<b>Both</b> Tom &amp;amp; Jerry\\'s", "<b>bOTH</b> tOM &amp;amp; jERRY\\'S"),
+        ("&lt;Enter your name here>", "&lt;eNTER YOUR NAME HERE>"),
+        ("A List&lt;String> is", "a lIST&lt;sTRING> IS"),
         ("@string/other", "@string/other"),
         ("?attr/text", "?attr/text"),
         ("@android:string/ok", "@android:string/ok"),
@@ -95,6 +109,8 @@ def test_what_is_not_read_is_counted_with_its_place() -> None:
     notices = outcome(body, faithful).notices
     assert notices == {"not_read": 1, "not_parsed": 1}
     assert notices.places == {"not_read": "array mixed", "not_parsed": "plurals p, item 2"}
+    body = r'<string name="a">See &lt;img alt=\"A cat\"></string><string name="b">title = &lt;b>x&lt;/b></string>'
+    assert outcome(body, faithful).notices.places == {"not_read": "string a"}
 
 
 def test_keys_are_left() -> None:
@@ -123,24 +139,44 @@ def test_other_xml_is_refused(content: str) -> None:
 
 def shown(raw: str) -> str:
     """What Android shows of a string without tags: aapt's rules, one character after the other."""
-    text, place, said = raw, 0, ""
-    while place < len(text):
-        if text[place] == "\\":
-            sign = text[place + 1]
-            if sign == "u":
-                said += chr(int(text[place + 2 : place + 6], 16))
-                place += 6
-                continue
-            said += {"n": "\n", "t": "\t"}.get(sign, sign)
+    place, said, is_quoted, is_blank = 0, "", False, True
+    while place < len(raw):
+        sign = raw[place]
+        if sign == "\\" and raw[place + 1] == "u":
+            said += chr(int(raw[place + 2 : place + 6], 16))
+            place += 6
+        elif sign == "\\":
+            said += {"n": "\n", "t": "\t"}.get(raw[place + 1], raw[place + 1])
             place += 2
+        else:
+            is_layout = sign in " \t\n" and not is_quoted
+            said += "" if sign == '"' or (is_layout and is_blank) else " " if is_layout else sign
+            is_quoted ^= sign == '"'
+            is_blank = is_layout
+            place += 1
             continue
-        said += text[place] if text[place] != '"' else ""
-        place += 1
-    return said
+        is_blank = False
+    return said.removesuffix(" ") if is_blank else said
 
 
 WORDS = st.sampled_from(
-    ["Open", r"it\'s", r"\"so\"", "files", r"\n", r"\\", r"\u00e9t\u00E9", "&amp;", "&lt;", "%d", '"', "é"]
+    [
+        "Open",
+        r"it\'s",
+        r"\"so\"",
+        "files",
+        r"\n",
+        r"\\",
+        r"\u00e9t\u00E9",
+        "&amp;",
+        "&lt;",
+        "%d",
+        '"',
+        "é",
+        "\n   ",
+        r"\u0020",
+        r"\ ",
+    ]
 )
 
 
@@ -152,5 +188,8 @@ def test_any_strings_show_the_same_characters(strings: list[str], seed: int) -> 
     before = ElementTree.fromstring(f"{HEAD}{body}</resources>".encode())
     for one, other in zip(before, written, strict=True):
         source, said = shown(one.text or ""), shown(other.text or "")
-        assert sorted(swapped(said).replace("%D", "%d").split()) == sorted(source.split())
+        words = (swapped(said).replace("%D", "%d"), source)
+        assert sorted("".join(words[0].split())) == sorted("".join(words[1].split()))
         assert said.count("\n") == source.count("\n")
+        assert len(said) - len(said.lstrip(" ")) >= len(source) - len(source.lstrip(" "))
+        assert len(said) - len(said.rstrip(" ")) >= len(source) - len(source.rstrip(" "))

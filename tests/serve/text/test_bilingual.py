@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -94,6 +95,19 @@ def test_segments_that_have_a_target_keep_it(before: str, asked: list[str], afte
             ["a big one"],
             'A &lt;b&gt;BIG&lt;/b&gt; <g id="1">ONE</g>',
         ),
+        ("word&amp;nbsp;word", ["word\xa0word"], "WORD&amp;nbsp;WORD"),
+        ("Tom &amp;amp; Jerry", ["Tom & Jerry"], "tOM &amp;amp; jERRY"),
+        ('<g id="1">Tom</g> &amp;amp; &lt;b>me&lt;/b>', ["Tom & me"], '<g id="1">tOM</g> &amp;amp; &lt;b>ME&lt;/b>'),
+        ("Is it R&amp;D; so?", ["Is it R&D; so?"], "iS IT r&amp;d; SO?"),
+        ("Use &lt;your company> here", ["Use <your company> here"], "uSE &lt;YOUR COMPANY> HERE"),
+        ("&lt;Enter your name&gt;", ["<Enter your name>"], "&lt;eNTER YOUR NAME&gt;"),
+        ("if a &lt;b and c&gt; d", ["if a <b and c> d"], "IF A &lt;B AND C&gt; D"),
+        ("A List&lt;String&gt; is", ["A List<String> is"], "a lIST&lt;sTRING&gt; IS"),
+        ("&lt;link>the terms&lt;/link> now", ["the terms now"], "&lt;link>THE TERMS&lt;/link> NOW"),
+        ("&lt;0>the terms&lt;/0>&lt;br/>now", ["the terms\nnow"], "&lt;0>THE TERMS&lt;/0>&lt;br/>NOW"),
+        ("&lt;input disabled&gt; here", ["here"], "&lt;input disabled&gt; HERE"),
+        ('&lt;img alt="A cat"&gt; here', ["here", "A cat"], '&lt;img alt="a CAT"&gt; HERE'),
+        ('<![CDATA[<a title="A & b">see</a>]]>', ["see", "A & b"], '<![CDATA[<a title="a & B">SEE</a>]]>'),
         ("1 &lt; 2 &amp; more", ["1 < 2 & more"], "1 &lt; 2 &amp; MORE"),
         ('go <ph id="1">&lt;img/&gt;</ph> on', ["go  on"], 'GO <ph id="1">&lt;img/&gt;</ph> ON'),
     ],
@@ -177,6 +191,39 @@ def test_other_languages_are_refused(source: str, target: str, is_refused: bool)
             assert b"WORDS" in run(document(text.encode(), "a.xlf", SETTINGS), upper).value
 
 
+@pytest.mark.parametrize(
+    ("model", "of_file", "are_same"),
+    [
+        ("zh-Hans", "zh-Hant", False),
+        ("zh-CN", "zh-TW", False),
+        ("zh-CN", "zh_HK", False),
+        ("zh-Hans", "zh-Hans-HK", True),
+        ("zh", "zh-Hant", True),
+        ("zh-CN", "zh", True),
+        ("zh-CN", "zho-SG", True),
+        ("sr-Cyrl", "sr-Latn", False),
+        ("sr-Cyrl", "sr@latin", False),
+        ("sr-Latn", "sr-Latn-RS", True),
+        ("uz", "uz-Cyrl", True),
+        ("pt-PT", "pt-BR", True),
+        ("de", "de@formal", True),
+        ("de", "de_DE.UTF-8", True),
+    ],
+)
+def test_scripts_of_a_language_are_told_apart(model: str, of_file: str, are_same: bool) -> None:
+    settings = Settings(SETTINGS.options, "en", model)
+    unit = "<body><trans-unit id='1'><source>words</source></trans-unit></body>"
+    text = f'<xliff version="1.2"><file source-language="en" target-language="{of_file}">{unit}</file></xliff>'
+    variants = f'<tu><tuv xml:lang="en"><seg>words</seg></tuv><tuv xml:lang="{of_file}"><seg>said</seg></tuv></tu>'
+    memory = f'<tmx version="1.4"><header srclang="en"/><body>{variants}</body></tmx>'.encode()
+    if are_same:
+        assert b"WORDS" in run(document(text.encode(), "a.xlf", settings), upper).value
+    else:
+        with pytest.raises(DataError, match=r"a\.xlf: is from"):
+            run(document(text.encode(), "a.xlf", settings), upper)
+    assert (b"WORDS" in run(document(memory, "a.tmx", settings), upper).value) is not are_same
+
+
 @pytest.mark.parametrize("said", ["a ]]> b", "]]>", "a\x00b\x1f", "<b> & </b>", "]]", "> end"])
 def test_any_translation_is_well_formed(said: str) -> None:
     def answer(sentences: list[str]) -> list[SentenceTranslation]:
@@ -184,6 +231,50 @@ def test_any_translation_is_well_formed(said: str) -> None:
 
     for source in ("words", 'the ]]<g id="1">bold</g> words', "<![CDATA[<p>words</p>]]>", "&lt;p>words&lt;/p>"):
         read(f"<source>{source}</source>", answer)
+
+
+def test_what_trados_marks_as_deleted_stays_out() -> None:
+    deleted = 'Some <mrk mtype="x-sdl-deleted">gone <g id="1">words</g></mrk>new <mrk mtype="x-sdl-added">text</mrk>'
+    found, outcome = read(f"<source>{deleted}</source>")
+    assert (found, target(outcome)) == (["Some new text"], 'sOME NEW <mrk mtype="x-sdl-added">TEXT</mrk>')
+    first = mark(1, 'One <mrk mtype="x-sdl-deleted">gone</mrk>')
+    segments = f"<seg-source>{first} {mark(2, 'two')}</seg-source>"
+    assert read(f"<source>One gone two</source>{segments}")[0] == ["One", "two"]
+
+
+@pytest.mark.parametrize("inside", ["Alt text", '<g id="2">Alt</g>', ""])
+def test_text_inside_of_native_codes_is_told(inside: str) -> None:
+    code = f'<ph id="1">&lt;img alt="<sub>{inside}</sub>"></ph>'
+    found, outcome = read(f"<source>A {code} word</source>")
+    assert (len(found), target(outcome)) == (1, f"a {code} WORD")
+    assert outcome.notices == ({"not_read": 1} if inside else {})
+    assert outcome.notices.places == ({"not_read": "unit u"} if inside else {})
+
+
+def test_tags_of_phrase_come_through() -> None:
+    def letters(sentences: list[str]) -> list[SentenceTranslation]:
+        return [SentenceTranslation(re.sub(r"[^A-Z ]", "", text.upper()), None) for text in sentences]
+
+    outcome = read("<source>Hi {1}there{2} you {b&gt;bold&lt;b} {i>more&lt;i}</source>", letters)[1]
+    assert target(outcome) == "HI {1}THERE{2} YOU {b>BOLD&lt;b} {i>MORE&lt;i}"
+
+
+@pytest.mark.parametrize(
+    ("variant", "said"),
+    [
+        ('<tuv xml:lang="de"><seg/></tuv>', '<tuv xml:lang="de"><seg>WORDS</seg></tuv>'),
+        ('<tuv xml:lang="de-AT"><seg> </seg></tuv>', '<tuv xml:lang="de-AT"><seg>WORDS</seg></tuv>'),
+        ('<tuv lang="DE"><note>x</note><seg></seg></tuv>', '<tuv lang="DE"><note>x</note><seg>WORDS</seg></tuv>'),
+        ('<tuv xml:lang="de"><seg><ph>1</ph></seg></tuv>', None),
+        ('<tuv xml:lang="de"><seg>Wort</seg></tuv>', None),
+        ("", '<tuv xml:lang="de"><seg>WORDS</seg></tuv>'),
+    ],
+)
+def test_an_empty_variant_is_filled(variant: str, said: str | None) -> None:
+    unit = f'<tu><tuv xml:lang="en"><seg>words</seg></tuv>{variant}</tu>'
+    text = f'<tmx version="1.4"><header srclang="en"/><body>{unit}</body></tmx>'
+    found = run(document(text.encode(), "a.tmx", SETTINGS), upper).value.decode()
+    assert found == (text.replace(f"{variant}</tu>", f"{said}</tu>") if said is not None else text)
 
 
 def test_units_of_other_languages_are_told() -> None:

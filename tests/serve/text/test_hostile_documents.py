@@ -306,6 +306,10 @@ def test_a_word_file_of_ten_thousand_paragraphs_is_read() -> None:
     [
         ("a.json", lambda n: json.dumps({"a": " \t" * n + "x"})),
         ("a.json", lambda n: json.dumps({"a": "<b>" * n + "x<i>" * n + "{n,plural,other{a}}"})),
+        *(
+            ("a.json", lambda n, unit=unit: json.dumps({"a": unit * (n // 4) + "x"}))
+            for unit in ("%d", "%da", "{%", "<%", "<b =", "<b hidden ", "__a", "@a.", "{/if", "'{", "%<", "</0>")
+        ),
         ("a.md", lambda n: "import " + " " * n + "x"),
         ("a.md", lambda n: "word" + " " * n + "x"),
         ("a.srt", lambda n: "1\n00:00:01,000 --> 00:00:02,000\n" + "<b>" * n + "x<b>" * n + "\n"),

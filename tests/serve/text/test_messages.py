@@ -101,6 +101,8 @@ def written(parts: list[Part]) -> str:
             "{n, plural, one {<b>#</b> &amp; file} other {<b>#</b> files}}",
             "{n, plural, one {<b>#</b> &amp; FILE} other {<b>#</b> FILES}}",
         ),
+        ("{n, PLURAL, one {a file} other {files}}", "{n, PLURAL, one {A FILE} other {FILES}}"),
+        ("{g,Select,other{they}} left", "{g,Select,other{THEY}} LEFT"),
         ("{n, plural, one {first\n\nsecond} other {third}}", "{n, plural, one {FIRST\n\nSECOND} other {THIRD}}"),
     ],
 )
@@ -118,6 +120,8 @@ def test_branches_are_translated_one_by_one(message: str, said: str) -> None:
         "{n, plural, one {a } file}} other {b}}",
         "{n, plural, other {" * (MAX_DEPTH + 1) + "deep" + "}}" * (MAX_DEPTH + 1),
         ".match {$n :number}\none {{One file}}\n* {{Files}}",
+        "You have {{PLURAL:$1|one file|$1 files}}",
+        "{{GENDER:$1|He|She|They}} left",
     ],
 )
 def test_a_message_that_cannot_be_parsed_stays_and_is_counted(message: str) -> None:
@@ -141,6 +145,48 @@ def test_an_apostrophe_of_a_translation_quotes_nothing() -> None:
     assert in_json({"a": "{n, plural, one {file of {name}} other {files of #}}"}, french) == {
         "a": "{n, plural, one {file d''{name}} other {files d''#}}"
     }
+
+
+def quoting(sentences: list[str]) -> list[SentenceTranslation]:
+    """An apostrophe stands before whatever `of` stood before, as in French."""
+    return [SentenceTranslation(s.replace("of ", "d'"), None) for s in sentences]
+
+
+FORMATJS, PLURAL = {"m": {"defaultMessage": "Two", "description": "x"}}, {"m": "{n, plural, other {Two}}"}
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "before", "after"),
+    [
+        ("a.json", FORMATJS, "photo of {name} now", "photo d''{name} now"),
+        ("a.json", FORMATJS, "photo of one", "photo d'one"),
+        ("a.json", FORMATJS, "It''s of {name}", "It''s d''{name}"),
+        ("a.json", PLURAL, "photo of {name} now", "photo d''{name} now"),
+        ("a.json", PLURAL, "&amp; of {name}", "&amp; d''{name}"),
+        ("a.json", PLURAL, "photo of {{name}}", "photo d'{{name}}"),
+        ("a.json", PLURAL, "file '{name}' of {x}", "file '{name}' d'{x}"),
+        ("a.json", {}, "photo of {name} now", "photo d'{name} now"),
+        ("a.arb", {}, "photo of {name} now", "photo d\u2019{name} now"),
+        ("a.arb", {}, "file '{name}' of {x}", "file '{name}' d'{x}"),
+        ("a.arb", {}, "{n, plural, other {photo of {name}}}", "{n, plural, other {photo d\u2019{name}}}"),
+        ("a.arb", {"m": "It''s"}, "photo of {name} now", "photo d''{name} now"),
+    ],
+)
+def test_an_apostrophe_quotes_no_argument(name: str, others: dict[str, Any], before: str, after: str) -> None:
+    entry = {"defaultMessage": before} if others is FORMATJS else before
+    said = in_json({**others, "k": entry}, quoting, name)["k"]
+    assert (said["defaultMessage"] if others is FORMATJS else said) == after
+
+
+def test_a_doubled_apostrophe_is_asked_as_one() -> None:
+    asked: list[str] = []
+
+    def noted(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return upper(sentences)
+
+    assert in_json({"k": {"defaultMessage": "It''s {name}"}}, noted) == {"k": {"defaultMessage": "iT''S {name}"}}
+    assert asked[0] == "It's {name}"
 
 
 def test_an_argument_with_branches_comes_through_where_messages_are_not_parsed() -> None:
@@ -259,6 +305,37 @@ def test_any_text_is_parsed_whole_or_refused(text: str) -> None:
             {"name": "My words", "start_url": "/some page", "shortcuts": [{"name": "New", "url": "/new"}]},
             {"name": "mY WORDS", "start_url": "/some page", "shortcuts": [{"name": "nEW", "url": "/new"}]},
         ),
+        (  # an entry that somebody added a key to, or left one out of
+            "a.json",
+            {"a": {"message": "Hi", "description": "Note"}, "b": {"message": "Yo", "extra": "Other"}},
+            {"a": {"message": "hI", "description": "Note"}, "b": {"message": "yO", "extra": "Other"}},
+        ),
+        (
+            "a.json",
+            {"a": {"message": "Hi", "description": "Note"}, "b": {"description": "Note"}},
+            {"a": {"message": "hI", "description": "Note"}, "b": {"description": "Note"}},
+        ),
+        (
+            "a.json",
+            {"a": {"message": "Open $1 for $$"}, "b": {"message": "Yo", "placeholders": {"x": {"content": "$1"}}}},
+            {"a": {"message": "oPEN $1 FOR $$"}, "b": {"message": "yO", "placeholders": {"x": {"content": "$1"}}}},
+        ),
+        (  # go-i18n
+            "a.json",
+            {"a": "Hi there", "b": {"description": "Note", "one": "A file", "other": "Files"}},
+            {"a": "hI THERE", "b": {"description": "Note", "one": "a FILE", "other": "fILES"}},
+        ),
+        ("a.json", [{"id": "a b", "translation": "Hi there"}], [{"id": "a b", "translation": "hI THERE"}]),
+        (  # MediaWiki
+            "a.json",
+            {"@metadata": {"authors": ["Ann Other"]}, "a": "Hi $1"},
+            {"@metadata": {"authors": ["Ann Other"]}, "a": "hI $1"},
+        ),
+        (  # half of it looks so, without a description
+            "a.json",
+            {"a": {"message": "Hi"}, "b": {"message": "Yo", "title": "Two"}},
+            {"a": {"message": "hI"}, "b": {"message": "yO", "title": "tWO"}},
+        ),
         # Not of a shape: all values are texts.
         ("a.json", {"message": "Some", "description": "Words"}, {"message": "sOME", "description": "wORDS"}),
         (
@@ -270,6 +347,26 @@ def test_any_text_is_parsed_whole_or_refused(text: str) -> None:
 )  # fmt: skip
 def test_a_file_of_messages_is_known_by_its_shape(name: str, before: object, after: object) -> None:
     assert in_json(before, faithful, name) == after
+
+
+def test_text_beside_the_keys_that_are_known_is_told() -> None:
+    content = {"a": {"message": "Hi", "description": "Note"}, "b": {"message": "Yo", "extra": "Other"}}
+    (record,) = run(document(json.dumps(content).encode(), "a.json", SETTINGS), upper).notices.records()
+    assert (record["kind"], record["place"], record["count"]) == ("not_read", "key b.extra", 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"sourceLanguage": "en", "strings": {"Hi": {"localizations": {}}}, "version": "1.0"},
+        {"domain": "x", "locale_data": {"x": {"": {"lang": "en"}, "Hi": ["Salut"]}}},
+        {"language": "en", "messages": [{"id": "Hi", "message": "Hi", "translation": ""}]},
+        {"a": [{"type": 0, "value": "Hi "}, {"type": 1, "value": "name"}]},
+    ],
+)
+def test_json_that_cannot_be_done_right_is_refused(content: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"a\.json: is "):
+        in_json(content, upper)
 
 
 @pytest.mark.parametrize(
@@ -290,6 +387,14 @@ def test_a_file_of_messages_is_known_by_its_shape(name: str, before: object, aft
         ("Text in {curly braces here} is text.", "tEXT IN {CURLY BRACES HERE} IS TEXT."),
         ("Use '{'braces'}' with care.", "uSE '{'braces'}' WITH CARE."),
         ("Costs $$5 or $HOME", "cOSTS $$5 OR $HOME"),
+        ("Hello <0>world</0><br/>new", "hELLO <0>WORLD</0><br/>NEW"),
+        ("Click <1>here</1> &amp; go", "cLICK <1>HERE</1> &amp; GO"),
+        ("<0>Hi</0> and <b>more</b>", "<0>hI</0> AND <b>MORE</b>"),
+        ("A <2>bold <b>thing</b></2>, <0/> it is", "a <2>BOLD <b>THING</b></2>, <0/> IT IS"),
+        (
+            "{n, plural, one {one <2>file</2>} other {<br/>Many}}",
+            "{n, plural, one {ONE <2>FILE</2>} other {<br/>mANY}}",
+        ),
     ],
 )
 def test_what_a_message_refers_to_comes_through(before: str, after: str) -> None:
@@ -413,6 +518,113 @@ def test_plural_forms_are_translated_one_by_one_between_tags() -> None:
 
     run(document(json.dumps({"a": "<b>one</b> apple | <b>some</b> apples"}).encode(), "a.json", SETTINGS), noted)
     assert asked == ["one apple", "some apples"]
+
+
+def letters(sentences: list[str]) -> list[SentenceTranslation]:
+    """All but letters is lost, as with a bad model."""
+    return [SentenceTranslation(regex.sub(r"[^\p{Lu}\s]", "", s.upper()), None) for s in sentences]
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "kept"),
+    [
+        ("qt", "Hello %1 and %2 of %L10", ["%1", "%2", "%L10"]),
+        ("kde", "Copy %1 to %2", ["%1", "%2"]),
+        ("boost", "Copy %1% to %2%", ["%1%", "%2%"]),
+        ("ruby", "Hello %<name>s and %{other}", ["%<name>s", "%{other}"]),
+        ("gcc-internal", "use %<x%> of type %qT here", ["%<", "%>", "%qT"]),
+        ("gfc-internal", "Symbol at %L in %C", ["%L", "%C"]),
+        ("c", "Read %<PRIu64> bytes", ["%<PRIu64>"]),
+        ("javascript", "Value %j and %s", ["%j", "%s"]),
+        ("lua", "Value %q here", ["%q"]),
+        ("scheme", "Value ~a and ~10,2f here~%", ["~a", "~10,2f", "~%"]),
+        ("object-pascal", "Value %0:s and %1:d", ["%0:s", "%1:d"]),
+        ("", "@count of %title, !date at :url", ["@count", "%title", "!date", ":url"]),
+    ],
+)
+def test_what_a_flag_of_gettext_says_comes_through(flag: str, text: str, kept: list[str]) -> None:
+    flags = f"#, {flag}-format\n" if flag else ""
+    said = in_po(f'{flags}msgid "{text}"\nmsgstr ""\n', letters)
+    (answer,) = regex.findall('^msgstr "(.*)"', said, regex.M)
+    assert sorted(regex.findall("|".join(map(regex.escape, kept)), answer)) == sorted(kept)
+    assert regex.sub(r"\P{Ll}", "", regex.sub("|".join(map(regex.escape, kept)), "", answer)) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mail me@here.org now",
+        "Wow!Really",
+        "5 % of it",
+        "A 50% share",
+        "Ratio 1:2",
+        "__ and __ here",
+        "Room %12",
+        "a@b",
+    ],
+)
+def test_ordinary_signs_of_a_message_are_none(text: str) -> None:
+    assert in_json([text], faithful) == [faithful([text])[0].text]
+
+
+NUMBERED = st.recursive(
+    st.lists(st.sampled_from(["one", "Two.", "three", "&amp;", "<br/>", "<0/>", ":name", "%1", "{x}", "é"])).map(
+        " ".join
+    ),
+    lambda inner: st.lists(
+        st.tuples(st.sampled_from(["1", "b", "12", "link"]), inner).map(lambda t: f"<{t[0]}>{t[1]}</{t[0]}>"),
+        max_size=3,
+    ).map(" ".join),
+    max_leaves=6,
+)
+
+
+@given(st.lists(NUMBERED, max_size=3).map(" and ".join), st.booleans())
+def test_tags_with_numbers_are_elements_beside_others(text: str, is_branch: bool) -> None:
+    message = f"{{n, plural, other {{{text}}}}}" if is_branch else text
+    assert in_json([message], identity) == [message]
+    (said,) = in_json([message], permuting(3, change=swapped))
+    tags = r"</?\w+/?>|\{x\}" if is_branch else r"</?\w+/?>|:name|%1|\{x\}"
+    assert Counter(regex.findall(tags, said)) == Counter(regex.findall(tags, message))
+    assert "&lt;" not in said
+
+
+def test_attributes_that_people_read() -> None:
+    assert in_json(["<img alt='A cat'> <a title='A tip' href='x y'>Here</a>"], upper) == [
+        "<img alt='a CAT'> <a title='a TIP' href='x y'>hERE</a>"
+    ]
+    content = json.dumps(["{n, plural, other {<img alt='A cat'> # cats}}"]).encode()
+    assert run(document(content, "a.json", SETTINGS), upper).notices == {"not_read": 1}
+
+
+ONE, MANY, BOTH = "ONE FILE", "%d FILES", "%d FILE"
+SLAVIC = "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);"
+
+
+@pytest.mark.parametrize(
+    ("rule", "singular", "forms"),
+    [
+        ("nplurals=1; plural=0;", "One file", [MANY]),
+        ("nplurals=1; plural=0;", "%d file", [MANY]),
+        ("nplurals=2; plural=(n != 1);", "One file", [ONE, MANY]),
+        ("nplurals=2; plural=n>1;", "One file", [ONE, MANY]),
+        (SLAVIC, "One file", [MANY, MANY, MANY]),
+        (SLAVIC, "%d file", [BOTH, MANY, MANY]),
+        ("nplurals=3; plural=(n==1) ? 0 : (n>=2 && n<=4) ? 1 : 2;", "One file", [ONE, MANY, MANY]),
+        ("nplurals=2; plural=n==1 ? 1 : 0;", "One file", [MANY, ONE]),
+        ("nplurals=2; plural=n%10!=1 || n%100==11;", "One file", [MANY, MANY]),
+        ("nplurals=INTEGER; plural=EXPRESSION;", "One file", [ONE, MANY]),
+        ("nplurals=2; plural=n/0;", "One file", [ONE, MANY]),
+        ("nplurals=2; plural=__import__(n);", "One file", [ONE, MANY]),
+        ("", "One file", [ONE, MANY]),
+    ],
+)
+def test_forms_of_a_plural_follow_the_rule_of_the_header(rule: str, singular: str, forms: list[str]) -> None:
+    header = f'msgid ""\nmsgstr ""\n"Plural-Forms: {rule}\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+    empty = "".join(f'msgstr[{number}] ""\n' for number in range(len(forms)))
+    said = in_po(f'{header}#, c-format\nmsgid "{singular}"\nmsgid_plural "%d files"\n{empty}', faithful)
+    found = regex.findall(r'^msgstr\[\d\] "(.*)"', said, regex.M)
+    assert [form.replace("oNE", "ONE") for form in found] == forms
 
 
 @pytest.mark.parametrize("escape", [r"\xc3\xa9", r"\303\251", r"\xC3\xA9"])

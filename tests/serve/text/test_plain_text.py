@@ -66,6 +66,9 @@ def test_text_without_words_is_not_translated(text: str) -> None:
 
 ITEMS = [
     *("{0}", "{{name}}", "%s", "%(count)d", "%1$s", "%.2f", "$HOME", "${user}", "%{name}", "[[name]]"),
+    *("%dGB", "%sth", "%dh%02dm", "%.1fMB", "%lu", "%%", "%1%", "%<name>s", "%<PRIu64>", "%HOME%", "{% if x %}"),
+    *("{# a remark #}", "<%= name %>", "<% if a { %>", "{b>", "<12}", "{/if}", "{#each a as b}", "{$x|date:'Y'}"),
+    *("%Y", "%-H", "%-d", "%v", "%[1]d"),
     *("https://example.org/a_(b)?c=d", "www.example.org/x", "me.too@example.co.uk", "😀", "👩‍👩‍👧", "🇩🇪", "1️⃣"),
 ]
 
@@ -76,7 +79,21 @@ def test_each_kind_of_item_is_found_whole(item: str) -> None:
     assert [text[i.start : i.end] for i in protected(text)] == [item, item]
 
 
-@pytest.mark.parametrize("text", ["100% sure", "50 % of it", "it costs $5", "{a, b", "a @ b", "© 2024 ™", "a {} b%"])
+PERCENTAGES = [
+    "20%-a here",
+    "20%-os",
+    "%50si",
+    "5 %of them",
+    "50%sure",
+    "my%20document",
+    "%e2%80%99",
+    "%GDP",
+    "%of",
+    "%day5",
+]
+
+
+@pytest.mark.parametrize("text", ["it costs $5", "{a, b", "a @ b", "© 2024 ™", "a {} b%", *PERCENTAGES])
 def test_ordinary_signs_are_no_items(text: str) -> None:
     assert [text[i.start : i.end] for i in protected(text) if text[i.start : i.end] != "{}"] == []
 
@@ -96,8 +113,26 @@ def test_items_come_through_whatever_the_translator_does_to_them(parts: list[str
         for change in (lambda w: w, lambda w: swapped(w), lambda w: re.sub(r"[^a-zA-Z]", "", w) or "x"):
             said = translated(text, permuting(seed, aligned=aligned, change=change), options).value
             assert items(said) == wanted
-            positional = [i for i in parts if i in ("%s", "%.2f")]
+            positional = [i for i in parts if i in ("%s", "%.2f", "%dGB", "%sth", "%dh%02dm", "%.1fMB", "%lu", "%-d")]
             assert [said[i.start : i.end] for i in protected(said) if i.positional] == positional
+
+
+CONVERSIONS = st.tuples(
+    st.sampled_from(["%d", "%s", "%i", "%u", "%5.1f", "%.2f", "%02d", "%c", "%+d", "%-8s", "%ld"]),
+    st.sampled_from(["", "%%", "个", ")", "%% (", "/%d"]),
+)
+GLUED = st.tuples(st.sampled_from(["%d", "%s", "%02d", "%.1f", "%u"]), st.sampled_from(["GB", "s", "x%d", "th", "ms"]))
+FORMATS = st.one_of(GLUED, st.lists(CONVERSIONS.map("".join), min_size=1, max_size=3)).map("".join)
+
+
+@given(st.lists(FORMATS | st.sampled_from(["words", "(more", "all%%", "One."]), max_size=6), st.integers(0, 9))
+def test_a_translated_format_takes_the_arguments_of_its_source(parts: list[str], seed: int) -> None:
+    text = " ".join(parts)
+    wanted = re.findall(r"%[-+0]?[\d.]*l?[dsiufc]", text.replace("%%", ""))
+    for change in (lambda w: w, lambda w: swapped(w), lambda w: re.sub(r"[^a-zA-Z]", "", w) or "x"):
+        said = translated(text, permuting(seed, change=change)).value
+        assert re.findall(r"%[-+0]?[\d.]*l?[dsiufc]", said.replace("%%", "")) == wanted
+        assert len(said % ((7,) * len(wanted))) >= len(parts)  # Python reads it as C does
 
 
 def test_a_lost_item_is_put_back_where_the_alignment_says_and_counted() -> None:

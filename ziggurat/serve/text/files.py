@@ -190,7 +190,7 @@ class Settings:
 
         Raises DataError for another language than these two: a copy that is to be translated may say the target's.
         """
-        if not language.strip() or language_of(language) == language_of(self.target):
+        if not language.strip() or is_same(language, self.target):
             return False
         self.refuse_languages(language, "", name)
         return bool(self.target)
@@ -212,11 +212,33 @@ def language_of(code: str) -> str:
     return _SAME.get(short, short)
 
 
+_SCRIPTS = {"zh": {"cn": "hans", "sg": "hans", "my": "hans", "tw": "hant", "hk": "hant", "mo": "hant"}}
+"""_SCRIPTS maps languages to the scripts that they are written in, by region."""
+
+
+def _script_of(code: str) -> str:
+    """Return the script that a code of a language names, or that its region means; empty: not known."""
+    regions = _SCRIPTS.get(language_of(code), {})
+    for part in regex.split("[-_@.]", code.strip().lower())[1:]:
+        script = {"latin": "latn", "cyrillic": "cyrl"}.get(part, part)
+        if len(script) == 4 and script.isalpha():
+            return script
+        if part in regions:
+            return regions[part]
+    return ""
+
+
+def is_same(one: str, other: str) -> bool:
+    """Return whether two codes are of one language, and not in two scripts (zh-Hant and zh-CN)."""
+    scripts = {_script_of(one), _script_of(other)} - {""}
+    return language_of(one) == language_of(other) and len(scripts) < 2
+
+
 def _differ(one: str, other: str) -> bool:
-    """Return whether two codes are of two languages; a code of three letters is not compared with one of two."""
-    one, other = language_of(one), language_of(other)
-    is_known = one not in ("", "und", "mul", "mis", "zxx", "x", "i", "*all*") and 1 < len(one) == len(other) < 4
-    return is_known and one != other
+    """Return whether two codes are of two languages or scripts; of two and three letters they are not compared."""
+    first, second = language_of(one), language_of(other)
+    is_known = first not in ("", "und", "mul", "mis", "zxx", "x", "i", "*all*") and 1 < len(first) == len(second) < 4
+    return is_known and not is_same(one, other)
 
 
 _MAX_RATIO = 200

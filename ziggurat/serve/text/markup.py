@@ -194,8 +194,7 @@ def _text_of(template: Template, pieces: Mapping[int, list[Piece]]) -> str:
         elif part.finish is not None:
             out.append(part.finish(_text_of(part.template, pieces)))
         else:
-            own = [slot for slot in part.template if isinstance(slot, MarkupSlot)]
-            is_same = all(pieces[id(slot)] == original_pieces(slot.text) for slot in own)
+            is_same = all(pieces[id(slot)] == original_pieces(slot.text) for slot in slots(part.template))
             waiting += reversed(part.source if is_same and part.source is not None else part.template)
     return "".join(out)
 
@@ -470,7 +469,8 @@ class _Segmenter:
             group = 2 if found[2] else 3
             text = unescape(found[group] or "")
             if found[1].lower() in self.rules.attributes and text.strip():
-                form = MarkupForm(found[group], Spellings(), self.rules.xml, quote=token.raw[found.start(group) - 1])
+                quote = token.raw[found.start(group) - 1]
+                form = MarkupForm(found[group], Spellings(), self.rules.xml, quote, self.rules.escape)
                 form.spellings.add(text, found[group])
                 template += [token.raw[begin : found.start(group)], MarkupSlot(SpannedText(text), form)]
                 begin = found.end(group)

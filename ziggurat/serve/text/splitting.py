@@ -165,14 +165,29 @@ _PLACEHOLDERS = r"""
   | \{@\w{1,30}(?:\x20[^{}\n]{0,200})?\} | \$t\([^()\n]{1,200}\)  # {@link Name}, i18next's $t(key)
   | %\([\w.\- ]{1,80}\)[\#0\- +]?\d{0,4}(?:\.\d{1,4})?[a-zA-Z]  # %(name)s
   | %\d{1,3}\$[\#0\- +]?\d{0,4}(?:\.\d{1,4})?(?:hh|h|ll|l|L|z|j|t|q)?[a-zA-Z@]  # %1$s
-  | %%[\w.]{1,40}%% | (?<![\w%])%[A-Za-z_]\w{1,40}%(?!\w)  # %%NAME%%, %NAME%
-  | </?\d{1,3}\x20?/?>  # react-i18next's <0>
+  | %%[A-Za-z0-9_.]{1,40}%%  # %%NAME%%
+  | (?<![\w%])%(?!(?:hh?|ll?|[Lzjtq])[a-zA-Z]%)[A-Za-z_][A-Za-z0-9_]{1,40}%(?!\w)  # %NAME%, but not %lu%%
+  | %\d{1,2}%(?!\w) | %<[\w.]{1,80}>(?:[\#0\-+]?\d{0,4}(?:\.\d{1,4})?[a-zA-Z](?!\w))?  # %1%, %<name>s, %<PRIu64>
+  | %%(?:[a-zA-Z](?!\w))?  # a percent sign
+  | %\[\d{1,2}\][\#+\-]?[\d.]{0,6}[a-zA-Z]  # Go's %[1]d
+  | (?<!\d)(?<!\d\s)%[\-\#+EO]?[bBDhHIjklmMNPqQrRtTUvVwWyYzZ](?![A-Za-z0-9_])  # strftime's %Y, Go's %v, Lua's %q
+  | </?\d{1,3}\x20?/?> | \{\w{1,10}> | <\w{1,10}\}  # react-i18next's <0>, {b> and <b} of Phrase
+  | \{\$[A-Za-z_][^{}\n]{0,80}\}  # {$x|escape}
+  | \{[/\#:](?:if|else|each|for|foreach|section|block|with|await|then|catch|key)\b[^{}\n]{0,80}\}  # {#if x}, {/if}
+  | \{%[^{}\n]{1,200}%\} | \{\#[^{}\n]{1,200}\#\} | <%[^<>\n]{1,200}%>  # {% if x %}, {# remark #}, <%= name %>
   | <<[\w.\-\x20]{1,80}>>  # <<name>>
   | \$[A-Za-z_][\w@]{0,80}\$ | \$[A-Za-z_]\w{0,80}  # $NAME$, $NAME; $5 is money
   | \[\[[^\[\]\n]{1,80}\]\] | \[%[^\[\]\n]{1,200}%\] | \[X\d{1,6}X\]  # Weblate sends [X0X] for what it keeps
 """
-# "100 % sure" has no placeholder: a blank is no flag here, and the letter is the end of a word.
-_POSITIONAL = r"%[\#0\-+']?(?:\d{1,4}|\*)?(?:\.(?:\d{1,4}|\*))?(?:hh|h|ll|l|L|z|j|t|q)?[diouxXeEfFgGcsSpaAn@](?![\w%])"
+# "100 % sure" and Hungarian's "20%-a" have no placeholder: a blank is no flag here, nor is a hyphen behind a number.
+# The letter is the last of ASCII in its word, or few more follow where no word of text begins so: of `%dh%02dm` all
+# comes through.
+_SIZE = "(?:hh|h|ll|l|L|z|j|t|q)?"
+_GLUED = rf"%(?:0?\d{{0,2}}\.\d{{1,2}}[fFgGs]|(?:0\d{{1,2}})?{_SIZE}[diusS@])"
+_POSITIONAL = rf"""
+    %(?:[\#0+']|(?<!\d%)-|-(?=[\d*]))?(?:\d{{1,4}}|\*)?(?:\.(?:\d{{1,4}}|\*))?{_SIZE}[diouxXeEfFgGcsSpaAn@](?![A-Za-z0-9_])
+  | (?<![\w%])(?<!\d\s){_GLUED}[A-Za-z]{{1,3}}+(?:{_GLUED}[A-Za-z]{{0,3}}+)*+(?!\w)
+"""
 # A sequence of pictures: with modifiers, joined by ZWJ, flags, keycaps. Digits alone have the property Emoji, too.
 _PICTURE = r"(?:\p{Emoji_Presentation}|\p{Extended_Pictographic}\ufe0f?)"
 _EMOJI = (
@@ -192,7 +207,7 @@ _WORD_INSIDE = regex.compile(r"\w")
 _TEXT_PICTURES = frozenset("©®™‼⁉ℹ↔↕↖↗↘↙↩↪▪▫▶◀◻◼〰〽㊗㊙")
 
 
-BRANCHES = regex.compile(r"\{\s*+[^\s{},']++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,")
+BRANCHES = regex.compile(r"\{\s*+[^\s{},']++\s*+,\s*+(?i:plural|select|selectordinal|choice)\s*+,")
 """Beginning of an argument of a message that contains texts, in ICU's MessageFormat."""
 
 

@@ -208,6 +208,8 @@ _NOT_XML = regex.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 # for times; at the beginning of a text since what is before it may end so.
 _ENDS_MORE = regex.compile(r"(?:^|(?<=\]\]|--))>")
 
+_TEMPLATE = regex.compile(r"(<%[^<>\n]{1,200}+(?<=%)>)")
+
 
 class Spelling:
     """The way in which a paragraph of markup writes characters.
@@ -228,14 +230,21 @@ class Spelling:
         self._table = str.maketrans(entities)
         is_bare = not xml and "&" in without and "&amp;" not in raw
         self._bare = str.maketrans(entities | {"&": "&"}) if is_bare else None
+        self._templates = not xml and "<%" in raw
 
     def of(self, text: str) -> str:
         """Return `text` escaped, with the entities of the source.
 
         A character that the source always wrote as an entity is written so again. In HTML an `&` that the source always
-        wrote bare stays bare where it begins no entity. Characters that XML does not have are left out, in HTML too.
+        wrote bare stays bare where it begins no entity, and `<%= name %>` stays as it is. Characters that XML does not
+        have are left out, in HTML too.
         """
         text = _NOT_XML.sub("", text)
+        if self._templates and (parts := _TEMPLATE.split(text))[1:]:
+            return "".join(part if number % 2 else self._escaped(part) for number, part in enumerate(parts))
+        return self._escaped(text)
+
+    def _escaped(self, text: str) -> str:
         table = self._bare if self._bare is not None and html.unescape(text) == text else self._table
         return _ENDS_MORE.sub("&gt;", text.translate(table))
 

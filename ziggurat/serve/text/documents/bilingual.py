@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from html import unescape
 
@@ -10,11 +11,12 @@ import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.lines import file_work
-from ziggurat.serve.text.files import Settings, language_of
-from ziggurat.serve.text.markup import HTML, Form, MarkupRules, Template, TemplateGroup, markup_template, slots
+from ziggurat.serve.text.documents.messages import is_html, message_tokens, with_own_elements
+from ziggurat.serve.text.files import Settings, is_same
+from ziggurat.serve.text.markup import HTML, PAGES, Form, MarkupRules, Template, TemplateGroup, markup_template, slots
 from ziggurat.serve.text.projection import Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.tokens import Spelling, Token, Xml, html_tokens, read_xml, spelt, without_controls, xml_ends
+from ziggurat.serve.text.tokens import Spelling, Token, Xml, read_xml, spelt, without_controls, xml_ends
 from ziggurat.system.errors import DataError, printable
 
 # Inline elements hold text; those of native codes hold what is not text.
@@ -80,6 +82,8 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
             said = _segments(xml.tokens, ends, target)
             if not said or not _segments(xml.tokens, ends, cut).keys() - said.keys():
                 return None
+        called = f"unit {printable(segment.attributes.get('id', '?'), 40)}"
+        _tell_flows(xml.tokens, ends, cut, called, notices)
         template = _target_template(_with_segments(xml.tokens, ends, cut, said))
         if place in most:
             template = [TemplateGroup(template, finish=partial(measured, place))]
@@ -116,6 +120,12 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
     return (yield from file_work(template, xml, settings, notices))
 
 
+def _tell_flows(tokens: Sequence[Token], ends: dict[int, int], source: int, unit: str, notices: TextNotices) -> None:
+    """Count a source with text inside of its native codes (`sub`), which stays."""
+    if any(tokens[at].name == "sub" and _has_text(tokens, ends, at) for at in range(source, ends[source])):
+        notices.add("not_read", unit)
+
+
 def _limits(tokens: Sequence[Token]) -> dict[int, int]:
     """Return the most characters of the target of each unit (1.2) or segment (2) that has a limit."""
     most: dict[int, int] = {}
@@ -145,13 +155,18 @@ def _is_segment(token: Token) -> bool:
 
 
 def _with_segments(tokens: Sequence[Token], ends: dict[int, int], place: int, said: dict[str, str]) -> list[Token]:
-    """Return the tokens in a source, with the marks of its segments dividing it; those in `said` have a target."""
+    """Return the tokens in a source, with the marks of its segments dividing it; those in `said` have a target.
+
+    What Trados marks as deleted is left out.
+    """
     taken: list[Token] = []
     closing: set[int] = set()
     at = place + 1
     while at < ends[place]:
         token, end = tokens[at], ends.get(at, at)
-        if at in closing or _is_segment(token):
+        if token.attributes.get("mtype") == "x-sdl-deleted" and token.kind == "open":
+            at = end
+        elif at in closing or _is_segment(token):
             taken.append(token._replace(name="segment"))
             closing.add(end)
             if token.kind == "open" and (known := said.get(token.attributes.get("mid", ""))) is not None:
@@ -167,23 +182,29 @@ CDATA = "<![CDATA["
 """CDATA begins text of XML in which tags and entities are characters."""
 _ANY_TAG = regex.compile(r"<[^<>]*+>")
 _CDATA = regex.compile(r"<!\[CDATA\[|\]\]>")
-HTML_TAG = regex.compile(r"</?[A-Za-z][^<>]{0,500}>")
 
 
 def _target_template(tokens: Sequence[Token]) -> Template:
-    """Return the template of a target; text with tags of HTML is read as HTML."""
+    """Return the template of a target; text that is HTML is read as HTML."""
     parts = _paired(tokens)
-    own = [_is_own(part, inside) for part, inside in zip(parts, _inside_codes(parts), strict=True)]
-    if not any(own):
+    own = [part.kind == "text" and not inside for part, inside in zip(parts, _inside_codes(parts), strict=True)]
+    if not are_html([part for part, is_own in zip(parts, own, strict=True) if is_own]):
         return markup_template(parts, _XLIFF)
     if len(tokens) == 1:  # one text
-        return html_in_xml(tokens[0], lambda text: markup_template(list(html_tokens(text)), HTML))
-    spell = Spelling("".join(token.raw for token in tokens if token.kind == "text"), xml=True).of
-    divided = list[Token]()
-    for part, is_own in zip(parts, own, strict=True):
-        divided += with_tags(part, spell) if is_own else [part]
-    template = markup_template(divided, _XLIFF)
+        return html_in_xml(tokens[0], _html)
+    divided, escape = with_html(parts, own)
+    template = markup_template(divided, replace(_XLIFF, escape=escape))
     return [TemplateGroup(template, source=["".join(token.raw for token in tokens)])]
+
+
+def _html(text: str) -> Template:
+    tokens = list(message_tokens(text))
+    return markup_template(tokens, with_own_elements(tokens, PAGES))
+
+
+def are_html(texts: Sequence[Token]) -> bool:
+    """Return whether texts beside tags of XML are HTML, as messages are."""
+    return is_html("<>".join(token.text for token in texts))  # no tag goes over a tag
 
 
 def html_in_xml(text: Token, read: Callable[[str], Template]) -> Template:
@@ -207,10 +228,6 @@ def _inside_codes(tokens: Sequence[Token]) -> list[bool]:
     return inside
 
 
-def _is_own(token: Token, is_inside: bool) -> bool:
-    return token.kind == "text" and not is_inside and bool(HTML_TAG.search(token.text))
-
-
 def escaped(template: Template, spell: Callable[[str], str]) -> Template:
     """Return a template of HTML that is text of XML."""
     return [spell(part) if isinstance(part, str) else part for part in template]
@@ -231,17 +248,27 @@ class _Escaped:
         return escaped(self.form.write(pieces), self.spell)
 
 
-def with_tags(token: Token, spell: Callable[[str], str]) -> list[Token]:
-    """Return text of XML with its tags of HTML as tokens: `pair`, `br`, `x`, or elements that divide."""
-    found = []
-    for part in html_tokens(token.text):
-        if part.kind == "text":
-            found.append(Token("text", spell(part.raw), text=part.raw))
-        elif part.kind in ("open", "close") and part.name not in HTML.void:
-            found.append(Token(part.kind, spell(part.raw), "pair" if part.name in HTML.inline else part.name))
-        else:
-            found.append(Token("empty", spell(part.raw), "br" if part.name == "br" else "x"))
-    return found
+def with_html(parts: Sequence[Token], own: Sequence[bool]) -> tuple[list[Token], Callable[[str], str]]:
+    """Return tokens of XML with the HTML in the texts that are `own` as tokens, and what escapes such text before XML.
+
+    Tags of HTML become `pair`, `br`, `x`, or elements that divide.
+    """
+    texts = [part for part, is_own in zip(parts, own, strict=True) if is_own]
+    spell = Spelling("".join(text.raw for text in texts), xml=True).of
+    read = [list(message_tokens(text.text)) if is_own else [] for text, is_own in zip(parts, own, strict=True)]
+    inline = with_own_elements([token for tokens in read for token in tokens], HTML).inline
+    divided = list[Token]()
+    for part, tokens in zip(parts, read, strict=True):
+        divided += [] if tokens else [part]
+        for token in tokens:
+            if token.kind == "text":
+                divided.append(token._replace(raw=spell(token.raw)))
+            elif token.kind in ("open", "close") and token.name not in HTML.void:
+                name = "pair" if token.name in inline else token.name
+                divided.append(Token(token.kind, spell(token.raw), name))
+            else:
+                divided.append(Token("empty", spell(token.raw), "br" if token.name == "br" else "x"))
+    return divided, Spelling("".join(text.text for text in texts)).of
 
 
 def _has_text(tokens: Sequence[Token], ends: dict[int, int], place: int) -> bool:
@@ -339,6 +366,7 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
     notices = TextNotices()
 
     def filled(place: int) -> tuple[int, int, Template] | None:
+        unit = f"unit {printable(tokens[place].attributes.get('tuid', '?'), 40)}"
         variants: dict[str, int] = {}
         at, end = place + 1, ends[place]
         while at < end:
@@ -348,14 +376,19 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
             at = ends.get(at, at) + 1
         own = _spoken(variants, source) if source not in ("", "*all*") else next(iter(variants.values()), None)
         if own is None:
-            notices.add("other_languages", f"unit {printable(tokens[place].attributes.get('tuid', '?'), 40)}")
+            notices.add("other_languages", unit)
             return None
-        if _spoken(variants, settings.target) is not None:
+        there = _spoken(variants, settings.target)
+        empty = None if there is None else _children(tokens, ends, there).get("seg")
+        if there is not None and (empty is None or _has_text(tokens, ends, empty)):
             return None
         segment = _children(tokens, ends, own).get("seg")
         if segment is None or segment not in ends:
             return None
         template = markup_template(_paired(tokens[segment + 1 : ends[segment]]), _TMX)
+        _tell_flows(tokens, ends, segment, unit, notices)
+        if empty is not None:
+            return empty, ends.get(empty, empty) + 1, ["<seg>", *template, "</seg>"]
         gap = tokens[own - 1].raw if tokens[own - 1].kind == "text" else ""
         after = ends[own] + 1
         return after, after, [f'{gap}<tuv xml:lang="{_value(settings.target)}"><seg>', *template, "</seg></tuv>"]
@@ -365,5 +398,5 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
 
 def _spoken(variants: dict[str, int], language: str) -> int | None:
     """Return the variant in a language, or else in one of its regions or in the language of a region."""
-    similar = (place for spoken, place in variants.items() if language_of(spoken) == language_of(language))
+    similar = (place for spoken, place in variants.items() if is_same(spoken, language))
     return variants.get(language.lower(), next(similar, None))

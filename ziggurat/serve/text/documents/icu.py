@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 
 import regex
 
-from ziggurat.serve.text.markup import Spellings, Template, add, filled
+from ziggurat.serve.text.markup import PAGES, Spellings, Template, add, filled
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, Verbatim
 from ziggurat.serve.text.tokens import Spelling, Token, html_tokens
 
@@ -89,6 +89,7 @@ class IcuChoice(NamedTuple):
         return "".join(inner) + self.end
 
 
+Tags: TypeAlias = Callable[[str], Iterable[Token]]
 Part: TypeAlias = IcuText | Argument | IcuChoice
 
 
@@ -159,7 +160,7 @@ class _Parser:
         name = self._take(_NAME, self.at + 1)[1]
         if self._next(",") == "}":
             return Argument(self.text[begin : self.at], name)
-        kind = self._take(_NAME, self.at)[1]
+        kind = self._take(_NAME, self.at)[1].lower()
         if kind == "choice":
             raise MessageError("`choice`, which is not read")
         if self._next(",") == "}":
@@ -219,12 +220,17 @@ class _Parser:
 # Templates
 
 
-def icu_template(parts: Sequence[Part], notices: Counter[str], *, tags: bool) -> Template:
-    """Return the template of a message; with `tags` its texts are HTML. Each line is a paragraph.
+def icu_template(
+    parts: Sequence[Part], notices: Counter[str], apostrophe: str = "''", tags: Tags | None = None
+) -> Template:
+    """Return the template of a message, in which each line is a paragraph.
+
+    `apostrophe` is how one is written that would quote. With `tags` the texts are HTML, of which it yields the tokens.
 
     Endings of ordinal numbers (`{#st}`) stay, since no translation of them alone is right; they are counted.
     """
-    return _Writer(notices, doubled=_doubles(parts), tags=tags).template(parts, plural=False)
+    doubled = _doubles(parts)
+    return _Writer(notices, doubled, "''" if doubled else apostrophe, tags).template(parts, plural=False)
 
 
 def _doubles(parts: Sequence[Part]) -> bool:
@@ -250,19 +256,21 @@ class _Writer:
     """Writer of the templates of one message.
 
     Attributes:
-        notices: where endings that stay are counted.
+        notices: where endings that stay are counted, and tags whose attributes have text.
         doubled: whether every apostrophe is written as two.
-        tags: whether texts are HTML.
+        apostrophe: how one is written that would quote what follows.
+        tags: yields the tokens of texts that are HTML.
     """
 
     notices: Counter[str]
     doubled: bool
-    tags: bool
+    apostrophe: str
+    tags: Tags | None
 
     def template(self, parts: Sequence[Part], *, plural: bool) -> Template:
         """Return the template of a message or a branch."""
         source = "".join(part.raw for part in parts if isinstance(part, IcuText)) if self.tags else ""
-        form = _Form(self.doubled, plural, source)
+        form = _Form(self.doubled, self.apostrophe, plural, source)
         template: Template = []
         pieces: list[Piece] = []
         for piece in self._pieces(parts, form):
@@ -275,7 +283,7 @@ class _Writer:
 
     def _pieces(self, parts: Sequence[Part], form: _Form) -> Iterator[Piece | _LineEnd]:
         """Yield the pieces of a message or a branch, and the ends of its lines."""
-        if not self.tags or any(isinstance(part, IcuText) and _STAND_IN in part.text for part in parts):
+        if self.tags is None or any(isinstance(part, IcuText) and _STAND_IN in part.text for part in parts):
             for part in parts:
                 if isinstance(part, IcuText):
                     yield from form.text(part, 0, len(part.text), part.text)
@@ -295,7 +303,7 @@ class _Writer:
                 yield parts[number], max(begin, start) - start, min(end, ends[number]) - start
 
         begin = 0
-        for token in html_tokens(shown):
+        for token in self.tags(shown):
             end = begin + len(token.raw)
             if token.kind == "text":
                 for part, first, last in parts_in(begin, end):
@@ -309,6 +317,8 @@ class _Writer:
                     form.source(part, first, last) if isinstance(part, IcuText) else part.raw
                     for part, first, last in parts_in(begin, end)
                 )
+                if any(token.attributes.get(name, "").strip() for name in PAGES.attributes):
+                    self.notices["not_read"] += 1
                 yield form.tag(token, source)
             begin = end
 
@@ -344,12 +354,14 @@ class _Form:
 
     Attributes:
         doubled: whether every apostrophe is written as two.
+        apostrophe: how one is written that would quote what follows.
         plural: whether `#` is a number.
         tags: source of the texts where they are HTML; else empty.
         spellings: of the source's texts.
     """
 
     doubled: bool
+    apostrophe: str
     plural: bool
     tags: str
     spellings: Spellings = field(default_factory=Spellings)
@@ -399,6 +411,6 @@ class _Form:
 
     def _quoted(self, text: str) -> str:
         special = "{}#" if self.plural else "{}"
-        # Two where one would quote what follows, which at the end is not known.
-        text = regex.sub("'" if self.doubled else rf"'(?=['{special}]|$)", "''", text)
+        # What follows is not known at the end.
+        text = regex.sub("'" if self.doubled else rf"'(?=['{special}]|$)", self.apostrophe, text)
         return regex.sub(rf"[{special}]++", lambda found: f"'{found[0]}'", text)

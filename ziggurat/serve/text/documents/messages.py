@@ -5,67 +5,123 @@ A message is read as what it shows itself to be: ICU's MessageFormat, HTML, or t
 
 from __future__ import annotations
 
+import gettext as gettext_rules
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TypeAlias
+from functools import lru_cache, partial
+from html import unescape
+from typing import NamedTuple, TypeAlias
 
 import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.icu import FORMATTED, MessageError, icu_template, parse
 from ziggurat.serve.text.files import Charset, Settings, decoded
-from ziggurat.serve.text.markup import HTML, MarkupRules, PlainForm, Template, filled, markup_template, written
+from ziggurat.serve.text.markup import HTML, PAGES, MarkupRules, PlainForm, Template, filled, markup_template, written
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, Verbatim
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests, together
-from ziggurat.serve.text.splitting import BRANCHES
+from ziggurat.serve.text.splitting import BRANCHES, protected
 from ziggurat.serve.text.tokens import BLOCKS, Token, html_tokens
 from ziggurat.system.errors import DataError, printable
 
-_TAG = regex.compile(r"(?<!<)</?(?P<name>[A-Za-z][\w:.\-]*+)(?:[\s/][^<>]{0,500})?>(?!>)")
+# "a <b and c> d" has no tag: what is behind the name has values, or is said without one in HTML.
+_TAG = regex.compile(
+    r"(?<!<)</?(?P<name>[A-Za-z][\w:.\-]*+)"
+    r"(?:/|\s++(?:(?:hidden|disabled|checked|selected|required|controls|autoplay|loop|muted|/)\s*+)*+(?=/?>)"
+    r"|\s(?=[^<>=]{0,500}+=)[^<>]{0,500}+)?>(?!>)"
+)
 _ENTITY = regex.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 # Lines, and the forms of a plural as Laravel and vue-i18n write them: `one apple | {n} apples`, `{0} none|[2,*] many`.
 _FORMS = r"(?<![ \t])[ \t]*+\|[ \t]*+(?:\[\d{1,9},(?:\d{1,9}|\*)\][ \t]*+)?"
 _DIVIDED = regex.compile(rf"(\r\n|\n|\r|{_FORMS})")
 _DIVIDED_FORMS = regex.compile(f"({_FORMS})")
-# Tags of react-i18next; Laravel's :name and links of vue-i18n, which in other texts are none.
-_NAMED = regex.compile(
-    r"</?(?P<number>\d{1,3})[ ]?/?>"
-    r"|(?<![\w:/])(?::[A-Za-z_]\w{0,60}(?![\w:])|@(?:\.\w{1,20})?:(?:[\w.\-]{0,80}\w|\([\w.\-]{1,80}\)))"
+_NUMBERED = r"</?(?P<number>\d{1,3})[ ]?/?>"  # tags of react-i18next
+# What in other texts is no placeholder: Laravel's :name and links of vue-i18n; Drupal's @name, !name and %name;
+# i18next's __name__; Qt's %1 and %L1, which no digits follow.
+_NAMES = (
+    r"(?<![\w:/]):[A-Za-z_]\w{0,60}(?![\w:])|(?<![\w:/])@(?:\.\w{1,20})?:(?:[\w.\-]{0,80}\w|\([\w.\-]{1,80}\))",
+    r"(?<![\w@/.])@[A-Za-z_]\w{0,60}+(?:[.\-]\w{1,40}+){0,3}+|(?<![\w!])![a-z_]\w{1,40}+|(?<![\w%])%[a-z_]\w{3,40}+(?!%)",
+    r"(?<!\w)__[A-Za-z](?:\w{0,40}?[A-Za-z0-9])?__(?!\w)|(?<![\w%])%L?[1-9](?![\w%]|[.,]\d)",
 )
+_QT = r"%L?\d{1,2}(?!\d)"
+_FORMATS = {
+    **dict.fromkeys(("qt", "qt-plural", "kde", "kde-kuit", "ycp", "smalltalk"), _QT),
+    "gcc-internal": r"%[<>']|%q?[+#]?(?:hh|h|ll|l|w|z|t)?[A-Za-z]",
+    "gfc-internal": r"%[<>']|%(?:\d\$)?[A-Za-z]",
+    **dict.fromkeys(("scheme", "lisp"), r"~[\d,'@:]{0,10}[A-Za-z%~&|*?()<>\[\]{};^]"),
+    "object-pascal": r"%\d{1,2}:[-\d.]{0,6}[a-zA-Z]",
+}
+"""_FORMATS maps gettext's flags (`qt-format`) to what such a format has beside what any message has."""
+_NAME = " name"
+"""_NAME is the name of an element without tags, whose text is a placeholder; none of HTML has a blank in it."""
+_MESSAGE = replace(PAGES, copied=PAGES.copied | {_NAME})
+
+
+@lru_cache(maxsize=256)
+def references(*more: str) -> regex.Pattern[str]:
+    """Return the pattern of what a message may refer to beside what any text may, `more` of its own kind first."""
+    return regex.compile("|".join((_NUMBERED, *more, *_NAMES)))
+
+
+_TAG_WITH_NUMBER = regex.compile(_NUMBERED)
 _ELEMENTS = HTML.inline | HTML.void | HTML.copied | HTML.seen | BLOCKS
-_OTHER_SYNTAX = regex.compile(r"\s*+\.(?:match|input|local)\s*+\{")  # MessageFormat 2
+# MessageFormat 2, and MediaWiki's {{PLURAL:$1|file|files}}.
+_OTHER_SYNTAX = regex.compile(r"\A\s*+\.(?:match|input|local)\s*+\{|\{\{(?:PLURAL|GENDER|GRAMMAR|FORMAL):")
+# Not all in a file of ICU's messages is: '{name}' is a placeholder between quotation marks, as in FORMATTED.
+_MAY_QUOTE, _NO_ICU = regex.compile(r"\{|''"), regex.compile(r"'\{[^\s{},']|\|")
 
 
-def message(text: str, options: Options, notices: Counter[str]) -> SentenceRequests[str]:
+class Syntax(NamedTuple):
+    """What is known of the messages of a file.
+
+    Attributes:
+        names: what they may refer to.
+        is_icu: whether all are in ICU's MessageFormat, not only those that show it; None: it is not known whether an
+            apostrophe before a brace quotes it.
+    """
+
+    names: regex.Pattern[str] = references()
+    is_icu: bool | None = False
+
+
+_UNKNOWN = Syntax()
+
+
+def message(text: str, options: Options, notices: Counter[str], syntax: Syntax = _UNKNOWN) -> SentenceRequests[str]:
     """Return the work of translating a message.
 
     One in ICU's MessageFormat that cannot be parsed stays as it is, and is counted as `not_parsed`.
     """
     branches = BRANCHES.search(text) is not None
-    tags = _is_html(text)
-    if branches or FORMATTED.search(text):
+    tags = is_html(text)
+    apostrophe = "\u2019" if syntax.is_icu is None else "''"
+    if branches or FORMATTED.search(text) or (syntax.is_icu and _MAY_QUOTE.search(text) and not _NO_ICU.search(text)):
         try:
             parts = parse(text)
         except MessageError:
             parts = []
         if parts:
-            return (yield from written(icu_template(parts, notices, tags=tags), options, notices))
-    if branches or _OTHER_SYNTAX.match(text):
+            return (
+                yield from written(
+                    icu_template(parts, notices, apostrophe, message_tokens if tags else None), options, notices
+                )
+            )
+    if branches or _OTHER_SYNTAX.search(text):
         notices["not_parsed"] += 1
         return text
     if tags:
-        tokens = list(html_tokens(text))
-        rules = with_own_elements(tokens)
+        tokens = list(message_tokens(text, syntax.names))
+        rules = with_own_elements(tokens, _MESSAGE)
         whole: Template = []
         for form in _plural_forms(tokens):
             whole += [form] if isinstance(form, str) else markup_template(form, rules)
         return (yield from written(whole, options, notices))
     template: Template = []
     for number, part in enumerate(_DIVIDED.split(text)):
-        template += [part] if number % 2 else filled(_named(part), PlainForm())
-    return (yield from written(template, options, notices))
+        template += [part] if number % 2 else filled(_named(part, syntax.names), PlainForm())
+    said = yield from written(template, options, notices)
+    return said.replace("'{", f"{apostrophe}{{") if syntax.is_icu is None and "'{" not in text else said
 
 
 def placed(
@@ -80,15 +136,43 @@ def placed(
     return done
 
 
-def _is_html(text: str) -> bool:
+def is_html(text: str) -> bool:
     """Return whether a message is HTML: it has entities, elements of HTML, or others with both of their tags.
 
     `<<name>>` and an address in `<...>` are no tags.
     """
-    if _ENTITY.search(text):
+    if any(unescape(entity) != entity for entity in _ENTITY.findall(text)):
         return True
     names = {found["name"] for found in _TAG.finditer(text)}
     return any(name.lower() in _ELEMENTS or (f"<{name}" in text and f"</{name}>" in text) for name in names)
+
+
+def message_tokens(text: str, names: regex.Pattern[str] | None = None) -> Iterator[Token]:
+    """Yield the tokens of HTML in a message, tags with a number among them, and the `names` in it as elements."""
+    for token in html_tokens(text):
+        if token.kind == "text":
+            begin = 0
+            for found in (names or _TAG_WITH_NUMBER).finditer(token.raw):
+                yield from _text(token.raw[begin : found.start()])
+                yield from _reference(found)
+                begin = found.end()
+            yield from _text(token.raw[begin:])
+        elif token.kind == "other" and (found := _TAG_WITH_NUMBER.fullmatch(token.raw)):  # </0> is a comment of HTML
+            yield from _reference(found)
+        else:
+            yield token
+
+
+def _text(raw: str) -> list[Token]:
+    return [Token("text", raw, text=unescape(raw) or raw)] if raw else []
+
+
+def _reference(found: regex.Match[str]) -> list[Token]:
+    """Return a tag with a number, or an element without tags around another name."""
+    raw, number = found[0], found["number"]
+    if number is None:
+        return [Token("open", "", _NAME), Token("text", raw, text=raw), Token("close", "", _NAME)]
+    return [Token("empty" if raw.endswith("/>") else "close" if raw.startswith("</") else "open", raw, number)]
 
 
 def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
@@ -112,16 +196,16 @@ def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
 
 def with_own_elements(tokens: Sequence[Token], rules: MarkupRules = HTML) -> MarkupRules:
     """Return rules with elements that only a program knows (`<link>terms</link>`) inside of sentences."""
-    own = {token.name for token in tokens if token.kind == "close"}
+    own = {token.name for token in tokens if token.kind == "close" or token.name.isdigit()}
     own -= rules.inline | rules.copied | BLOCKS | {"br"}
     return replace(rules, inline=rules.inline | own, void=rules.void - own) if own else rules
 
 
-def _named(text: str) -> list[Piece]:
+def _named(text: str, names: regex.Pattern[str]) -> list[Piece]:
     """Return a line with its names."""
     pieces: list[Piece] = []
     begin = 0
-    for found in _NAMED.finditer(text):
+    for found in names.finditer(text):
         pieces += [text[begin : found.start()], _sign(found[0], found["number"])]
         begin = found.end()
     return [piece for piece in (*pieces, text[begin:]) if piece]
@@ -149,6 +233,8 @@ _STRING = regex.compile(r'"((?:[^"\\]++|\\.)*+)"')
 _ESCAPE = regex.compile(r"(?:\\(?P<octal>[0-7]{1,3}))+|(?:\\x(?P<hex>[0-9A-Fa-f]{1,2}))+|\\(?P<sign>.)")
 _CHARSET = regex.compile(r'"Content-Type:[^"\n]*?charset=([^\s\\";]+)', flags=regex.IGNORECASE)
 _LANGUAGE = regex.compile(r"^(?P<source>X-Source-)?Language:[ \t]*+([\w@.\-]++)", flags=regex.MULTILINE)
+_PLURALS = regex.compile(r"^Plural-Forms:[^\n;]*+;\s*+plural\s*+=([^\n;]++)", flags=regex.MULTILINE)
+_OFTEN, _FEW = 200, 5  # a form that fewer than _FEW of the first numbers have is of few
 _Entry: TypeAlias = "dict[str, tuple[int, int, str]]"
 _ESCAPES = {
     "n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\\": "\\", '"': '"'
@@ -159,9 +245,9 @@ _QUOTED = str.maketrans({letter: f"\\{name}" for name, letter in _ESCAPES.items(
 def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating a .po file: messages without a translation get one, marked as fuzzy; others stay.
 
-    Of plurals, form 0 is the translation of the singular and all others that of the plural; forms that the file does
-    not list are not added. The file keeps its character set if that has the letters of the translations, and is UTF-8
-    otherwise.
+    Of plurals, the form of 1 is the translation of the singular unless it is that of many numbers, and all others are
+    that of the plural; forms that the file does not list are not added. The file keeps its character set if that has
+    the letters of the translations, and is UTF-8 otherwise.
 
     Raises DataError: a line that is none of a .po file, bytes that are not of its character set, or other languages in
     its header than those of `settings`.
@@ -170,11 +256,13 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
     text, charset = decoded(content, name, label[1] if label else "")
     lines = regex.findall(r"[^\n]*+\n|[^\n]++", text)
     notices = TextNotices()
+    numbers = _numbers_of_singular("")  # as long as no header says otherwise
     wanted: list[tuple[_Entry, str, str]] = []  # an entry, a keyword of it and its source
     for entry in _entries(lines, name):
         source = entry.get("msgid")
         if source is None or not source[2]:
             _refuse_languages(entry, settings, name)
+            numbers = _numbers_of_singular("".join(said for _, _, said in entry.values()))
             continue
         left = settings.leaves(source[2], entry.get("msgctxt", source)[2])
         for key, (begin, _, said) in entry.items():
@@ -183,9 +271,12 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
             if left:
                 notices.add("left_by_key", f"line {begin + 1}")
             else:
-                plural = key not in ("msgstr", "msgstr[0]")
-                wanted.append((entry, key, entry.get("msgid_plural", source)[2] if plural else source[2]))
-    works = [partial(message, source, settings.options) for _, _, source in wanted]
+                plural = entry.get("msgid_plural", source)[2]
+                wanted.append((entry, key, source[2] if _is_singular(key, numbers, source[2], plural) else plural))
+    names = [_formats(lines, min(begin for begin, _, _ in entry.values())) for entry, _, _ in wanted]
+    works = [
+        partial(message, part[2], settings.options, syntax=Syntax(own)) for part, own in zip(wanted, names, strict=True)
+    ]
     done = yield from placed(works, [f"line {entry[key][0] + 1}" for entry, key, _ in wanted], notices)
     for (entry, key, source_text), answer in zip(wanted, done, strict=True):
         begin, end, _ = entry[key]
@@ -196,6 +287,32 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
     for first in {min(begin for begin, _, _ in entry.values()) for entry, _, _ in wanted}:
         _flag(lines, first)
     return Result(_encoded("".join(lines), charset), notices)
+
+
+def _numbers_of_singular(header: str) -> tuple[str, Sequence[int]]:
+    """Return the form that 1 has by a header's rule, as `msgstr[0]`, and of the first numbers those that have it."""
+    found = _PLURALS.search(header)
+    try:
+        form = gettext_rules.c2py(found[1]) if found else (lambda number: int(number != 1))
+        own = form(1)
+        return f"msgstr[{own}]", [number for number in range(_OFTEN) if form(number) == own]
+    except (ValueError, ArithmeticError):  # a rule that cannot be read
+        return _numbers_of_singular("")
+
+
+def _is_singular(key: str, of_one: tuple[str, Sequence[int]], singular: str, plural: str) -> bool:
+    """Return whether a form is the translation of the singular.
+
+    The form of 1 is, unless 2 has it too, as in a language with one form. Where 21 has it, "one file" would be said of
+    21, so there the singular must have the placeholders of the plural; msgfmt refuses such a form, too.
+    """
+    form, numbers = of_one
+    if key == "msgstr":
+        return True
+    if key != form or 2 in numbers:
+        return False
+    found = [sorted(text[i.start : i.end] for i in protected(text)) for text in (singular, plural)]
+    return len(numbers) < _FEW or found[0] == found[1]
 
 
 def _refuse_languages(entry: _Entry, settings: Settings, name: str) -> None:
@@ -212,18 +329,30 @@ def _line_end(line: str) -> str:
 
 def _flag(lines: list[str], first: int) -> None:
     """Mark the entry whose first keyword is in line `first` as fuzzy: a translation to be reviewed."""
-    before = first  # of the remarks on the message before this one (`#|`)
-    while before and lines[before - 1].startswith("#|"):
-        before -= 1
-    at = before
+    if (at := _flags(lines, first)) is None:
+        before = first  # of the remarks on the message before this one (`#|`)
+        while before and lines[before - 1].startswith("#|"):
+            before -= 1
+        lines[before] = f"#, fuzzy{_line_end(lines[first])}{lines[before]}"
+    elif "fuzzy" not in [flag.strip() for flag in lines[at][2:].split(",")]:
+        lines[at] = f"#, fuzzy,{lines[at][2:]}"
+
+
+def _flags(lines: list[str], first: int) -> int | None:
+    """Return the line with the flags of the entry whose first keyword is in line `first`."""
+    at = first
     while at and lines[at - 1].startswith("#") and not lines[at - 1].startswith("#~"):
         at -= 1
         if lines[at].startswith("#,"):
-            flags = [flag.strip() for flag in lines[at][2:].split(",")]
-            if "fuzzy" not in flags:
-                lines[at] = f"#, fuzzy,{lines[at][2:]}"
-            return
-    lines[before] = f"#, fuzzy{_line_end(lines[first])}{lines[before]}"
+            return at
+    return None
+
+
+def _formats(lines: list[str], first: int) -> regex.Pattern[str]:
+    """Return what the message of this entry may refer to, by its flags."""
+    at = _flags(lines, first)
+    flags = set() if at is None else {flag.strip().removesuffix("-format") for flag in lines[at][2:].split(",")}
+    return references(*(pattern for flag, pattern in _FORMATS.items() if flag in flags))
 
 
 def _encoded(text: str, charset: Charset) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html import unescape
@@ -13,13 +13,20 @@ from typing import Any, NamedTuple, TypeAlias
 import regex
 
 from ziggurat.serve.notices import TextNotices
-from ziggurat.serve.text.documents.bilingual import CDATA, HTML_TAG, html_in_xml, with_tags
-from ziggurat.serve.text.documents.messages import message, placed, with_own_elements
+from ziggurat.serve.text.documents.bilingual import CDATA, are_html, html_in_xml, with_html
+from ziggurat.serve.text.documents.messages import (
+    Syntax,
+    message,
+    message_tokens,
+    placed,
+    references,
+    with_own_elements,
+)
 from ziggurat.serve.text.files import Settings, decoded
-from ziggurat.serve.text.markup import HTML, Template, markup_template, written
+from ziggurat.serve.text.markup import HTML, MarkupRules, Template, TemplateGroup, markup_template, written
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.splitting import has_words
-from ziggurat.serve.text.tokens import Spelling, Token, html_tokens, read_xml, xml_ends
+from ziggurat.serve.text.splitting import BRANCHES, has_words
+from ziggurat.serve.text.tokens import Token, read_xml, xml_ends
 from ziggurat.system.errors import DataError, printable
 from ziggurat.system.small_files import parse_json
 
@@ -39,8 +46,8 @@ class _Value(NamedTuple):
 def json_values(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating JSON: strings that are values. Numbers, order and layout stay as they are.
 
-    Raises DataError: not JSON, nested more than 64 deep, larger than ziggurat.system.small_files.MAX_BYTES, or of
-    another language than those of `settings`.
+    Raises DataError: not JSON, nested more than 64 deep, larger than ziggurat.system.small_files.MAX_BYTES, of another
+    language than those of `settings`, or of a shape that is not read.
     """
     text, charset = decoded(content, name)
     shape = _shape(parse_json(text.encode(), name), name)  # refuses what is not JSON, or nested too deeply
@@ -54,7 +61,10 @@ def json_values(content: bytes, name: str, settings: Settings) -> SentenceReques
                 notices.add("left_by_key", _place(value))
             else:
                 wanted.append(number)
-    works = [partial(message, values[number], settings.options) for number in wanted]
+        elif shape.entry and not shape.entry & set(value.path) and has_words(values[number], []):
+            notices.add("not_read", _place(value))
+    syntax = shape.syntax([values[number] for number in wanted])
+    works = [partial(message, values[number], settings.options, syntax=syntax) for number in wanted]
     done = yield from placed(works, [_place(places[number]) for number in wanted], notices)
     said = dict(zip(wanted, done, strict=True))
     for number, value in enumerate(places):
@@ -97,7 +107,10 @@ _ENTRIES = {
     "message": frozenset(("description", "placeholders", "hash")),
     "defaultMessage": frozenset(("id", "description", "file", "start", "end", "line", "col")),
     "string": frozenset(("context", "developer_comment", "character_limit", "key")),
+    "translation": frozenset(("id",)),
 }
+_FORMS = frozenset(("zero", "one", "two", "few", "many", "other"))
+_BESIDE_FORMS = frozenset(("id", "description", "hash", "leftDelim", "rightDelim"))  # of go-i18n
 _MANIFEST = frozenset(("name", "short_name", "description", "label"))
 
 
@@ -107,22 +120,41 @@ class _Shape(NamedTuple):
     Attributes:
         last: keys of strings that are, if not all are.
         depth: how many keys lead to those strings; 0: any number.
+        entry: keys of strings that are not, in entries in which others should not be.
+        left: last keys of strings that are not.
         metadata: whether what is below a key that begins with `@` is not.
         language: the keys that lead to the file's language.
+        names: patterns of what its messages refer to, beside what any may.
+        icu: whether the messages are in ICU's MessageFormat; None: if one has branches.
     """
 
     last: frozenset[str] = frozenset()
     depth: int = 0
+    entry: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
     metadata: bool = False
     language: _Path | None = None
+    names: tuple[str, ...] = ()
+    icu: bool | None = None
 
     def translates(self, path: _Path) -> bool:
         """Return whether a string at the end of these keys is translated."""
         if path == self.language or (path and path[0] == "$schema"):
             return False
-        if self.metadata and path and path[0].startswith("@"):
+        if (self.metadata and path and path[0].startswith("@")) or (self.left and path and path[-1] in self.left):
             return False
         return (not self.last or (bool(path) and path[-1] in self.last)) and self.depth in (0, len(path))
+
+    def syntax(self, texts: Sequence[str]) -> Syntax:
+        """Return what is known of messages, those that are translated."""
+        names = references(*self.names)
+        if self.language == _ARB_LANGUAGE:  # Flutter's quote only where one says so
+            return Syntax(names, any("''" in text for text in texts) or None)
+        return Syntax(names, any(map(BRANCHES.search, texts)) if self.icu is None else self.icu)
+
+
+_ARB_LANGUAGE = ("@@locale",)
+_BY_NUMBER = (r"\$\d", r"\$\$")
 
 
 def _shape(content: Any, name: str) -> _Shape:
@@ -132,15 +164,41 @@ def _shape(content: Any, name: str) -> _Shape:
     if not isinstance(content, Mapping | list):
         return _Shape()
     if isinstance(content, Mapping):
+        _refuse_other(content, name)
         if ending == ".arb" or "@@locale" in content or _described(content):
-            return _Shape(metadata=True, language=("@@locale",))
+            return _Shape(metadata=True, language=_ARB_LANGUAGE)
+        if isinstance(content.get("@metadata"), Mapping):  # MediaWiki's
+            return _Shape(metadata=True, names=_BY_NUMBER)
         if isinstance(content.get("translations"), Mapping) and set(content) == {"locale", "translations"}:
             return _Shape(language=("locale",))  # Angular's
     items = [v for k, v in content.items() if k[:1] not in "$@"] if isinstance(content, Mapping) else content
     for key, beside in _ENTRIES.items():
-        if items and all(_is_entry(item, key, beside) for item in items):
-            return _Shape(last=frozenset((key,)), depth=2 if isinstance(content, Mapping) else 1)
+        if _are_entries(items, key, beside):
+            icu, names = key == "defaultMessage" or None, _BY_NUMBER if key == "message" else ()
+            depth = 2 if isinstance(content, Mapping) else 1
+            return _Shape(frozenset((key,)), depth, beside | {key}, names=names, icu=icu)
+    forms = [item for item in items if isinstance(item, Mapping) and isinstance(item.get("other"), str)]
+    if any(_BESIDE_FORMS & set(item) and set(item) <= _FORMS | _BESIDE_FORMS for item in forms):
+        return _Shape(left=_BESIDE_FORMS)
     return _Shape()
+
+
+def _refuse_other(content: Mapping[str, Any], name: str) -> None:
+    """Raise DataError for files of other programs, not all of whose values are text, or which hold two languages."""
+    messages = content.get("messages")
+    of_gotext = messages if isinstance(messages, list) else []
+    compiled = [value for value in content.values() if isinstance(value, list) and value]
+    kind = ""
+    if {"sourceLanguage", "strings"} <= set(content):
+        kind = "a catalogue of Xcode, which holds several languages; export XLIFF from it"
+    elif "locale_data" in content:
+        kind = "made for Jed; translate the .po file that it was made from"
+    elif any(isinstance(item, Mapping) and {"id", "translation"} <= set(item) for item in of_gotext):
+        kind = "of gotext, which holds two languages"
+    elif any(all(isinstance(p, Mapping) and isinstance(p.get("type"), int) for p in value) for value in compiled):
+        kind = "of compiled messages; translate what they were compiled from"
+    if kind:
+        raise DataError(f"{name}: is {kind}")
 
 
 def _described(content: Mapping[str, Any]) -> bool:
@@ -148,13 +206,30 @@ def _described(content: Mapping[str, Any]) -> bool:
     return any(key[:1] == "@" and isinstance(content.get(key[1:]), str) for key in content if len(key) > 1)
 
 
-def _is_entry(item: Any, key: str, beside: frozenset[str]) -> bool:
-    return isinstance(item, Mapping) and isinstance(item.get(key), str) and set(item) <= beside | {key}
+def _are_entries(items: Sequence[Any], key: str, beside: frozenset[str]) -> bool:
+    """Return whether these are entries: all have this key and known ones alone, or half do, and some have known ones.
+
+    Others are then entries that somebody added a key to, or left one out of.
+    """
+    known = [
+        item
+        for item in items
+        if isinstance(item, Mapping) and isinstance(item.get(key), str) and set(item) <= beside | {key}
+    ]
+    return bool(known) and (
+        len(known) == len(items) or (2 * len(known) >= len(items) and any(beside & set(item) for item in known))
+    )
 
 
 _SPACES = {"urn:oasis:names:tc:xliff:document:1.2": "xliff", "http://schemas.android.com/tools": "tools"}
 _REFERENCE = regex.compile(r"\s*+(?:[@?](?:[+*]?+[\w.]++:)?(?:\+?[\w.]++/)?[\w.]++|#[0-9A-Fa-f]{3,8})\s*+")
-_ESCAPE = regex.compile(r"(?:\\u(?P<code>[0-9A-Fa-f]{4}))+|\\.|\"", flags=regex.DOTALL)
+_ESCAPE = regex.compile(
+    r"(?P<space>(?:\\u0020|\\ )+)|(?P<br>\\n|\\u000[aA])|(?P<quote>\")"
+    r"|(?:\\u(?!00(?:20|0[aA]))(?P<code>[0-9A-Fa-f]{4}))+|\\.",
+    flags=regex.DOTALL,
+)
+_NAMED_TEXT = regex.compile(r"<[^<>]{0,500}\s(?:alt|title|placeholder|aria-label)\s*+=")
+_LAYOUT = regex.compile(r"[ \t\r\n]+")
 _WRITTEN = str.maketrans({"\\": "\\\\", "'": "\\'", '"': '\\"', "\n": "\\n", "\t": "\\t"})
 _LOCALE = regex.compile(r"""(\btools:locale\s*+=\s*+["'])[^"']*+""")
 
@@ -185,6 +260,9 @@ def android(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
             notices.add("left_by_key", called)
         else:
             wanted.append((place, called))
+    for place, called in wanted:
+        if any(_NAMED_TEXT.search(token.text) for token in tokens[place + 1 : ends[place]]):
+            notices.add("not_read", called)
     templates = [_template(tokens[place + 1 : ends[place]]) for place, _ in wanted]
     works = [partial(written, template, settings.options) for template in templates]
     done = yield from placed(works, [called for _, called in wanted], notices)
@@ -224,42 +302,53 @@ def _children(tokens: Sequence[Token], ends: dict[int, int], parent: int) -> Ite
 
 
 def _template(inside: Sequence[Token]) -> Template:
+    texts = [token.kind == "text" for token in inside]
     if len(inside) == 1 and inside[0].kind == "text":
         if _REFERENCE.fullmatch(inside[0].text):
             return [inside[0].raw]
-        if inside[0].raw.startswith(CDATA) or HTML_TAG.search(inside[0].text):
-            return html_in_xml(inside[0], lambda text: _markup(list(html_tokens(text)), xml=False))
-    spell = Spelling("".join(token.raw for token in inside if token.kind == "text"), xml=True).of
-    parts = list[Token]()
-    for token in inside:
-        parts += with_tags(token, spell) if token.kind == "text" and HTML_TAG.search(token.text) else [token]
-    return _markup(parts, xml=True)
+        if inside[0].raw.startswith(CDATA) or are_html(inside):
+            return html_in_xml(inside[0], lambda text: _markup(list(message_tokens(text)), _RULES))
+    if not are_html([token for token in inside if token.kind == "text"]):
+        return _markup(inside, replace(_RULES, xml=True))
+    parts, escape = with_html(inside, texts)
+    rules = replace(_RULES, xml=True, escape=lambda text: escape(_escaped(text)))
+    template = _markup(parts, rules, lambda raw: unescape(unescape(raw)))
+    return [TemplateGroup(template, source=["".join(token.raw for token in inside)])]
 
 
-def _markup(tokens: Sequence[Token], *, xml: bool) -> Template:
-    rules = replace(with_own_elements(tokens, _RULES), xml=xml)
-    return markup_template([part for token in tokens for part in _divided(token)], rules)
+def _markup(tokens: Sequence[Token], rules: MarkupRules, read: Callable[[str], str] = unescape) -> Template:
+    return markup_template(list(_divided(tokens, read)), with_own_elements(tokens, rules))
 
 
-def _divided(token: Token) -> Iterator[Token]:
-    """Yield text with its escapes as characters, and between two texts the end of a line, or a quotation mark."""
-    if token.kind != "text":
-        yield token
+def _divided(tokens: Sequence[Token], read: Callable[[str], str]) -> Iterator[Token]:
+    """Yield text with its escapes as characters, and between texts ends of lines, blanks that stay, quotation marks.
+
+    Between quotation marks all white space stays; elsewhere Android makes one blank of it, and none at the ends.
+    """
+    quoted = False
+    for token in tokens:
+        if token.kind != "text":
+            yield token
+            continue
+        if token.raw.startswith(CDATA):  # beside elements
+            yield token._replace(text=_unescaped(token.text))
+            continue
+        begin = 0
+        for found in _ESCAPE.finditer(token.raw):
+            if (name := found.lastgroup) in ("space", "br", "quote"):
+                yield from _text(token.raw[begin : found.start()], read, quoted=quoted)
+                yield Token("empty", found[0], name)
+                begin = found.end()
+                quoted ^= name == "quote"
+        yield from _text(token.raw[begin:], read, quoted=quoted)
+
+
+def _text(raw: str, read: Callable[[str], str], *, quoted: bool) -> Iterator[Token]:
+    if not quoted:
+        yield Token("text", raw, text=_unescaped(_LAYOUT.sub(" ", read(raw))))
         return
-    if token.raw.startswith(CDATA):  # beside elements
-        yield token._replace(text=_unescaped(token.text))
-        return
-    begin = 0
-    for found in _ESCAPE.finditer(token.raw):
-        if found[0] in ("\\n", '"'):
-            yield _text(token.raw[begin : found.start()])
-            yield Token("empty", found[0], "quote" if found[0] == '"' else "br")
-            begin = found.end()
-    yield _text(token.raw[begin:])
-
-
-def _text(raw: str) -> Token:
-    return Token("text", raw, text=_unescaped(unescape(raw)))
+    for number, part in enumerate(regex.split(r"(\r?\n)", raw)):
+        yield Token("empty", part, "br") if number % 2 else Token("text", part, text=_unescaped(read(part)))
 
 
 def _unescaped(text: str) -> str:
@@ -270,7 +359,8 @@ def _letters(found: regex.Match[str]) -> str:
     """Return what escapes stand for; two of `\\u` may be one character."""
     if codes := found.captures("code"):
         return bytes.fromhex("".join(codes)).decode("utf-16-be", "replace")
-    return {"\\n": "\n", "\\t": "\t"}.get(found[0], found[0][-1])
+    kind = {"br": "\n", "space": " "}.get(found.lastgroup or "")
+    return kind or {"\\t": "\t"}.get(found[0], found[0][-1])
 
 
 def _escaped(text: str) -> str:
@@ -285,5 +375,6 @@ _RULES = replace(
     copied=HTML.copied | {"xliff:g"},
     points=frozenset(("quote", "x")),
     collapses=False,
+    spaces=frozenset(("space",)),
     escape=_escaped,
 )
