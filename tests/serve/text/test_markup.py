@@ -88,7 +88,7 @@ def test_tags_are_the_same_and_nest_and_the_text_is_the_plain_translation(tree: 
     assert said.tags == source.tags
     if any(c.isalpha() for c in source.text):
         (plain,) = translate([source.text.strip()])
-        assert said.text.strip() == plain.text
+        assert said.text.split() == plain.text.split()
     else:
         assert outcome.value == tree
     assert outcome.value.count("<!-- note -->") == tree.count("<!-- note -->")

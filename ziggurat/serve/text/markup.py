@@ -21,8 +21,9 @@ import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.files import language_of
+from ziggurat.serve.text.pairing import marked
 from ziggurat.serve.text.paragraphs import original_pieces, paragraphs
-from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim, marked
+from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
 from ziggurat.serve.text.tokens import ATTRIBUTE, Spelling, Token, element_ends, html_tokens, read_xml
 from ziggurat.system.errors import DataError
