@@ -23,7 +23,7 @@ KINDS = {
     "no_cues": "file without any cue that is understood",
     "times_unread": "times of cues not understood",
     "data_cues": "cues for programs left as they are",
-    "not_shown": "blocks without times left as they are",
+    "not_shown": "texts beside cues left as they are",
     "left_out": "embedded files left as they are",
     "too_long": "translations longer than their units allow",
     "other_languages": "units without a source in the model's language",
