@@ -196,10 +196,10 @@ _KEPT = {
 _DEFINED = regex.compile(r"^[ >]{0,6}\[([^\]\n]+)\]:", flags=regex.MULTILINE)
 _CELL = regex.compile(r"(?<!\\)\|")
 _SHOWN = {  # of formats whose text stands in elements
-    "Word": (("word/",), r"(?s)<w:t(?:\s[^<>]*)?>(.*?)</w:t>|<a:t(?:\s[^<>]*)?>(.*?)</a:t>"),
+    "Word": (("word/",), r"(?s)<w:t(?:\s[^<>]*)?>(.*?)</w:t>|<a:t(?:\s[^<>]*)?>(.*?)</a:t>|<c:v>(.*?)</c:v>"),
     "PowerPoint": (
         ("ppt/slides/", "ppt/notesSlides/", "ppt/diagrams/", "ppt/charts/"),
-        r"(?s)<a:t(?:\s[^<>]*)?>(.*?)</a:t>",
+        r"(?s)<a:t(?:\s[^<>]*)?>(.*?)</a:t>|<c:v>(.*?)</c:v>",
     ),
     "OpenDocument text": (("content.xml",), r"(?s)<text:(?:p|h|span|a)\b[^<>]*(?<!/)>([^<]*)"),
     "OpenDocument presentation": (("content.xml",), r"(?s)<text:(?:p|h|span|a)\b[^<>]*(?<!/)>([^<]*)"),

@@ -24,7 +24,7 @@ KINDS = {
     "times_unread": "times of cues not understood",
     "data_cues": "cues for programs left as they are",
     "not_shown": "texts beside cues left as they are",
-    "left_out": "embedded files left as they are",
+    "left_out": "parts of the file left as they are",
     "too_long": "translations longer than their units allow",
     "other_languages": "units without a source in the model's language",
     "left_by_key": "texts left as they are for their keys",

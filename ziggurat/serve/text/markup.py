@@ -11,7 +11,7 @@ sentence.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import unescape
@@ -445,17 +445,22 @@ class _Segmenter:
             return _LANGUAGE.sub(self._language, token.raw)
         if not any(token.attributes.get(name, "").strip() for name in self.rules.attributes) or _untranslated(token):
             return token.raw
-        template: Template = []
-        begin = 0
-        for found in ATTRIBUTE.finditer(token.raw, 1 + len(token.name)):
-            group = 2 if found[2] else 3
-            text = unescape(found[group] or "")
-            if found[1].lower() in self.rules.attributes and text.strip():
-                form = MarkupForm(found[group], Spellings(), self.rules.xml, quote=token.raw[found.start(group) - 1])
-                form.spellings.add(text, found[group])
-                template += [token.raw[begin : found.start(group)], MarkupSlot(SpannedText(text), form)]
-                begin = found.end(group)
-        return [*template, token.raw[begin:]]
+        return with_attributes(token, self.rules.attributes, xml=self.rules.xml)
+
+
+def with_attributes(token: Token, names: Set[str], *, xml: bool) -> Template:
+    """Return a tag with places for the attributes of these names, in small letters."""
+    template: Template = []
+    begin = 0
+    for found in ATTRIBUTE.finditer(token.raw, 1 + len(token.name)):
+        group = 2 if found[2] else 3
+        text = unescape(found[group] or "")
+        if found[1].lower() in names and text.strip():
+            form = MarkupForm(found[group], Spellings(), xml, quote=token.raw[found.start(group) - 1])
+            form.spellings.add(text, found[group])
+            template += [token.raw[begin : found.start(group)], MarkupSlot(SpannedText(text), form)]
+            begin = found.end(group)
+    return [*template, token.raw[begin:]]
 
 
 def _shown_blank(token: Token, inside: str) -> str:
