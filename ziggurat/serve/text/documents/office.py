@@ -356,8 +356,11 @@ class _Paragraph:
         token, last = self.part.tokens[place], self.part.ends[place]
         tag = token.raw if "xml:space" in token.attributes or token.name == "a:t" else token.raw[:-1] + _SPACE
         closing = self.part.tokens[last]
-        for text in regex.split(r"(\t+)", "".join(t.text for t in self.part.tokens[place:last])):
-            if text.startswith("\t"):
+        shown = "".join(t.text for t in self.part.tokens[place:last])
+        for text in regex.split(r"(\t+|_x000[9ABD]_)" if token.name == "a:t" else r"(\t+)", shown):
+            if token.name == "a:t" and regex.fullmatch("_x000[ABD]_", text):  # the end of a line
+                self.pieces.append(EmptyElement(f"{before}{properties}{tag}{text}{closing.raw}{after}", "\n"))
+            elif text.startswith(("\t", "_x0009_")):
                 self.pieces.append(Close(f"{before}{properties}{tag}{text}{closing.raw}{after}", _DIVIDER))
             elif text:
                 self._text(text, before, properties, tag, closing)
