@@ -456,3 +456,24 @@ def test_a_random_page_of_every_kind_of_tag() -> None:
     names = sorted(HTML.inline | HTML.copied | HTML.void | {"div", "td", "h1"})
     page = "".join(f"<{rng.choice(names)}>word{n} </{rng.choice(names)}>" for n in range(400))
     assert translated(page, identity).value == page
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        '<input type="submit" value="TEXT">',
+        "<INPUT TYPE=Button value='TEXT'>",
+        '<input type="text" value="stays">',
+        '<option value="stays" label="TEXT">TEXT</option>',
+        '<optgroup label="TEXT"></optgroup>',
+        '<meta name="description" content="TEXT">',
+        '<meta property="og:title" content="TEXT">',
+        '<meta name="viewport" content="width=device-width">',
+        '<input type=submit value="stays" translate="no">',
+        '<track label="TEXT">',
+    ],
+)
+def test_attributes_that_people_read_are_translated(tag: str) -> None:
+    given = tag.replace("TEXT", "text")
+    assert run(html(given, OPTIONS, PAGES), upper).value == tag
+    assert run(html(given, OPTIONS), upper).value == given.replace(">text<", ">TEXT<")

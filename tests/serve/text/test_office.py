@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from xml.etree import ElementTree
 
@@ -271,3 +272,20 @@ def test_authors_and_dates_of_comments_stay(said: str) -> None:
     content = members(read("a.odt", parts).value)["content.xml"].decode()
     assert said in content
     assert "a REMARK" in content
+
+
+@pytest.mark.parametrize("escape", ["_x000B_", "_x000D_", "_x000A_"])
+def test_ends_of_lines_as_powerpoint_spells_them(escape: str) -> None:
+    asked: list[str] = []
+
+    def watched(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return upper(sentences)
+
+    slide = f"<p:sld xmlns:p='urn:p' {A}><a:p><a:r><a:t>Upper{escape}Lower</a:t></a:r></a:p></p:sld>"
+    parts = {"ppt/presentation.xml": "<x/>", "ppt/slides/slide1.xml": slide}
+    said = members(run_work(document(packed(parts), "a.pptx", SETTINGS), watched).value)[
+        "ppt/slides/slide1.xml"
+    ].decode()
+    assert asked == ["Upper", "Lower"]
+    assert re.sub("<[^>]*>", "", said) == f"uPPER{escape}lOWER"

@@ -443,9 +443,24 @@ class _Segmenter:
         """Return a tag as it was written, with places for the attributes that are translated."""
         if token.name == "html" and all(self.rules.languages):
             return _LANGUAGE.sub(self._language, token.raw)
-        if not any(token.attributes.get(name, "").strip() for name in self.rules.attributes) or _untranslated(token):
+        names = self.rules.attributes | (_said(token) if self.rules.attributes else frozenset())
+        if not any(token.attributes.get(name, "").strip() for name in names) or _untranslated(token):
             return token.raw
-        return with_attributes(token, self.rules.attributes, xml=self.rules.xml)
+        return with_attributes(token, names, xml=self.rules.xml)
+
+
+_BUTTONS = _names("submit button reset")
+_DESCRIPTIONS = _names("description og:description og:title twitter:description twitter:title")
+
+
+def _said(token: Token) -> frozenset[str]:
+    """Return the names of attributes that are text of this element alone."""
+    said = token.attributes
+    if token.name == "input" and said.get("type", "").lower() in _BUTTONS:
+        return frozenset(("value",))
+    if token.name == "meta" and (said.get("name") or said.get("property", "")).lower() in _DESCRIPTIONS:
+        return frozenset(("content",))
+    return frozenset(("label",)) if token.name in ("option", "optgroup", "track") else frozenset()
 
 
 def with_attributes(token: Token, names: Set[str], *, xml: bool) -> Template:

@@ -316,11 +316,11 @@ def _text_template(pieces: Sequence[Piece], form: Form, *, is_web: bool) -> Temp
     """Return the template of one text of a cue, in which tags without a partner divide paragraphs."""
     parts = marked(pieces)
     written = [number for number, part in enumerate(parts) if isinstance(part, SpannedText) and part.text.strip()]
+    first, last = (written[0], written[-1]) if written else (len(parts), -1)
     template: Template = []
     for number, part in enumerate(parts):
         if isinstance(part, SpannedText):
-            is_after, is_before = number > min(written, default=number), number < max(written, default=number)
-            template.append(MarkupSlot(part, _CueForm(form, is_web, is_after, is_before)))
+            template.append(MarkupSlot(part, _CueForm(form, is_web, number > first, number < last)))
         else:
             add(template, part.raw)
     return template
