@@ -369,7 +369,7 @@ BLOCKS = [
     "| TEXT TEXT\n| TEXT\n|   TEXT\n\nTEXT\n",
     "/// note | TEXT TEXT\nTEXT\n///\n\nTEXT\n",
     "/// details\nTEXT\n\n//// tip | TEXT\nTEXT\n////\n///\n",
-    "| TEXT | TEXT |\n|---|:-:|\n| TEXT | TEXT |\n",
+    "| TEXT | TEXT |\n|---|:-:|\n| TEXT | TEXT |\n| TEXT | `words` TEXT |\n| TEXT | TEXT |\n",
     "TEXT\n\n+---+-----+\n| some | words |\n+===+=====+\n| more | words |\n+---+-----+\n\nTEXT\n",
 ]
 TITLES = [
@@ -469,3 +469,19 @@ def timed(text: str) -> float:
     for name in ("a.md", "a.mdx"):
         translated(text, identity, name=name)
     return time.process_time() - began
+
+
+def test_rows_of_a_table_are_no_lines_that_stay_lines() -> None:
+    table = "| a | b |\n|---|---|\n| c `d|e` | f |\n| g | h |\n"
+    asked: list[str] = []
+
+    def watched(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return upper(sentences)
+
+    texts = [table, table.replace("|---|---|", "| --- | --- |"), table.replace("\n|", "\n  |")]
+    texts += [table.replace("| a | b |", "a | b"), table.replace("| a | b |\n|---|---|", "a | b\n--- | ---")]
+    for text in texts:
+        asked.clear()
+        translated(text, watched)
+        assert asked == ["a", "b", "c `d", "e`", "f", "g", "h"]

@@ -69,8 +69,8 @@ _TASK = regex.compile(r"\[[ xX]\]\s+")
 
 
 _DEFINITION = regex.compile(r"[ ]{0,3}:[ ]{1,4}\S")
-_BAR = regex.compile(r"[ ]{0,3}\|[ ]")
-_RULE = regex.compile(r"[\s|:\-]*+")
+_BAR = regex.compile(r"[ ]{0,3}\|")
+_RULE = regex.compile(r"[\s|:]*+-[\s|:\-]*+")
 _GRID = regex.compile(r"[ ]{0,3}\+(?:[:=\-]{3,}+\+)++\s*+")
 _TAG_BEGINS = regex.compile(r"\s*+<[A-Za-z][\w.\-]*+(?:\s[^<>]*+)?")
 _MAX_TAG = 50
@@ -109,8 +109,8 @@ def _as_items(bodies: Sequence[str]) -> list[str]:
         end = number
         while end < len(said) and _BAR.match(said[end]):
             end += 1
-        if end - number > 1 and not _RULE.fullmatch(said[number + 1]):
-            said[number:end] = [each.replace("|", "*", 1) for each in said[number:end]]
+        if end - number > 1 and not any(map(_RULE.fullmatch, said[max(number - 1, 0) : number + 2])):  # no table
+            said[number:end] = [regex.sub(r"\|(?= )", "*", each, count=1) for each in said[number:end]]
         number = max(end, number + 1)
     return said
 
