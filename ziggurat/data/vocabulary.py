@@ -237,8 +237,15 @@ def leading_tag(text: str, known: Collection[str] = ()) -> str | None:
 
 
 _PIECES = re.compile(
-    r"(?:^|\s)(▁)(?:\w|\s\w\s\w(?:\s|$))|\w(_)\s.*\w_(?:\s|$)|\w(@@)(?:\s|$)|\w(￭)|(￭)\w|\w (##)\w"
-    r"|\w(</w>)(?:\s|$)|(?: (Ġ)\w+){2}"
+    r"""(?:^|\s)(▁)(?:\w|\s\w\s\w(?:\s|$))
+      | \w(_)\s.*\w_(?:\s|$)
+      | \w(@@)(?:\s|$)
+      | \w(￭)
+      | (￭)\w
+      | \w\ (\#\#)\w
+      | \w(</w>)(?:\s|$)
+      | (?:\ (Ġ)\w+){2}""",
+    re.VERBOSE,
 )
 PIECE_MARKS = ("▁", "_ ", "@@", "￭", " ##", "</w>", " Ġ")
 """PIECE_MARKS is what text cut into subword pieces has in it; other text may have it as well, which is looked at."""

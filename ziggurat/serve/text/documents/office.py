@@ -53,7 +53,9 @@ _EMBEDDED = regex.compile(r"(?:word|ppt)/(?:embeddings/.+|afchunk[^/]*|media/[^/
 # Other parts, of which those with text are told: comments of slides, newer kinds of charts, building blocks, numbering.
 _STAYING = regex.compile(r"(?:customXml|docProps)/.*|.*/(?:(?:slide|notes|handout)Masters|slideLayouts|theme)/.*")
 _HAS_TEXT = regex.compile(
-    r"<(?:\w++:)?(?:t|text|v|pt)(?:\s[^<>]*+)?>[^<]*?\p{L}|<(?:\w++:)?lvlText\s[^<>]*?val=\"[^\"<>]*?\p{L}{2}"
+    r"""<(?:\w++:)?(?:t|text|v|pt)(?:\s[^<>]*+)?>[^<]*?\p{L}
+      | <(?:\w++:)?lvlText\s[^<>]*?val="[^"<>]*?\p{L}{2}""",
+    flags=regex.VERBOSE,
 )
 # Text beside paragraphs that is not read, and is not for readers.
 _SILENT = frozenset(("w:moveFrom", "w:del", "w:rt", "a:fld"))
