@@ -61,9 +61,10 @@ def test_blanks_in_text_without_blanks_change_nothing(name: str, places: list[in
 )
 def test_scripts_with_blanks_are_counted_as_ever(pairs: list[tuple[str, str]], limit: float) -> None:
     def dropped(source: str, target: str) -> bool:
-        words = len(source.split()), len(target.split())
-        low, high = sorted(words if min(words) > 1 else (len(source), len(target)))
-        return high > limit * low
+        measures = [(len(source.split()), len(target.split())), (len(source), len(target))]
+        fewest = min(measures[0])
+        used = measures[1:] if fewest <= 1 else measures if fewest == 2 else measures[:1]
+        return all(max(lengths) > limit * min(lengths) for lengths in used)
 
     sides = [s for s, _ in pairs], [t for _, t in pairs]
     assert length_ratio(*sides, limit=limit).tolist() == [dropped(*pair) for pair in pairs]
@@ -94,3 +95,21 @@ def test_a_text_is_measured_as_its_characters_are(text: str) -> None:
 def test_a_decomposed_text_is_about_as_long(text: str) -> None:
     composed, decomposed = (int(visible_lengths([unicodedata.normalize(form, text)])[0]) for form in ("NFC", "NFD"))
     assert composed == pytest.approx(decomposed, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "drop"),
+    [
+        ("I did not know that you would not have been able to come.", "Gelemeyeceğinizi bilmiyordum.", False),
+        ("Are you one of those whom we could not make into one of us?", "Siz yapamadıklarımızdanmısınız", False),
+        ("I would like to have a look at it in our house as well", "Talossanikin katselisin", False),
+        ("They said that he would not be able to see it at all", "Láthatatlannak mondták", False),
+        ("Because of what you had not been able to do then", "Yapamayacaklarınızdan dolayı", False),
+        ("one two three four five six seven eight nine ten", "no no", True),
+        ("a word and a word and a word and more words than before", "ja ja", True),
+        ("one two three four five six seven eight nine ten one two three four five six seven", "a b c dddddddd", True),
+    ],
+)
+def test_few_long_words_may_say_much(source: str, target: str, drop: bool) -> None:
+    assert length_ratio([source], [target], limit=4).tolist() == [drop]
+    assert length_ratio([target], [source], limit=4).tolist() == [drop]

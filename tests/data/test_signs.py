@@ -40,7 +40,11 @@ def notices(source: list[str], target: list[str], unicode: Any = "none", **setti
         "text_en text_de", "source_text target_text",
         "src_text trg_text", "sentence1 sentence2", "translation.en translation.de",
         '"source" "target"', "original translation", "en_US de_DE", "src_lang tgt_lang", "Deutsch Englisch",
-        "reference hypothesis", "eng_Latn deu_Latn", "L1 L2", "text1 text2", "SL TL", "src_sent trg_sent",
+        "reference hypothesis", "eng_Latn deu_Latn", "L1 L2", "text1 text2", "sourceText targetText",
+        "srclang trglang", "transcript translation", "prompt completion", "Quelle Ziel", "原文 译文",
+        "SourceString Translation",
+        "sourcetext targettext", "srcText tgtText", "sourceLanguage targetLanguage", "SourceSentence TargetSentence",
+        "SL TL", "src_sent trg_sent",
     ],
 )  # fmt: skip
 def test_headers(row: str) -> None:
@@ -55,6 +59,7 @@ def test_headers(row: str) -> None:
     [
         ("source", "source"), ("Text", "Text"), ("no", "ne"), ("the source", "die Quelle"), ("English", "Englische"),
         ("a dog", "ein Hund"), ("", ""), ("1", "2"), ("translation", "Übersetzung"), ("it", "is"), ("Yes", "Ja"),
+        ("textile", "Textil"), ("sourceror", "Zauberer"), ("Language", "Sprache"), ("McText", "Mc Text"),
     ],
 )  # fmt: skip
 def test_first_rows_that_are_text(pair: tuple[str, str]) -> None:
@@ -71,7 +76,8 @@ def test_only_a_first_row_is_a_header() -> None:
     [
         ("▁the ▁dog s", "▁"), ("hou@@ se", "@@"), ("the hou@@", "@@"), ("hou ￭se", "￭"), ("hou￭ se", "￭"),
         ("hou ##se", "##"), ("h o u se</w> is</w>", "</w>"), ("The Ġdog Ġbarks .", "Ġ"), ("▁日本 語", "▁"),
-        ("l' @@ a@@ b", "@@"),
+        ("l' @@ a@@ b", "@@"), ("▁ t h e ▁ h o u s e", "▁"), ("▁ 日 本 ▁ 語 も", "▁"), ("the_ hou se_", "_"),
+        ("th e_ hou se_ is_", "_"), ("I_ am_", "_"),
     ],
 )  # fmt: skip
 def test_pieces(text: str, mark: str) -> None:
@@ -87,7 +93,22 @@ def test_pieces(text: str, mark: str) -> None:
 def test_plain_text_has_no_sign(text: str) -> None:
     assert segmentation_mark(text) is None
     assert leading_tag(text) is None
-    for odd in ("▁▂▃▄▅", "@@", "# ##", "## Heading", "Ġorġ u Ġanni", "a ▁ b", "##", "me@@you"):
+    for markup in ("</tr> x", "</br> x", "</id> x", "</p> x", "> > and < < x"):
+        assert leading_tag(markup) is None, markup
+    for odd in (
+        "▁▂▃▄▅",
+        "@@",
+        "# ##",
+        "## Heading",
+        "Ġorġ u Ġanni",
+        "a ▁ b",
+        "##",
+        "me@@you",
+        "a_ b",
+        "snake_ case",
+        "</tr> <br>",
+        "x_ y z",
+    ):
         assert segmentation_mark(odd) is None, odd
 
 
@@ -95,7 +116,7 @@ LANGUAGE_TAGS = [
     "<2de>", "<de>", "<DE>", ">>de<<", ">>DEU<<", ">>zho_Hans<<", "__de__", "__DE__", "[de]", "[de_DE]", "<de_DE>",
     "<pt-BR>", "<to_de>", "<2_de>", "<lang:de>", "<|de|>", "<tgt:de>",
     "<<de>>", "＜2de＞", "&gt;&gt;de&lt;&lt;", "#de#", "@de@", "==DE==", "|de|",
-    "<en2de>", "<en_to_de>", ">>de <<",
+    "<en2de>", "<en_to_de>", ">>de <<", "> > de < <", "> >de< <", "</2de>", "</de>", "__label__de", "__label__zh_Hans",
     "｟opt_tgt_de｠", "__opt_tgt_de__", "<qhi>", "<zho_Hans>", "<en_XX>",
 ]  # fmt: skip
 
@@ -105,6 +126,7 @@ def test_tags_of_languages_however_they_are_spelt(tag: str) -> None:
     assert language_tags([tag]) == [tag]
     assert leading_tag(f" {tag} the house") == tag
     assert leading_tag(f"\ufeff{tag} the house") == tag
+    assert leading_tag(f"▁{tag} ▁the ▁house") == leading_tag(f"▁ {tag} the house") == tag
     (notice,) = notices([f"{tag} the house"], ["das Haus"])
     assert f"the first in a.en, line 1: `{tag}`" in notice
     for known, said in (([tag, "<2fr>"], "--tag"), (["<2fr>"], "<2fr>"), ([], "no tags")):

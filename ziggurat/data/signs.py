@@ -28,10 +28,13 @@ _COLUMN_NAMES = (
     "croatian serbian greek turkish arabic hebrew persian hindi bengali urdu tamil chinese mandarin japanese "
     "korean thai vietnamese indonesian malay khmer lao burmese swedish danish norwegian finnish estonian "
     "latvian lithuanian icelandic irish welsh catalan basque galician swahili latin esperanto tagalog filipino "
+    "transcript transcription prompt completion string quelle ziel quelltext zieltext origen destino cible "
+    "原文 译文 翻译 訳文 原语 译语 원문 번역 оригинал перевод "
     "englisch deutsch anglais français francais español espanol inglés ingles italiano português 英语 中文 日本語"
 )
 _COLUMN_WORDS = frozenset(_COLUMN_NAMES.split())
 _NAME_ENDS = re.compile(r"[\W_]+")
+_NAME_JOINT = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 @dataclass
@@ -106,7 +109,7 @@ def is_header(source: str, target: str, languages: Sequence[str]) -> bool:
     Two-letter codes must be those of the corpus's `languages`: `no` and `ne` may be words.
     """
     codes = {main_language(language).lower() for language in languages}
-    names = [source.strip().casefold(), target.strip().casefold()]
+    names = [_NAME_JOINT.sub("_", name.strip()).casefold() for name in (source, target)]
     return names[0] != names[1] and all(_is_column(name, codes) for name in names)
 
 
@@ -114,9 +117,16 @@ def _is_column(name: str, codes: set[str]) -> bool:
     words = [word.rstrip("0123456789") or word for word in _NAME_ENDS.split(name) if word]
     if not words or len(words) > _MOST_WORDS or len(name) > 40:
         return False
+    words = [part for word in words for part in _parts(word)]
     known = [word in _COLUMN_WORDS or word in codes or (len(word) == 3 and names_language(word)) for word in words]
     regions = [place > 0 and known[place - 1] and len(word) in (2, 4) for place, word in enumerate(words)]
     return known[0] and all(map(bool.__or__, known, regions)) and not words[0].isdigit()
+
+
+def _parts(word: str) -> list[str]:
+    """Return the two names that a word is made of, such as `sourcetext` and `srclang`, or the word."""
+    joints = [place for place in range(3, len(word) - 2) if {word[:place], word[place:]} <= _COLUMN_WORDS]
+    return [word[: joints[0]], word[joints[0] :]] if joints else [word]
 
 
 def sign_notices(

@@ -185,15 +185,17 @@ _FURTHER_CODES = (  # of languages without a code of two letters that FLORES-200
 _CODES = frozenset(_FURTHER_CODES.split())
 _LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__", re.IGNORECASE)  # whatever the code is
 _BEFORE_A_CODE = re.compile(
-    r"(?:2_?|(?:(?:opt|lang|tok|src|tgt|trg|source|target|language|to|into|2|l[12])[_:=-])+)(?=[a-z])", re.IGNORECASE
+    r"(?:2_?|(?:(?:opt|label_|lang|tok|src|tgt|trg|source|target|language|to|into|2|l[12])[_:=-])+)(?=[a-z])",
+    re.IGNORECASE,
 )
 _CODE = re.compile(r"([a-z]{2,3})(?:[_-](?:[a-z]{2}|[a-z]{4}|[0-9]{3}))*", re.IGNORECASE)
 _PRIVATE = re.compile("q[a-t][a-z]")  # of ISO 639-2: for whatever one likes
 _SEVERAL = "mul"  # ISO 639's code for text of several languages, which tells none
 _HTML = frozenset({"<br>", "<hr>", "<id>", "<li>", "<th>", "<tr>", "<tt>"})
 _LEADING_TAG = re.compile(
-    r"""[\s\u200b\ufeff]*(
-        <{1,2} [^\s<>]{1,24} >{1,2} | >>\s?[^\s<>]{1,24}\s?<< | [＜⟨] [^\s<>]{2,24} [＞⟩]
+    r"""[\s\u200b\ufeff▁]*(
+        <{1,2} [^\s<>]{1,24} >{1,2} | >\s?>\s?[^\s<>]{1,24}\s?<\s?<
+        | __label__[a-z]{2,3}(?:_\w{2,4})?(?!\w) | [＜⟨] [^\s<>]{2,24} [＞⟩]
         | &(?:lt|gt); \S{2,40}? ;(?=\s)
         | __\w{1,20}?__(?!\w) | \[[^\s\[\]]{2,20}\] | ｟[^\s｠]{2,30}｠ | ([#@$=|]{1,2}) [a-zA-Z_-]{2,12} \2(?=\s)
         | [a-z]{2,3}[_-][A-Z](?:[A-Z]|[a-z]{3})(?=\s) | (?i:(?:opt_|lang_|tok_|tgt_|trg_|src_|to_)+[a-z]{2,3})(?=\s)
@@ -215,7 +217,7 @@ def _is_language_tag(tag: str) -> bool:
     """Return True for a tag that names a language, however it is spelt: `<2de>`, `__de__`, `[de_DE]`, `<to_de>`."""
     if _LANGUAGE_TAG.fullmatch(tag):
         return True
-    core = html.unescape(tag).strip("<>[]{}()｟｠«»＜＞⟨⟩|@#$=_ ")
+    core = html.unescape(tag).strip("<>[]{}()｟｠«»＜＞⟨⟩|@#$=_/ ")
     if found := _DIRECTION.fullmatch(core):  # `en2de`
         return names_language(found[1]) and names_language(found[2])
     return names_language(core) or names_language(_BEFORE_A_CODE.sub("", core, count=1))
@@ -231,18 +233,29 @@ def leading_tag(text: str, known: Collection[str] = ()) -> str | None:
     found = _LEADING_TAG.match(text)
     if found is None or found[1] in known or found[1].startswith("translate "):
         return found and found[1]
-    return found[1] if _is_language_tag(found[1]) and found[1].lower() not in _HTML else None
+    return found[1] if _is_language_tag(found[1]) and found[1].lower().replace("/", "") not in _HTML else None
 
 
-_PIECES = re.compile(r"(?:^|\s)(▁)\w|\w(@@)(?:\s|$)|\w(￭)|(￭)\w|\w (##)\w|\w(</w>)(?:\s|$)|(?: (Ġ)\w+){2}")
-PIECE_MARKS = ("▁", "@@", "￭", " ##", "</w>", " Ġ")
+_PIECES = re.compile(
+    r"""(?:^|\s)(▁)(?:\w|\s\w\s\w(?:\s|$))
+      | \w(_)\s.*\w_(?:\s|$)
+      | \w(@@)(?:\s|$)
+      | \w(￭)
+      | (￭)\w
+      | \w\ (\#\#)\w
+      | \w(</w>)(?:\s|$)
+      | (?:\ (Ġ)\w+){2}""",
+    re.VERBOSE,
+)
+PIECE_MARKS = ("▁", "_ ", "@@", "￭", " ##", "</w>", " Ġ")
 """PIECE_MARKS is what text cut into subword pieces has in it; other text may have it as well, which is looked at."""
 
 
 def segmentation_mark(text: str) -> str | None:
     """Return the mark by which a text is known to be cut into subword pieces already; None where it is not.
 
-    SentencePiece has `▁the ▁house`, subword-nmt `hou@@ se`, OpenNMT `hou￭ se`, BERT `hou ##se`, GPT-2 `the Ġhouse Ġis`.
+    SentencePiece has `▁the ▁house`, subword-nmt `hou@@ se`, Tensor2Tensor `the_ hou se_`, OpenNMT `hou￭ se`, BERT
+    `hou ##se`, GPT-2 `the Ġhouse Ġis`.
     """
     if not any(mark in text for mark in PIECE_MARKS):
         return None

@@ -24,13 +24,17 @@ def identity(sentences: list[str]) -> list[SentenceTranslation]:
     ]
 
 
-def permuting(seed: int, *, aligned: bool = True, change: Callable[[str], str] = lambda word: word) -> Translate:
-    """Words between blanks change places at random, and each is changed by `change`."""
+def permuting(seed: int | None, *, aligned: bool = True, change: Callable[[str], str] = lambda word: word) -> Translate:
+    """Words between blanks change places at random (None: none does), and each is changed by `change`.
+
+    One blank stands between two, as a model writes them.
+    """
 
     def one(text: str) -> SentenceTranslation:
         words = list(WORD.finditer(text))
         order = list(range(len(words)))
-        random.Random(f"{seed} {text}").shuffle(order)
+        if seed is not None:
+            random.Random(f"{seed} {text}").shuffle(order)
         said, links = "", []
         for number in order:
             said += " " if said else ""

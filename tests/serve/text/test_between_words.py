@@ -190,3 +190,76 @@ def test_any_runs_and_tabs_keep_their_order(parts: list[str], seed: int) -> None
     columns = "".join(["Begin", *(shown.get(part, part) for part in parts)]).split("\t")
     for column, translated in zip(columns, said.split("\t"), strict=True):
         assert sorted(re.sub(r"\W", "", column.lower())) == sorted(re.sub(r"\W", "", translated.lower()))
+
+
+def fluent(sentences: list[str]) -> list[SentenceTranslation]:
+    return permuting(None, change=swapped)(sentences)
+
+
+POINTS = ("<img src=x>", "<!-- c -->", "<a id=x></a>", "<a href=x><img src=x></a>", "<code>f\ng</code>")
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("see # here", "SEE # HERE"),
+        ("see # # here", "SEE # # HERE"),
+        ("<b>see #</b> here", "<b>SEE #</b> HERE"),
+        ("<b>see # </b>here", "<b>SEE # </b>HERE"),
+        ("see #<b> here</b>", "SEE # <b>HERE</b>"),
+        ("One. # Two.", "oNE. # tWO."),
+        ("see\n#\nhere", "SEE # HERE"),
+        ("see# here", "SEE# HERE"),
+        ("see #here", "SEE #HERE"),
+        ("# see #", "# SEE #"),
+    ],
+)
+def test_a_point_between_two_blanks_keeps_both(point: str, page: str, said: str) -> None:
+    found = asked_and_said("a.html", page.replace("#", point).encode(), fluent)[1]
+    if "#here" not in page and "see#" not in page:  # where an image stands for a blank
+        assert found.decode().split() == said.replace("#", point).split()
+    assert asked_and_said("a.html", page.replace("#", point).encode(), identity)[1].decode() == page.replace("#", point)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.md", "Some ![p](a) here", "sOME ![P](a) HERE"),
+        ("a.md", "See <http://x> for more", "sEE <http://x> FOR MORE"),
+        ("a.md", "Some words [^1] here\n\n[^1]: A note", "sOME WORDS [^1] HERE\n\n[^1]: a NOTE"),
+        ("a.md", "Text `c\no` end", "tEXT `c\no` END"),
+        ("a.json", '{"k": "<1>x</1> {{y}} <0/> z"}', '{"k": "<1>X</1> {{y}} <0/> Z"}'),
+    ],
+)
+def test_points_of_other_formats_keep_their_blanks(name: str, content: str, said: str) -> None:
+    assert asked_and_said(name, content.encode(), fluent)[1].decode() == said
+
+
+@pytest.mark.parametrize(
+    "code", ['<x id="1"/>', '<ph id="1">{0}</ph>', '<g id="1"/>', '<bx id="1"/>', '<it id="1">a</it>']
+)
+def test_codes_of_xliff_keep_their_blanks(code: str) -> None:
+    unit = f'<trans-unit id="1"><source>You have {code} files</source></trans-unit>'
+    content = f'<xliff version="1.2"><file><body>{unit}</body></file></xliff>'.encode()
+    assert f">yOU HAVE {code} FILES</target>" in asked_and_said("a.xlf", content, fluent)[1].decode()
+
+
+@pytest.mark.parametrize("point", ["<w:drawing/>", '<w:footnoteReference w:id="2"/>'])
+def test_points_of_word_keep_their_blanks(point: str) -> None:
+    shown = "#" if "drawing" in point else "*"
+    assert word(one_run("see ", point, " here"), fluent)[1] == f"SEE {shown} HERE"
+    assert word(one_run("see ") + one_run(point) + one_run(" here"), fluent)[1] == f"SEE {shown} HERE"
+
+
+SCRAPS = st.lists(
+    st.sampled_from(("one", "two", "three", "end.", *POINTS[:3], "<b>bold", "</b>")), min_size=1, max_size=9
+)
+
+
+@given(SCRAPS, st.sampled_from((None, 1, 2, 3)))
+@settings(max_examples=150)
+def test_no_point_touches_a_word_that_stood_apart(scraps: list[str], seed: int | None) -> None:
+    page = " ".join(scraps)
+    said = asked_and_said("a.html", page.encode(), permuting(seed, change=swapped))[1].decode()
+    assert not re.search(r"\w<(?:img|a|!)|(?:-->|</a>|src=x>)\w", said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -20,8 +21,8 @@ from ziggurat.system.errors import ConfigError
 SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")
 
 
-def translated(text: str, translate: Translate, settings: Settings = SETTINGS) -> str:
-    return run(document(text.encode(), "a.md", settings), translate).value.decode()
+def translated(text: str, translate: Translate, settings: Settings = SETTINGS, name: str = "a.md") -> str:
+    return run(document(text.encode(), name, settings), translate).value.decode()
 
 
 @pytest.mark.parametrize(
@@ -126,9 +127,9 @@ FORMULAS = [
 ]
 TARGETS = [
     "TEXT [TEXT](http://some.org/a_(b_(c))) TEXT\n",
-    'TEXT [TEXT](/url "a \\"quoted\\" title") TEXT\n',
+    'TEXT [TEXT](/url "TEXT \\"TEXT\\" TEXT") TEXT\n',
     "TEXT [TEXT](/url (some title)) TEXT\n",
-    "TEXT [TEXT](<some words (x> 'title') TEXT\n",
+    "TEXT [TEXT](<some words (x> 'TEXT') TEXT\n",
     "TEXT [TEXT](some\\)words) TEXT\n",
     "[![TEXT](a_(b).png)](http://some.words) TEXT\n",
 ]
@@ -329,3 +330,158 @@ def test_breaks_links_and_marks_in_items(text: str, asked: str, said: str) -> No
 
     assert translated(text, noted).upper() == said.upper()
     assert " ".join(seen[0].split()) == " ".join(asked.split())
+
+
+TEMPLATES = [
+    "{{ site.title }} TEXT {{ page.x }}\n\nTEXT\n",
+    "{% if a %}TEXT TEXT{% endif %}\n",
+    "{: .x} TEXT {: .y}\n",
+    "{{ a }} {{ b }}\n",
+    "{% if a %}{{ b }}{% endif %}\n",
+    "{/* words */} TEXT {/* more words */}\n",
+    "> {% note %} TEXT {% endnote %}\n",
+    "[TEXT TEXT]({{ site.baseurl }}/about/) TEXT\n",
+    "[TEXT]({% link a.md %})\n",
+    "![TEXT]({{ '/a b.png' | relative_url }} \"TEXT\")\n",
+    "[TEXT](/a/{{ page.some id }}/b) TEXT\n",
+]
+TAGS = [
+    '<a title="a > b" href=x>TEXT TEXT</a> TEXT\n',
+    'TEXT <span v-if="a > b && c < d">TEXT</span>\n',
+    "TEXT <b x='>words>'>TEXT</b>\n",
+    "TEXT <Foo f={() => words} /> TEXT\n",
+    'TEXT <i a="words\nwords">TEXT</i>\n',
+    '<Foo\n  a="words"\n>\n  TEXT\n</Foo>\n',
+    'TEXT\n\n<Foo\n  a="words"\n  b\n/>\n\nTEXT\n',
+    '<some-tag a="words"\n  b="words">\n\nTEXT\n\n</some-tag>\n',
+]
+RAW = [
+    "\\newpage\n\nTEXT\n",
+    "TEXT \\cite{foo} TEXT \\ref{fig:a}.\n",
+    "TEXT \\citep[p.~3]{foo,bar} TEXT\n",
+    "TEXT \\LaTeX{} TEXT\n",
+    "TEXT [\\words\\folder] TEXT\n",
+    "TEXT \\vspace*{1cm}\n",
+]
+BLOCKS = [
+    "TEXT TEXT\n: TEXT TEXT\n: TEXT\n\nTEXT\n:   TEXT\n",
+    "TEXT\n\n:   TEXT\n\n    TEXT TEXT\n",
+    "| TEXT TEXT\n| TEXT\n|   TEXT\n\nTEXT\n",
+    "/// note | TEXT TEXT\nTEXT\n///\n\nTEXT\n",
+    "/// details\nTEXT\n\n//// tip | TEXT\nTEXT\n////\n///\n",
+    "| TEXT | TEXT |\n|---|:-:|\n| TEXT | TEXT |\n| TEXT | `words` TEXT |\n| TEXT | TEXT |\n",
+    "TEXT\n\n+---+-----+\n| some | words |\n+===+=====+\n| more | words |\n+---+-----+\n\nTEXT\n",
+]
+TITLES = [
+    '[TEXT](/url "TEXT TEXT") TEXT\n',
+    "![TEXT](a.png 'TEXT') TEXT\n",
+    '[TEXT](/url "TEXT & TEXT")\n',
+    '[![TEXT](a.png "TEXT")](/url "TEXT TEXT")\n',
+    '> [TEXT](/url "TEXT")\n',
+    '[TEXT](</a b> "TEXT")\n',
+]
+
+
+@pytest.mark.parametrize("text", [*TEMPLATES, *TAGS, *RAW, *BLOCKS, *TITLES])
+def test_text_beside_marks_is_translated_and_they_stay(text: str) -> None:
+    given = text.replace("TEXT", "text")
+    for name in ("a.md", "a.mdx"):
+        assert translated(given, identity, name=name) == given
+        assert translated(given, upper, name=name) == text
+        assert translated(given, fluent, name=name).split("\n") == text.split("\n")
+
+
+def fluent(sentences: list[str]) -> list[SentenceTranslation]:
+    return permuting(None, change=swapped)(sentences)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TEXT {a + b} TEXT {cond ? <b>Yes</b> : 'No'}\n",
+        "{items.map(i => <li>{i.name}</li>)}\n",
+        "{items.map(i => (\n  <li>{i.name} words</li>\n))}\n\nTEXT\n",
+        "TEXT {`some ${a} words`} TEXT\n",
+        "TEXT {f({a: {b: 1}})} TEXT\n",
+        "TEXT <Foo a={b > c ? words : d}>TEXT</Foo>\n",
+        "# TEXT {props.title}\n",
+        "- TEXT {a.b}\n",
+    ],
+)
+def test_expressions_of_mdx_stay(text: str) -> None:
+    given = text.replace("TEXT", "text")
+    assert translated(given, identity, name="a.mdx") == given
+    assert translated(given, upper, name="a.mdx") == text
+
+
+def test_tables_drawn_with_signs_are_told() -> None:
+    grid = "text\n\n+---+\n| a |\n+===+\n| b |\n+---+\n\ntext\n\n+---+\n| c |\n+---+\n"
+    outcome = run(document(grid.encode(), "a.md", SETTINGS), upper)
+    assert outcome.notices == {"left_out": 2}
+    assert outcome.notices.places == {"left_out": "line 3"}
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "said"),
+    [
+        ("***bold italic*** x", "bold italic x", "***BOLD ITALIC*** X"),
+        ("a ***b c*** d ***e***", "a b c d e", "A ***B C*** D ***E***"),
+        ("*a **b***", "a b", "*A **B***"),
+        ("***a** b*", "a b", "***A** B*"),
+        ("text[link](u)", "text link", "TEXT[LINK](u)"),
+        ("see [link](u)s here", "see links here", None),
+        ("请看[链接](u)", "请看链接", None),
+    ],
+)
+def test_emphasis_and_links_beside_words(text: str, asked: str, said: str | None) -> None:
+    found: list[str] = []
+
+    def watched(sentences: list[str]) -> list[SentenceTranslation]:
+        found.extend(sentences)
+        return fluent(sentences)
+
+    page = translated(text, watched)
+    assert "[](" not in page
+    if text not in ("***a** b*", "*a **b***"):
+        assert found == [asked]
+        assert said is None or page == said
+
+
+@pytest.mark.parametrize("sign", ["]", "[", "a]b", "<b", "`", "a`b`", "](x)"])
+def test_signs_in_a_new_text_begin_and_end_nothing(sign: str) -> None:
+    page = translated("see [this](u) and `code`\n", saying(sign))
+    assert [target for target, _ in links(page)] == ["u"]
+    assert "<code>code</code>" in MarkdownIt().render(page)
+
+
+UNITS = ["{% ", "{{ ", "{", "{a", "***", "***a", '<a b="', "<a b='x' ", "\\ab{", "\\ab[", "/// ", "| a\n", ": a\n"]
+UNITS += ["+---+", "+---+\n", "<a\n", '[a](b "', "{/*", "{: "]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_marks_are_found_in_linear_time(unit: str) -> None:
+    few, many = (timed(unit * count) for count in (500, 4_000))
+    assert many < 30 * few + 0.5  # by the square it were sixty-four times as long
+
+
+def timed(text: str) -> float:
+    began = time.process_time()
+    for name in ("a.md", "a.mdx"):
+        translated(text, identity, name=name)
+    return time.process_time() - began
+
+
+def test_rows_of_a_table_are_no_lines_that_stay_lines() -> None:
+    table = "| a | b |\n|---|---|\n| c `d|e` | f |\n| g | h |\n"
+    asked: list[str] = []
+
+    def watched(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return upper(sentences)
+
+    texts = [table, table.replace("|---|---|", "| --- | --- |"), table.replace("\n|", "\n  |")]
+    texts += [table.replace("| a | b |", "a | b"), table.replace("| a | b |\n|---|---|", "a | b\n--- | ---")]
+    for text in texts:
+        asked.clear()
+        translated(text, watched)
+        assert asked == ["a", "b", "c `d", "e`", "f", "g", "h"]

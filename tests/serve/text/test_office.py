@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from xml.etree import ElementTree
 
@@ -157,3 +158,134 @@ def test_the_language_of_a_book_is_found_in_linear_time(soup: str) -> None:
     said = members(read("a.epub", parts, identity).value)["OPS/book.opf"]
     assert b"<dc:language>de</dc:language>" in said
     assert time.process_time() - began < 10  # by the square it took a minute
+
+
+def test_labels_of_charts_are_translated() -> None:
+    values = "".join(
+        f'<c:{kind}><c:pt idx="0"><c:v>{text}</c:v></c:pt></c:{kind}>'
+        for kind, text in (("strCache", "Series one &amp; two"), ("strLit", "Quarter"), ("numCache", "1.5"))
+    )
+    space = 'xmlns:c="http://schemas.openxmlformats.org/drawingml/2006/chart"'
+    chart = f"<c:chartSpace {space}><c:tx><c:v>Loose</c:v></c:tx>{values}</c:chartSpace>"
+    for main, body, name in (("word/document.xml", BODY, "a.docx"), ("ppt/presentation.xml", "<x/>", "a.pptx")):
+        part = f"{main.split('/')[0]}/charts/chart1.xml"
+        said = members(read(name, {main: body, part: chart}).value)[part].decode()
+        assert [said.count(text) for text in ("sERIES ONE &amp; TWO", "qUARTER", "lOOSE", "1.5")] == [1, 1, 1, 1]
+        assert members(read(name, {main: body, part: chart}, identity).value)[part].decode() == chart
+
+
+TEXT = "<x><a:t xmlns:a='urn:a'>Some words</a:t></x>"
+
+
+@pytest.mark.parametrize(
+    ("part", "content", "told"),
+    [
+        ("comments/comment1.xml", "<p:l xmlns:p='urn:p'><p:text>Look here</p:text></p:l>", 1),
+        ("comments/modernComment_1.xml", TEXT, 1),
+        ("charts/chartEx1.xml", TEXT, 1),
+        ("glossary/document.xml", f"<w:glossaryDocument {W}><w:p>{run('Type here')}</w:p></w:glossaryDocument>", 1),
+        ("numbering.xml", f'<w:numbering {W}><w:lvlText w:val="Chapter %1"/></w:numbering>', 1),
+        ("numbering.xml", f'<w:numbering {W}><w:lvlText w:val="o"/><w:lvlText w:val="%1."/></w:numbering>', 0),
+        ("slideMasters/slideMaster1.xml", TEXT, 0),
+        ("theme/theme1.xml", TEXT, 0),
+        ("charts/style1.xml", "<cs:v xmlns:cs='urn:c'>12</cs:v>", 0),
+        ("settings.xml", "<w:settings/>", 0),
+    ],
+)
+def test_parts_with_text_that_are_not_read_are_told(part: str, content: str, told: int) -> None:
+    for main, body, name in (("word/document.xml", BODY, "a.docx"), ("ppt/presentation.xml", TEXT, "a.pptx")):
+        place = f"{main.split('/')[0]}/{part}"
+        outcome = read(name, {main: body, place: content})
+        assert outcome.notices["left_out"] == told
+        assert not told or outcome.notices.places["left_out"] == place
+        assert members(outcome.value)[place].decode() == content
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "told"),
+    [
+        (f"<mc:AlternateContent><mc:Choice>{run('Some text')}</mc:Choice></mc:AlternateContent>", 1),
+        (f"<w:r><mc:AlternateContent><mc:Choice>{run('Some text')}</mc:Choice></mc:AlternateContent></w:r>", 1),
+        (f"<w:unheardOf>{run('Some text')}</w:unheardOf>", 1),
+        (f"<w:unheardOf>{run('12')}</w:unheardOf>", 0),
+        (f"<w:moveFrom>{run('Some text')}</w:moveFrom>", 0),
+        (f"<w:ins>{run('Some text')}</w:ins>", 0),
+        ("</w:p><w:tbl><w:tblPr><w:tblCaption w:val='A table'/></w:tblPr></w:tbl><w:p>", 1),
+    ],
+)
+def test_text_that_is_not_read_is_told(paragraph: str, told: int) -> None:
+    space = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
+    body = f"<w:document {W} {space}><w:p>{run('The dog.')}{paragraph}</w:p></w:document>"
+    outcome = read("a.docx", {"word/document.xml": body})
+    assert outcome.notices == ({"left_out": 1} if told else {})
+
+
+@pytest.mark.parametrize(
+    ("element", "said"),
+    [
+        ('<wp:docPr id="1" name="Pic" descr="A red house" title="House"/>', ["A RED HOUSE".lower(), "hOUSE"]),
+        ('<p:cNvPr id="2" name="Pic" descr="A &quot;dog&quot;"/>', ["a &quot;DOG&quot;"]),
+        ('<v:textpath on="t" string="Draft"/>', ["dRAFT"]),
+        ("<v:shape id='x' alt='Two cats'/>", ["tWO CATS"]),
+        ('<wp:docPr id="1" name="Pic" descr=""/>', ['name="Pic" descr=""']),
+    ],
+)
+def test_descriptions_of_pictures_are_translated(element: str, said: list[str]) -> None:
+    drawing = f"<w:drawing xmlns:wp='urn:wp' xmlns:p='urn:p' xmlns:v='urn:v'>{element}</w:drawing>"
+    for paragraph in (f"<w:p>{run('See ')}<w:r>{drawing}</w:r>{run(' now')}</w:p>", f"<w:p><w:r>{drawing}</w:r></w:p>"):
+        content = docx(paragraph)
+        text = members(run_work(document(content, "a.docx", SETTINGS), upper).value)["word/document.xml"].decode()
+        assert all(one.casefold() in text.casefold() for one in said)
+        assert "A red house" not in text
+        assert "Draft" not in text
+        assert run_work(document(content, "a.docx", SETTINGS), identity).value == content
+
+
+@pytest.mark.parametrize("name", ["Object 1/content.xml", "Object 2/content.xml"])
+def test_objects_of_opendocument_are_told(name: str) -> None:
+    text = "<x xmlns:text='urn:oasis:names:tc:opendocument:xmlns:text:1.0'><text:p>Axis</text:p></x>"
+    assert read("a.odt", members(odt()) | {name: text.encode()}).notices == {"left_out": 1}
+    assert read("a.odt", members(odt()) | {name: b"<math><mi>x</mi></math>"}).notices == {}
+
+
+@pytest.mark.parametrize("kind", ["text/html", "text/plain", "application/pdf"])
+def test_pages_of_a_book_that_are_not_read_are_told(kind: str) -> None:
+    parts = members(epub()) | {"OPS/more.bin": b"text"}
+    item = f'<item id="m" href="more.bin" media-type="{kind}"/></manifest>'.encode()
+    parts["OPS/book.opf"] = parts["OPS/book.opf"].replace(b"</manifest>", item)
+    assert read("a.epub", parts).notices == {"left_out": 1}
+
+
+@pytest.mark.parametrize(
+    "said", ["<dc:creator>Bob Smith</dc:creator>", "<dc:date>2020-01-01T00:00:00</dc:date>",
+             "<meta:date-string>May 1</meta:date-string>", "<meta:creator-initials>bs</meta:creator-initials>",
+             "<loext:sender-initials>bs</loext:sender-initials>"],
+)  # fmt: skip
+def test_authors_and_dates_of_comments_stay(said: str) -> None:
+    spaces = (
+        "xmlns:dc='http://purl.org/dc/elements/1.1/' xmlns:meta='urn:oasis:names:tc:opendocument:xmlns:meta:1.0' "
+        "xmlns:loext='urn:loext'"
+    )
+    note = f"<office:annotation {spaces}>{said}<text:p>A remark</text:p></office:annotation>"
+    parts = members(odt())
+    parts["content.xml"] = parts["content.xml"].replace(b">Left cell<", f">Left {note} cell<".encode())
+    content = members(read("a.odt", parts).value)["content.xml"].decode()
+    assert said in content
+    assert "a REMARK" in content
+
+
+@pytest.mark.parametrize("escape", ["_x000B_", "_x000D_", "_x000A_"])
+def test_ends_of_lines_as_powerpoint_spells_them(escape: str) -> None:
+    asked: list[str] = []
+
+    def watched(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return upper(sentences)
+
+    slide = f"<p:sld xmlns:p='urn:p' {A}><a:p><a:r><a:t>Upper{escape}Lower</a:t></a:r></a:p></p:sld>"
+    parts = {"ppt/presentation.xml": "<x/>", "ppt/slides/slide1.xml": slide}
+    said = members(run_work(document(packed(parts), "a.pptx", SETTINGS), watched).value)[
+        "ppt/slides/slide1.xml"
+    ].decode()
+    assert asked == ["Upper", "Lower"]
+    assert re.sub("<[^>]*>", "", said) == f"uPPER{escape}lOWER"

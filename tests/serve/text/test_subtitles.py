@@ -135,7 +135,11 @@ def unlinked(seed: int) -> Translate:
 
 
 LINES = st.lists(
-    st.sampled_from(("one two", "Three.", "<i>four", "five</i> six", "seven, eight")), min_size=1, max_size=3
+    st.sampled_from(
+        ("one two", "Three.", "<i>four", "five</i> six", "seven, eight", "<v Ann>nine", "<c.x>", "ten</b>")
+    ),
+    min_size=1,
+    max_size=3,
 )
 
 
@@ -157,3 +161,105 @@ def test_any_cues_keep_their_number_and_have_no_empty_line(
         assert sorted(words.lower()) == sorted(re.sub(r"<[^>]*>|\W", "", "".join(lines)).lower())
         assert not body.startswith("\n")
         assert "\n\n" not in body.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        "-00:00:01,000 --> 00:00:02,000",
+        "[00:00:03,000 --> 00:00:04,000]",
+        "# 00:00:03,000 --> 00:00:04,000",
+        "2 00:00:03,000 --> 00:00:04,000",
+        "Cue 2: 00:00:03,000 --> 00:00:04,000",
+        "00:00:03,000 -->\n00:00:04,000",
+        "00:00:03,000\n--> 00:00:04,000",
+        "00:00:03,000 ==> 00:00:04,000",
+        "00:00:03,000 --&gt; 00:00:04,000",
+        "00:00:03,000 00:00:04,000",
+        "00:00:03,000 - 00:00:04,000",
+        "(0:03 --> 0:04)",
+        "00:00:03,000 » 00:00:04,000",
+    ],
+)
+@pytest.mark.parametrize("number", ["2\n", ""])
+def test_lines_of_times_are_never_text(times: str, number: str) -> None:
+    text = f"1\n{TIMES}The dog.\n\n{number}{times}\nThe cat.\n"
+    asked, outcome = read("a.srt", text)
+    assert asked == ["The dog.", "The cat."]
+    assert outcome.value.decode() == text.replace("The dog", "tHE DOG").replace("The cat", "tHE CAT")
+    assert outcome.notices == ({} if times.startswith("-00") else {"times_unread": 1})
+
+
+@pytest.mark.parametrize(
+    "line", ["Open from 10:00 to 11:00", "10:00-11:00", "We won 3:2, 2:1 and 1:0", "a --> b", "5 -> 6"]
+)
+def test_text_with_times_is_text(line: str) -> None:
+    asked, outcome = read("a.srt", f"1\n{TIMES}Here it is\n{line}\n")
+    assert asked == [f"Here it is\n{line}"]
+    assert not outcome.notices
+
+
+@pytest.mark.parametrize("name", ["a.srt", "a.vtt"])
+@pytest.mark.parametrize(
+    ("rest", "told"), [("Hello there", 1), ("X1:10 X2:20", 0), ("align:start line:0", 0), ("- Hello", 1)]
+)
+def test_text_in_the_line_of_times_is_told(name: str, rest: str, told: int) -> None:
+    head = "1\n00:00:01.000 --> 00:00:02.000 " if name == "a.srt" else "WEBVTT\n\n00:01.000 --> 00:02.000 "
+    outcome = read(name, f"{head}{rest}\nThe dog.\n")[1]
+    assert outcome.notices == ({"not_shown": 1} if told else {})
+    assert rest in outcome.value.decode()
+
+
+@pytest.mark.parametrize("name", ["a.srt", "a.vtt"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<v Fred>Hi there.\n<v Mary>Hello you.",
+        "Hi there.\n<i>Hello you.",
+        "Hi there</i>\nHello you",
+        "One\n<c.red>Two",
+        "<b>One\n</b><i>Two\nThree",
+        "</i>One\nTwo",
+        "One\nTwo<i>",
+        "<i>One.\n<b>\nTwo",
+    ],
+)
+def test_a_line_end_beside_a_tag_without_a_partner_stays(name: str, body: str) -> None:
+    head = f"1\n{TIMES}" if name == "a.srt" else f"WEBVTT\n\n{TIMES.replace(',', '.')}"
+    assert read(name, f"{head}{body}\n")[1].value.decode() == head + re.sub(
+        r"(<[^>]*>)|([^<>]+)", lambda m: m[1] or swapped(m[2]), f"{body}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "asked", "said"),
+    [
+        ("see<br/>here", ["see\nhere"], "SEE<br/>HERE"),
+        ("see<br>Here", ["see\nHere"], "SEE<br>hERE"),
+        ("see\\Nhere and\\hthere", ["see\nhere and there"], "SEE\\NHERE AND\\hTHERE"),
+        ("one\\ntwo", ["one two"], "ONE\\nTWO"),
+        ("<i>one\\Ntwo</i>", ["one\ntwo"], "<i>ONE\\NTWO</i>"),
+        ("{\\an8}one\\N{\\i1}two", ["one\ntwo"], "{\\an8}ONE\\N{\\i1}TWO"),
+    ],
+)
+def test_ends_of_lines_inside_of_a_line_of_subrip(body: str, asked: list[str], said: str) -> None:
+    found, outcome = read("a.srt", f"1\n{TIMES}{body}\n")
+    assert found == asked
+    assert outcome.value.decode() == f"1\n{TIMES}{said}\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        ("<ruby>漢<rt>kan</rt>字<rt>ji</rt></ruby> is", "漢字 is"),
+        ("<ruby>base<rt>sign</ruby> here", "base here"),
+        ("<ruby.x>ba<rt.loud>one<rt>two</rt></ruby>", "ba"),
+        ("one <ruby>two<rt>three <b>four</b></rt></ruby>", "one two"),
+        ("one<rt>two", "onetwo"),
+    ],
+)
+def test_signs_above_words_of_webvtt_stay(body: str, asked: str) -> None:
+    found, outcome = read("a.vtt", f"WEBVTT\n\n00:01.000 --> 00:02.000\n{body}\n")
+    assert "".join(found) == asked or found == ["one", "two"]
+    signs = re.findall("<rt[^<]*(?:<b>four</b>)?", body)
+    assert found == ["one", "two"] or all(sign in outcome.value.decode() for sign in signs)

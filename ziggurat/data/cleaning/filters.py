@@ -50,12 +50,16 @@ def too_many_words(source: Sequence[str], target: Sequence[str], *, limit: int) 
     return np.maximum(word_counts(source), word_counts(target)) > limit
 
 
+_FEW_WORDS = 2
+
+
 def length_ratio(source: Sequence[str], target: Sequence[str], *, limit: float) -> Mask:
     """The longer side is more than `limit` times as long as the shorter.
 
-    Lengths are in words, which white space separates, or in characters where a side has only one word. Where either
-    side has text of a script without blanks, they are in visible characters of both sides, each weighed by what it
-    says (ziggurat.data.lines): blanks that somebody put into such text make no difference.
+    Lengths are in words, which white space separates, or in characters where a side has only one word; where it has
+    two, both must be too unlike. Where either side has text of a script without blanks, they are in visible
+    characters of both sides, each weighed by what it says (ziggurat.data.lines): blanks that somebody put into such
+    text make no difference.
     """
     sides = source, target
     lengths = [_lengths((len(text.split()) for text in side), len(side)) for side in sides]
@@ -65,7 +69,12 @@ def length_ratio(source: Sequence[str], target: Sequence[str], *, limit: float) 
         if places.size:
             for found, side in zip(lengths, sides, strict=True):
                 found[places] = measure([side[place] for place in places.tolist()])
-    return np.maximum(*lengths) > limit * np.minimum(*lengths)
+    unlike: Mask = np.maximum(*lengths) > limit * np.minimum(*lengths)
+    few = unlike & ~single & ~unspaced & (np.minimum(*lengths) <= _FEW_WORDS)
+    if few.any():  # two words of Turkish may be ten of English
+        shown = [character_lengths([side[place] for place in few.nonzero()[0].tolist()]) for side in sides]
+        unlike[few] = np.maximum(*shown) > limit * np.minimum(*shown)
+    return unlike
 
 
 def identical(source: Sequence[str], target: Sequence[str]) -> Mask:

@@ -11,7 +11,7 @@ sentence.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import unescape
@@ -21,8 +21,9 @@ import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.files import language_of
+from ziggurat.serve.text.pairing import marked
 from ziggurat.serve.text.paragraphs import original_pieces, paragraphs
-from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim, marked
+from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
 from ziggurat.serve.text.tokens import ATTRIBUTE, Spelling, Token, element_ends, html_tokens, read_xml
 from ziggurat.system.errors import DataError
@@ -461,20 +462,40 @@ class _Segmenter:
         """Return a tag as it was written, with places for the attributes that are translated."""
         if token.name == "html" and all(self.rules.languages):
             return _LANGUAGE.sub(self._language, token.raw)
-        if not any(token.attributes.get(name, "").strip() for name in self.rules.attributes) or _untranslated(token):
+        names = self.rules.attributes | (_said(token) if self.rules.attributes else frozenset())
+        if not any(token.attributes.get(name, "").strip() for name in names) or _untranslated(token):
             return token.raw
-        template: Template = []
-        begin = 0
-        for found in ATTRIBUTE.finditer(token.raw, 1 + len(token.name)):
-            group = 2 if found[2] else 3
-            text = unescape(found[group] or "")
-            if found[1].lower() in self.rules.attributes and text.strip():
-                quote = token.raw[found.start(group) - 1]
-                form = MarkupForm(found[group], Spellings(), self.rules.xml, quote, self.rules.escape)
-                form.spellings.add(text, found[group])
-                template += [token.raw[begin : found.start(group)], MarkupSlot(SpannedText(text), form)]
-                begin = found.end(group)
-        return [*template, token.raw[begin:]]
+        return with_attributes(token, names, xml=self.rules.xml, escape=self.rules.escape)
+
+
+_BUTTONS = _names("submit button reset")
+_DESCRIPTIONS = _names("description og:description og:title twitter:description twitter:title")
+
+
+def _said(token: Token) -> frozenset[str]:
+    """Return the names of attributes that are text of this element alone."""
+    said = token.attributes
+    if token.name == "input" and said.get("type", "").lower() in _BUTTONS:
+        return frozenset(("value",))
+    if token.name == "meta" and (said.get("name") or said.get("property", "")).lower() in _DESCRIPTIONS:
+        return frozenset(("content",))
+    return frozenset(("label",)) if token.name in ("option", "optgroup", "track") else frozenset()
+
+
+def with_attributes(token: Token, names: Set[str], *, xml: bool, escape: Callable[[str], str] = str) -> Template:
+    """Return a tag with places for the attributes of these names, in small letters."""
+    template: Template = []
+    begin = 0
+    for found in ATTRIBUTE.finditer(token.raw, 1 + len(token.name)):
+        group = 2 if found[2] else 3
+        text = unescape(found[group] or "")
+        if found[1].lower() in names and text.strip():
+            quote = token.raw[found.start(group) - 1]
+            form = MarkupForm(found[group], Spellings(), xml, quote, escape)
+            form.spellings.add(text, found[group])
+            template += [token.raw[begin : found.start(group)], MarkupSlot(SpannedText(text), form)]
+            begin = found.end(group)
+    return [*template, token.raw[begin:]]
 
 
 def _shown_blank(token: Token, inside: str) -> str:

@@ -16,12 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-import regex
-
-from ziggurat.serve.text.sentences import Link, Target, best_boundary, cut_at, gaps, units
-
-MAX_DEPTH = 100
-"""Deepest nesting of marks in a paragraph; deeper ones divide it."""
+from ziggurat.serve.text.sentences import SPACED, Link, Target, best_boundary, cut_at, gaps, units
 
 
 @dataclass(frozen=True)
@@ -106,106 +101,6 @@ class SpannedText:
             waiting += reversed(mark.children)
 
 
-def marked(pieces: Sequence[Piece]) -> list[SpannedText | Open | Close]:
-    """Return the paragraphs of a list of pieces, and between them the openings and closings that do not pair up.
-
-    A pair around such a one, or nested deeper than MAX_DEPTH, is itself among them: broken markup keeps its order, and
-    the text between two of its tags is a separate paragraph.
-    """
-    partners = _partners(pieces)
-    following = _following(pieces, partners)
-    paragraphs: list[SpannedText | Open | Close] = []
-    text: list[str] = []
-    length = 0
-    marks: list[Mark] = []
-    open_marks: list[Mark] = []
-
-    def end_paragraph() -> None:
-        nonlocal text, length, marks
-        if text or marks:
-            paragraphs.append(SpannedText("".join(text), marks))
-        text, length, marks = [], 0, []
-
-    for place, piece in enumerate(pieces):
-        siblings = open_marks[-1].children if open_marks else marks
-        if isinstance(piece, str):
-            if piece:
-                text.append(piece)
-            length += len(piece)
-        elif isinstance(piece, Open | Close):
-            if place not in partners:
-                end_paragraph()
-                paragraphs.append(piece)
-            elif isinstance(piece, Open):
-                open_marks.append(Mark(piece, length, length))
-                siblings.append(open_marks[-1])
-            else:
-                mark = open_marks.pop()
-                mark.end, mark.close = length, piece
-        else:
-            shown = piece.blank if isinstance(piece, EmptyElement) else piece.text
-            if isinstance(piece, EmptyElement) and piece.is_seen and _BESIDE.match("".join(text[-1:])[-1:]):
-                shown = " " if following[place].isalnum() else ""
-            siblings.append(Mark(piece, length, length + len(shown)))
-            if shown:
-                text.append(shown)
-            length += len(shown)
-    end_paragraph()
-    return paragraphs
-
-
-_BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/-]")  # a sign that a blank may follow
-
-
-def _following(pieces: Sequence[Piece], partners: set[int]) -> list[str]:
-    """Return for each piece the first character of the text behind it, empty at the end of its paragraph."""
-    found, first = [""] * len(pieces), ""
-    for place in range(len(pieces) - 1, -1, -1):
-        found[place] = first
-        piece = pieces[place]
-        if isinstance(piece, Open | Close):
-            first = first if place in partners else ""
-        else:
-            text = piece if isinstance(piece, str) else piece.blank if isinstance(piece, EmptyElement) else piece.text
-            first = text[:1] or first
-    return found
-
-
-def _partners(pieces: Sequence[Piece]) -> set[int]:
-    """Return the places of openings and closings that pair up, with only pairs between them."""
-    stack: list[tuple[int, str]] = []
-    pairs: list[tuple[int, int]] = []
-    names: dict[str, int] = {}  # open elements by name: a closing of another name must not search the whole stack
-    single: list[int] = []
-    for place, piece in enumerate(pieces):
-        if isinstance(piece, Open):
-            stack.append((place, piece.name))
-            names[piece.name] = names.get(piece.name, 0) + 1
-        elif isinstance(piece, Close):
-            if not names.get(piece.name):
-                single.append(place)
-                continue
-            while True:
-                opened, name = stack.pop()
-                names[name] -= 1
-                if name == piece.name:
-                    break
-                single.append(opened)
-            if len(stack) < MAX_DEPTH:
-                pairs.append((opened, place))
-            else:
-                single += [opened, place]
-    single = sorted(single + [place for place, _ in stack])
-    # A pair that holds a single one is no pair; pairs are ordered by their ends, so those inside come first, and a pair
-    # broken up is itself inside of those around it, which hold the same single one.
-    partners: set[int] = set()
-    for opened, closed in pairs:
-        inside = bisect_right(single, opened)
-        if inside == len(single) or single[inside] > closed:
-            partners |= {opened, closed}
-    return partners
-
-
 MAX_STEPS = 4_000_000
 """Most points times words that are projected: a few seconds. Beyond it a paragraph is translated in segments."""
 
@@ -249,6 +144,7 @@ class _Projection:
         self.unit_starts = [start for start, _ in self.units]
         self.out: list[Piece] = []
         self.cursor = 0
+        self.in_point = self.is_blank_owed = False
         self.breaks: set[int] = set()  # boundaries with a line's end: two would make an empty line
 
     @staticmethod
@@ -317,14 +213,17 @@ class _Projection:
 
     def pieces(self) -> list[Piece]:
         """Return the translation with the marks."""
-        self._write(self.source.marks, 0, len(self.units))
+        self._write(self.source.marks, 0, len(self.units), len(self.source.text) + 1)
         self._copy_to(len(self.target.text))
         return self.out
 
     # Which words belong to which element
 
-    def _write(self, marks: Sequence[Mark], low: int, high: int) -> None:
-        """Write the marks of one element (or of the paragraph), whose words are units `low` to `high`."""
+    def _write(self, marks: Sequence[Mark], low: int, high: int, until: int) -> None:
+        """Write the marks of one element (or of the paragraph), whose words are units `low` to `high`.
+
+        `until`: where the element ends in the source.
+        """
         if not marks:
             return
         stretches = self._stretches(marks, low, high)
@@ -345,7 +244,14 @@ class _Projection:
             at_least = allowed.index(boundary, at_least)
             placed.append((boundary, boundary, 0, number))
         for begin, end, _, number in sorted(placed, key=lambda p: (p[0], p[2], p[3])):
-            self._write_mark(marks[number], begin, end)
+            mark = marks[number]
+            if not self.in_point and self._is_between_blanks(mark):
+                self._write_point(mark, begin)
+            else:
+                self._write_mark(mark, begin, end)
+            if self.is_blank_owed and mark.end < until:
+                self._add(" ")
+                self.is_blank_owed = False
 
     def _stretches(self, marks: Sequence[Mark], low: int, high: int) -> dict[int, tuple[int, int]]:
         """Return the units of each mark that has any, by its number; the stretches do not overlap."""
@@ -458,10 +364,27 @@ class _Projection:
             gap_end = self.units[begin][0] if begin < len(self.units) else len(self.target.text)
             self.cursor = min(self.cursor + mark.end - mark.start, max(gap_end, self.cursor))
             return
-        self._write(mark.children, begin, end)
+        self._write(mark.children, begin, end, mark.end)
         self._copy_to(self._place(mark.end, end))
         if mark.close is not None:
             self.out.append(mark.close)
+
+    def _is_between_blanks(self, mark: Mark) -> bool:
+        text = self.source.text
+        beside = (text[max(mark.start - 1, 0) : mark.start], text[mark.end : mark.end + 1])
+        return mark.start == mark.end and beside[0].isspace() and beside[1].isspace()
+
+    def _write_point(self, mark: Mark, boundary: int) -> None:
+        """Write a mark without text between two blanks, of which the translation may have one, or none at a sign."""
+        text = self.target.text
+        self._copy_to(self._place(mark.start, boundary))
+        before, after = text[max(self.cursor - 1, 0) : self.cursor], text[self.cursor : self.cursor + 1]
+        if SPACED.match(before) and not SPACED.match(after):
+            self._add(" ")
+        self.in_point = True  # what is in it has no blanks
+        self._write_mark(mark, boundary, boundary)
+        self.in_point = False
+        self.is_blank_owed = not after.isspace() and bool(before.isspace() or (not before and SPACED.match(after)))
 
     def _place(self, at: int, boundary: int, *, opens: bool = False) -> int:
         """Return the character for a mark that is at `at` in the source, in the white space at a boundary of units.
@@ -481,8 +404,15 @@ class _Projection:
 
     def _copy_to(self, end: int) -> None:
         if end > self.cursor:
-            self.out.append(self.target.text[self.cursor : end])
+            self._add(self.target.text[self.cursor : end])
             self.cursor = end
+
+    def _add(self, text: str) -> None:
+        last = self.out[-1] if self.out else None
+        if isinstance(last, str):
+            self.out[-1] = last + text
+        else:
+            self.out.append(text)
 
 
 def _is_break(mark: Mark) -> bool:

@@ -185,7 +185,8 @@ def best_boundary(centres: Sequence[float | None], at: float, allowed: Sequence[
 _CLOSES = regex.compile(r"[.,;:!?…)\]}»”’。，；：！？、）」』]")
 _OPENS = regex.compile(r"[(\[{«“‘（「『]")
 _TOUCHES = regex.compile(r"[\p{L}\p{N}]")
-_SPACED = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{N}}]")
+SPACED = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{N}}]")
+"""A letter or digit of a script that writes blanks between words."""
 
 
 @dataclass(frozen=True)
@@ -379,7 +380,7 @@ def _without(unit: Unit) -> tuple[str, list[int]]:
 
 def _divides(text: str, start: int, end: int) -> bool:
     """Return whether what is taken out from `start` to `end` divides two words, without a blank on either side."""
-    return start < end and bool(_SPACED.match(text[start - 1 : start]) and _SPACED.match(text[end : end + 1]))
+    return start < end and bool(SPACED.match(text[start - 1 : start]) and SPACED.match(text[end : end + 1]))
 
 
 def _larger(places: Sequence[int]) -> tuple[int, int]:

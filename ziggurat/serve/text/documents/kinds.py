@@ -6,8 +6,7 @@ import codecs
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from ziggurat.serve.text.documents import bilingual, lines, markdown, messages, office
-from ziggurat.serve.text.documents import office as opendocument
+from ziggurat.serve.text.documents import bilingual, lines, markdown, messages, office, opendocument
 from ziggurat.serve.text.documents import strings as android
 from ziggurat.serve.text.documents import strings as json_files
 from ziggurat.serve.text.files import LINES, TAGS, Settings

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from html import unescape
 
 import regex
@@ -15,18 +15,20 @@ from ziggurat.serve.text.markup import (
     PAGES,
     Form,
     MarkupForm,
+    MarkupSlot,
     PlainForm,
     Spellings,
     Template,
     TemplateGroup,
-    filled,
+    add,
     html,
     written,
 )
+from ziggurat.serve.text.pairing import marked
 from ziggurat.serve.text.paragraphs import plain_text
-from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece
+from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.tokens import Xml, html_tokens
+from ziggurat.serve.text.tokens import Token, Xml, html_tokens
 
 LINE = regex.compile(r"[^\r\n]*+(?:\r\n|\n|\r)|[^\r\n]++")
 """A line with its end; for str.splitlines other characters end one, too."""
@@ -84,17 +86,26 @@ def _utf8_declared(found: regex.Match[str]) -> str:
 # Subtitles
 
 # Times as players take them: blanks inside, any number of digits, no milliseconds, colons and points for commas.
-_TIME = r"\d++(?:\s*+[:.,;]\s*+\d++){1,4}+"
-_TIMES = regex.compile(rf"[\s\ufeff]*+{_TIME}\s*+-->\s*+{_TIME}(?:\s.*+|\D?+)")
-_ARROW = regex.compile(
-    r"\s*+\d.*?(?:(?<!-)-++\s?>|[–—]>|→)\s*+\d.*+"
-)  # of times that only the number before them tells
+_TIME = r"-?+\d++(?:\s*+[:.,;]\s*+\d++){1,4}+"
+_TIMES = regex.compile(rf"[\s\ufeff]*+{_TIME}\s*+-->\s*+{_TIME}(?:\s(?P<rest>.*+)|\D?+)")
+_SETTINGS = regex.compile(
+    r"(?:\s*+\w++:\S++)*+\s*+"
+)  # of WebVTT, and coordinates of SubRip; players show no other text
+_STAMP = r"(?<!\d)\d{1,9}+(?:\s?[:.,;]\s?\d{1,9}+){2,4}+"
+_STAMPS = regex.compile(_STAMP)
+_WITH_ARROW = regex.compile(rf"{_STAMP}\s?-->\s?{_STAMP}")
+_SHORT = regex.compile(r"\d[:.,;]\d")
+_ARROW = regex.compile(  # of times that only the number before them tells
+    r"\s*+\d.*?(?:(?<![-=])[-=]++\s?>|[–—]>|→)\s*+\d.*+"
+)
 _NUMBER = regex.compile(r"\W*+\d++\W*+")
 _NO_CUE = ("NOTE", "STYLE", "REGION")
 _IMAGE = regex.compile(r"\S+\.(?:jpe?g|png|webp|gif|avif)(?:#\S*)?", flags=regex.IGNORECASE)
 _LETTER = regex.compile(r"\p{L}")
 _CUE_TAGS = frozenset(("b", "i", "u", "s", "font", "c", "v", "lang", "ruby", "rt"))
 _OVERRIDE = regex.compile(r"\{\\[^{}]*+\}|<\d[\d:.]*+>")
+_ESCAPE = regex.compile(rf"{_OVERRIDE.pattern}|\\[Nnh]")  # of SubRip: an end of a line, two blanks
+_ESCAPE = regex.compile(r"\{\\[^{}]*+\}|<\d[\d:.]*+>|\\[Nnh]")  # \N is a line's end in SubRip, \h a blank
 _SPEAKER = regex.compile(r"\s*[-–—]\s*")
 
 
@@ -136,13 +147,22 @@ class _Cues:
         for place, line in enumerate(self.lines):
             body = line.rstrip("\r\n")
             if self._begins(place):
+                is_second = self.cue and body.lstrip().startswith("-->") and _is_time(self.cue[-1])
+                half = [self.cue.pop()] if is_second else []  # of the times
                 number = [self.cue.pop()] if self.cue and _NUMBER.fullmatch(self.cue[-1].strip()) else []
                 self._flush()
-                self.done += [*number, line]
+                self.done += [*number, *half, line]
                 self.block, self.times = [], place
                 in_cue = has_cues = True
-                if not _TIMES.fullmatch(body):
+                times = _TIMES.fullmatch(body)
+                if times is None:
                     self._count("times_unread", place)
+                elif not _SETTINGS.fullmatch(times["rest"] or ""):
+                    self._count("not_shown", place)
+            elif (
+                in_cue and place == self.times + 1 and _is_time(body) and self.lines[self.times].rstrip().endswith(">")
+            ):
+                self.done.append(line)
             elif in_cue and (body if self.is_web else body.strip()):
                 self.cue.append(line)
             else:
@@ -160,7 +180,7 @@ class _Cues:
         line = self.lines[place].rstrip("\r\n")
         if self.is_web:
             return "-->" in line
-        if _TIMES.fullmatch(line):
+        if _TIMES.fullmatch(line) or _is_like_times(line):
             return True
         return bool(place and _NUMBER.fullmatch(self.lines[place - 1].strip()) and _ARROW.fullmatch(line))
 
@@ -186,6 +206,19 @@ class _Cues:
             self.cue = []
 
 
+def _is_like_times(line: str) -> bool:
+    """Return whether a line has times that no player takes, as of another arrow or in brackets: it is no text."""
+    if _WITH_ARROW.search(line):
+        return True
+    if _LETTER.search(line.replace("&gt;", "")):
+        return False
+    return len(_STAMPS.findall(line)) > 1 or ("-->" in line and _SHORT.search(line) is not None)
+
+
+def _is_time(line: str) -> bool:
+    return not _LETTER.search(line) and _STAMPS.search(line) is not None
+
+
 def _is_data(text: str) -> bool:
     """Return whether a cue is for programs: JSON, or the address of a picture."""
     if text[:1] in ("{", "[") and text[-1:] in ("}", "]"):
@@ -196,19 +229,28 @@ def _is_data(text: str) -> bool:
     return bool(_IMAGE.fullmatch(text))
 
 
+@dataclass
 class _CueForm:
-    """Spelling of the texts of a cue: no line of it is empty, and nothing in it is taken for times."""
+    """Spelling of a paragraph of a cue: no line of it is empty, and nothing in it is taken for times.
 
-    def __init__(self, form: Form, *, is_web: bool) -> None:
-        self.form, self.is_web = form, is_web
+    Attributes:
+        form: of text and marks.
+        is_web: whether it is WebVTT.
+        is_after, is_before: whether text of the cue stands before it, and behind it.
+    """
+
+    form: Form
+    is_web: bool
+    is_after: bool
+    is_before: bool
 
     def write(self, pieces: Sequence[Piece]) -> Template:
         """Return the pieces as strings and slots; of ends of lines only those between texts."""
         kept: list[Piece] = []
         last: int | None = None  # of the ends of lines
-        has_text = False  # since then
+        has_text = self.is_after  # since then
         for piece in pieces:
-            if isinstance(piece, EmptyElement) and piece.blank == "\n":
+            if isinstance(piece, EmptyElement) and piece.blank == "\n" and not piece.raw.strip():
                 if has_text:
                     last, has_text = len(kept), False
                     kept.append(piece)
@@ -219,13 +261,14 @@ class _CueForm:
                 kept.append(text)
             else:
                 kept.append(piece)
-        if last is not None and not has_text:
+        if last is not None and not has_text and not self.is_before:
             del kept[last]
         return self.form.write(kept)
 
 
 _BLANKS = regex.compile(r"\s++")
 _ENDS = regex.compile(r"[\n\r\v\f\x85\u2028\u2029]")
+_SIGNS = regex.compile(r"<rt(?:\.[^<>]*+)?>.*?(?:</rt>|(?=</ruby>|<rt[.>]))")
 _EMPTY_LINE = regex.compile(r"(?:^|(?<=\n)|(?<=\r)(?!\n))(?:\r\n|\n|\r)")
 
 
@@ -237,7 +280,7 @@ def _cue(lines: Sequence[str], *, entities: bool) -> TemplateGroup:
     template: Template = []
     pieces: list[Piece] = []
     spellings = Spellings()
-    form = _CueForm(MarkupForm("".join(lines), spellings) if entities else PlainForm(), is_web=entities)
+    form = MarkupForm("".join(lines), spellings) if entities else PlainForm()
     begin, is_first = 0, True  # the first of the text's lines; whether none of its pieces is text so far
     for number, line in enumerate(lines):
         body = line.rstrip("\r\n")
@@ -245,10 +288,10 @@ def _cue(lines: Sequence[str], *, entities: bool) -> TemplateGroup:
             template.append(line)
             begin = number + 1
             continue
-        for token in html_tokens(body):
+        for token in _with_signs(body) if entities else html_tokens(body):
             name = token.name.split(".")[0]
             if token.kind == "text":
-                for piece in _cue_text(token.raw, is_first=is_first):
+                for piece in _cue_text(token.raw, is_first=is_first, is_web=entities):
                     if entities and isinstance(piece, str):
                         spellings.add(text := unescape(piece) or piece, piece)
                         piece = text
@@ -257,26 +300,50 @@ def _cue(lines: Sequence[str], *, entities: bool) -> TemplateGroup:
             elif token.kind in ("open", "close") and name in _CUE_TAGS:
                 pieces.append(Open(token.raw, name) if token.kind == "open" else Close(token.raw, name))
             else:
-                pieces.append(EmptyElement(token.raw))
+                pieces.append(EmptyElement(token.raw, "\n" if name == "br" and not entities else ""))
         end = line[len(body) :]
         following = lines[number + 1] if number + 1 < len(lines) else ""
         if not following.strip() or _SPEAKER.match(following):
             source = "".join(lines[begin : number + 1]).removesuffix(end) if end else "".join(lines[begin : number + 1])
-            template += [TemplateGroup(filled(pieces, form), source=[source]), end]
+            template += [TemplateGroup(_text_template(pieces, form, is_web=entities), source=[source]), end]
             pieces, begin, is_first = [], number + 1, True
         else:
             pieces.append(EmptyElement(end, "\n"))
     return TemplateGroup(template, finish=lambda text: _EMPTY_LINE.sub("", text))
 
 
-def _cue_text(text: str, *, is_first: bool) -> list[Piece]:
-    """Return text with points in it: overrides (`{\\an8}`), times (`<00:01.5>`), the dash at the start of a line."""
+def _text_template(pieces: Sequence[Piece], form: Form, *, is_web: bool) -> Template:
+    """Return the template of one text of a cue, in which tags without a partner divide paragraphs."""
+    parts = marked(pieces)
+    written = [number for number, part in enumerate(parts) if isinstance(part, SpannedText) and part.text.strip()]
+    first, last = (written[0], written[-1]) if written else (len(parts), -1)
+    template: Template = []
+    for number, part in enumerate(parts):
+        if isinstance(part, SpannedText):
+            template.append(MarkupSlot(part, _CueForm(form, is_web, number > first, number < last)))
+        else:
+            add(template, part.raw)
+    return template
+
+
+def _with_signs(body: str) -> Iterator[Token]:
+    """Yield the tokens of a line of WebVTT; signs above words (`<rt>`) are one, with what is in them."""
+    begin = 0
+    for found in _SIGNS.finditer(body):
+        yield from html_tokens(body[begin : found.start()])
+        yield Token("other", found[0])
+        begin = found.end()
+    yield from html_tokens(body[begin:])
+
+
+def _cue_text(text: str, *, is_first: bool, is_web: bool) -> list[Piece]:
+    """Return text with points in it: overrides (`{\\an8}`), times (`<00:01.5>`), `\\N`, the dash that begins a line."""
     pieces: list[Piece] = []
     begin = 0
-    for found in _OVERRIDE.finditer(text):
+    for found in (_OVERRIDE if is_web else _ESCAPE).finditer(text):
         if found.start() > begin:
             pieces.append(text[begin : found.start()])
-        pieces.append(EmptyElement(found[0]))
+        pieces.append(EmptyElement(found[0], {"\\N": "\n", "\\n": " ", "\\h": " "}.get(found[0], "")))
         begin = found.end()
     rest = text[begin:]
     if is_first and not any(isinstance(piece, str) for piece in pieces) and (dash := _SPEAKER.match(rest)):

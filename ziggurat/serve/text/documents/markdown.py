@@ -38,7 +38,8 @@ _DIRECTIVE = regex.compile(
       | \{{.*+  # ::: {{.note}}, :::{{figure}} a.png
       | [\w\-]{{1,40}}(?:[ ]*+\{{[^{{}}\n]{{0,200}}\}})?
         (?:[ ]++(?![^\s]*+[./=][^\s]*+$)(?P<title>.{{1,300}}+)|[ ]++\S++)?
-      |) | \*\[[^\[\]\n]{{1,80}}\]:[ ]*+(?P<title>.++))[ ]*$  # *[HTML]: abbreviation""",
+      |) | /{{3,8}}(?:[ ]*+[\w\-]{{1,40}}(?:[ ]*+\|[ ]*+(?P<title>.*+))?)?  # /// note | Title
+      | \*\[[^\[\]\n]{{1,80}}\]:[ ]*+(?P<title>.++))[ ]*$  # *[HTML]: abbreviation""",
     flags=regex.VERBOSE,
 )
 _INDENTING = regex.compile(
@@ -48,7 +49,11 @@ _INDENTING = regex.compile(
     flags=regex.VERBOSE,
 )
 _KEPT = regex.compile(
-    rf"""{_MARKS}(?:\{{%.*%\}} | \{{\{{.*\}}\}} | \{{/\*.*\*/\}} | \{{:.*\}} | \[\[?_?(?i:toc)_?\]\]?
+    rf"""{_MARKS}(?:(?:\{{%(?:[^%]|%(?!\}}))*+%\}} | \{{\{{(?:[^}}]|\}}(?!\}}))*+\}}\}}+
+        | \{{/\*(?:[^*]|\*(?!/))*+\*/\}}
+        | \{{:[^{{}}]*+\}}
+        | [ \t]++)++
+      | \[\[?_?(?i:toc)_?\]\]?
       | --8<--.* | <<<\s.*
       | !\[\[.*\]\] | @\[[\w\-]+\]\(.*\) | \.\.[ ]++[\w\-]+::.*)\s*$""",
     flags=regex.VERBOSE,
@@ -65,15 +70,63 @@ _ALERT = regex.compile(r"\[![A-Za-z]{1,20}\][-+]?\s*")
 _TASK = regex.compile(r"\[[ xX]\]\s+")
 
 
-def _marks(bodies: Sequence[str]) -> tuple[dict[int, tuple[int, int]], list[str]]:
+_DEFINITION = regex.compile(r"[ ]{0,3}:[ ]{1,4}\S")
+_BAR = regex.compile(r"[ ]{0,3}\|")
+_RULE = regex.compile(r"[\s|:]*+-[\s|:\-]*+")
+_GRID = regex.compile(r"[ ]{0,3}\+(?:[:=\-]{3,}+\+)++\s*+")
+_TAG_BEGINS = regex.compile(r"\s*+<[A-Za-z][\w.\-]*+(?:\s[^<>]*+)?")
+_MAX_TAG = 50
+"""Most lines of a tag, or of an expression of MDX, that is kept."""
+
+
+def _kept_lines(bodies: Sequence[str], number: int, *, is_mdx: bool) -> int:
+    """Return how many lines from one on are a table drawn with signs, a tag over several lines, or an expression."""
+    line = bodies[number]
+    lines = bodies[number : number + _MAX_TAG]
+    if _GRID.fullmatch(line):
+        return next((n for n, each in enumerate(bodies[number:]) if each.lstrip()[:1] not in ("+", "|")), len(bodies))
+    if _TAG_BEGINS.fullmatch(line):
+        for count, each in enumerate(lines[1:], 2):
+            if not each.strip() or "<" in each:
+                return 0
+            if each.rstrip().endswith(">") and not each.rstrip().endswith("=>"):
+                return count
+    if is_mdx and line.lstrip().startswith("{"):
+        opened = 0
+        for count, each in enumerate(lines, 1):
+            opened += each.count("{") - each.count("}")
+            if opened <= 0:
+                return count if each.rstrip().endswith("}") and count > 1 else 0
+    return 0
+
+
+def _as_items(bodies: Sequence[str]) -> list[str]:
+    """Return the lines with the marks of items for those of definitions, and for lines that stay lines (`| a`)."""
+    said = list(bodies)
+    number = 0
+    while number < len(said):
+        line = said[number]
+        if _DEFINITION.match(line):
+            said[number] = line.replace(":", "*", 1)
+        end = number
+        while end < len(said) and _BAR.match(said[end]):
+            end += 1
+        if end - number > 1 and not any(map(_RULE.fullmatch, said[max(number - 1, 0) : number + 2])):  # no table
+            said[number:end] = [regex.sub(r"\|(?= )", "*", each, count=1) for each in said[number:end]]
+        number = max(end, number + 1)
+    return said
+
+
+def _marks(bodies: Sequence[str], *, is_mdx: bool = False) -> tuple[dict[int, tuple[int, int]], list[str]]:
     """Return the lines of marks that the parser does not know, and all lines as it gets them.
 
     Of each such line the characters of its title are given, from and to, equal where it has none. The parser gets
     blanks in their place, so that paragraphs end there; and the beginning of an item for what has an indented body.
     """
     marks: dict[int, tuple[int, int]] = {}
-    parsed = list(bodies)
+    parsed = _as_items(bodies)
     fence = ""
+    kept = 0  # lines
     opened: list[str] = []  # fences around text
     module = 0  # braces of an import or export that are open
     in_module = False
@@ -85,6 +138,10 @@ def _marks(bodies: Sequence[str]) -> tuple[dict[int, tuple[int, int]], list[str]
         elif fence:
             found = _FENCE.match(line)
             fence = "" if found and found[1].startswith(fence) and not found[2].strip() else fence
+            parsed[number] = line
+        elif kept or (kept := _kept_lines(bodies, number, is_mdx=is_mdx)):
+            kept -= 1
+            marks[number], parsed[number] = (0, 0), " " * len(line)
         elif in_module or (
             line.startswith(("import", "export")) and _MODULE.match(line) and _after_blank(bodies, number)
         ):
@@ -117,7 +174,7 @@ def _after_blank(bodies: Sequence[str], number: int) -> bool:
 def _mark_line(number: int, line: str, marks: dict[int, tuple[int, int]], parsed: list[str]) -> None:
     """Note a line that is a mark of a site generator."""
     begin = _MARKS_OF_LINE.match(line).end()
-    if line[begin : begin + 1] not in set(":*!?=.{[-<@"):
+    if line[begin : begin + 1] not in set(":*!?=.{[-<@/"):
         return
     if found := _INDENTING.match(line):
         parsed[number] = f"{line[:begin]}* x".ljust(len(line))
@@ -134,8 +191,12 @@ def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     Raises ConfigError where the parser is not installed.
     """
     text, charset = decoded(content, name)
-    template = _Reader(LINE.findall(text)).template()
-    return (yield from file_work(template, charset, settings, TextNotices()))
+    reader = _Reader(LINE.findall(text), is_mdx=name.lower().endswith(".mdx"))
+    notices = TextNotices()
+    for number, body in enumerate(reader.bodies):
+        if number in reader.marks and _GRID.fullmatch(body) and number - 1 not in reader.marks:
+            notices.add("left_out", f"line {number + 1}")
+    return (yield from file_work(reader.template(), charset, settings, notices))
 
 
 @lru_cache(maxsize=1)
@@ -174,14 +235,14 @@ def _parser() -> Any:
 class _Reader:
     """Reader of one file, of which it has the lines with their ends."""
 
-    def __init__(self, lines: Sequence[str]) -> None:
+    def __init__(self, lines: Sequence[str], *, is_mdx: bool) -> None:
         self.lines = lines
         self.bodies = [line.rstrip("\r\n") for line in lines]
         self.starts = [0]  # of each line in what the parser reads
         for body in self.bodies:
             self.starts.append(self.starts[-1] + len(body) + 1)
-        self.inline = Inline()
-        self.marks, self.parsed = _marks(self.bodies)
+        self.inline = Inline(is_mdx=is_mdx)
+        self.marks, self.parsed = _marks(self.bodies, is_mdx=is_mdx)
 
     def template(self) -> Template:
         parser, known, tokens = _parser(), dict[str, Any](), list[Any]()

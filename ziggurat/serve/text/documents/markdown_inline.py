@@ -14,12 +14,17 @@ from typing import NamedTuple
 
 import regex
 
-from ziggurat.serve.text.markup import HTML, MarkupSlot, Spellings, Template, add, filled, shown_text
+from ziggurat.serve.text.markup import HTML, MarkupSlot, Raw, Spellings, Template, add, filled, shown_text
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim
+from ziggurat.serve.text.sentences import SPACED
 from ziggurat.serve.text.tokens import html_tokens
 
 _TARGET = r"""\(\s*+(?:<(?:[^<>\\\n]|\\.){0,500}+>
-    |(?:[^()\s<\\]++|\\\S|\((?:[^()\s\\]++|\\\S|\((?:[^()\s\\]|\\\S){0,100}+\)){0,20}+\)){0,50}+)
+    |(?:\{\{[^{}\n]{0,200}+\}\}
+      |\{%[^%\n]{0,200}+%\}
+      |[^()\s<\\{]++
+      |\{
+      |\\\S|\((?:[^()\s\\]++|\\\S|\((?:[^()\s\\]|\\\S){0,100}+\)){0,20}+\)){0,50}+)
   (?:\s++(?:"(?:[^"\\]|\\.){0,300}+"|'(?:[^'\\]|\\.){0,300}+'|\((?:[^()\\]|\\.){0,300}+\)))?\s*+\)"""
 _ENTITY = r"&(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"
 # Words in a formula are a text between two dollars or escaped brackets, unless a sign of TeX is there.
@@ -30,7 +35,7 @@ _INLINE = regex.compile(
       | (?P<auto><(?:https?|ftp|mailto):[^<>\s]{{1,500}}>)
       | (?P<kept><(?P<name>(?i:{"|".join(sorted(HTML.copied))})|[A-Za-z]{{1,10}}\b
             (?=[^<>]{{0,300}}(?:\btranslate=["']?no\b|\bnotranslate\b)))\b[^<>]{{0,300}}>.{{0,500}}?</(?P=name)\s*+>)
-      | (?P<tag></?[A-Za-z](?:[^<>{{}}]|\{{[^{{}}\n]{{0,300}}+\}}|[{{}}]){{0,500}}+>)
+      | (?P<tag></?[A-Za-z](?>\{{[^{{}}\n]{{0,300}}+\}}|=\s?"[^"]{{0,500}}+"|=\s?'[^']{{0,500}}+'|[^<>]){{0,500}}+>)
       | (?P<math>\$\$[^$]{{1,1000}}\$\$|\$`[^`\n]{{1,300}}`\$
           |(?<![\w$\\])\${_FORMULA}(?=[^\s$])(?:[^$\\]|\\.){{1,300}}+(?<![\s])\$(?![\w$])
           |\\\\\(.{{1,500}}?\\\\\)|\\\\\[.{{1,1000}}?\\\\\]
@@ -39,7 +44,10 @@ _INLINE = regex.compile(
           |\\begin\{{(?P<env>[A-Za-z*]{{1,20}})\}}.{{0,2000}}?\\end\{{(?P=env)\}})
       | (?P<template>\{{%.{{0,500}}?%\}}|\{{/\*.{{0,1000}}?\*/\}}
           |\{{:?\x20?(?:[\#.][\w\-]|[\w\-]{{1,40}}=)[^{{}}\n]{{0,200}}\}})
-      | (?P<shown>\{{\{{.{{1,500}}?\}}\}}|(?<![\w:]):[a-z+\-][a-z0-9_+\-]{{0,40}}:(?![\w:])|\[-?@\w[^\[\]\n]{{0,200}}\])
+      | (?P<shown>\\[A-Za-z]{{2,30}}+\*?(?:\[[^\[\]\n]{{0,100}}\])?(?:\{{[^{{}}\s]{{0,100}}\}}){{0,3}}+(?![\w{{])
+          |\{{\{{.{{1,500}}?\}}\}}
+          |(?<![\w:]):[a-z+\-][a-z0-9_+\-]{{0,40}}:(?![\w:])
+          |\[-?@\w[^\[\]\n]{{0,200}}\])
       | (?P<entity>{_ENTITY})
       | (?P<note>\[\^[^\]\s]{{1,80}}\])
       | (?P<image>!\[(?P<alt>[^\[\]]{{0,300}})(?P<source>\](?:{_TARGET}|\[[^\[\]]{{0,200}}\])))
@@ -49,7 +57,12 @@ _INLINE = regex.compile(
       | (?P<hard>(?:(?<!\x20)\x20{{2,}}+|\\)\n)
       | (?P<line>\n)
       | (?P<escape>\\[!-/:-@\[-`{{-~])
-      | (?P<strong>\*\*|~~|(?<![^\W_])__(?=\S)|(?<=\S)__(?![^\W_]))
+      | (?P<strong>(?<!\*)\*{{3}}(?=[^\s*][^*]{{0,300}}(?<=\S)\*{{3}}(?!\*))
+          |(?<=(?<!\*)\*{{3}}[^\s*][^*]{{0,300}})(?<=\S)\*{{3}}(?!\*)
+          |\*\*
+          |~~
+          |(?<![^\W_])__(?=\S)
+          |(?<=\S)__(?![^\W_]))
       | (?P<emphasis>(?<![*\w])\*(?=[^\s*])|(?<=[^\s*])\*(?!\*)|(?<!\w)_(?=[^\s_])|(?<=[^\s_])_(?!\w))""",
     flags=regex.VERBOSE | regex.DOTALL,
 )
@@ -57,6 +70,11 @@ _INLINE = regex.compile(
 _BEGINS_BLOCK = regex.compile(
     r"\s*+(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+*](?:\s|$)|>|#{1,6}(?:\s|$)|[-=]+\s*$|(?:[-*_]\s*){3,}$|`{3}|~{3}))"
 )
+_BRACES = r"\{[^{}]{0,300}+\}"
+# `{a + b}` of MDX, with braces in it.
+_EXPRESSION = rf"(?P<shown>\{{(?:[^{{}}]|{_BRACES}|\{{(?:[^{{}}]|{_BRACES}){{0,300}}+\}}){{0,500}}+\}})"
+_WITH_EXPRESSIONS = regex.compile(f"{_INLINE.pattern}|{_EXPRESSION}", flags=_INLINE.flags)
+_TITLE = regex.compile(r"(?P<before>.*[\s\n])(?P<quote>[\"'])(?P<title>[^\n]+)(?P=quote)(?P<after>\s*\))")
 _LONGEST_LABEL = 999  # CommonMark's
 _ENDS_LINE = regex.compile(r"[\r\n][ \t>]*+$")
 
@@ -64,8 +82,9 @@ _ENDS_LINE = regex.compile(r"[\r\n][ \t>]*+$")
 class Inline:
     """Reader of text with inline markup; `labels` are those of the links that the file defines, folded."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_mdx: bool = False) -> None:
         self.labels: set[str] = set()
+        self.is_mdx = is_mdx
 
     def template(self, text: str, breaks: Sequence[str] = (), *, escaped: str = "", begins: bool = False) -> Template:
         """Return the template of text with inline markup.
@@ -79,7 +98,9 @@ class Inline:
         reader = _Run(self, text, breaks, escaped)
         reader.read()
         line = breaks[0] if breaks else "\n"
-        form = _Form(_spellings(reader.pieces, reader.sources), escaped, begins, line, _respelt(reader))
+        bare = "".join(piece for piece in reader.pieces if isinstance(piece, str))
+        new = "".join(sign for sign in "`<" if sign not in bare)  # these would begin code or a tag
+        form = _Form(_spellings(reader.pieces, reader.sources), escaped + new, begins, line, _respelt(reader))
         return filled(reader.pieces, form)
 
     def image(self, found: regex.Match[str], raw: str, escaped: str) -> EmptyElement:
@@ -89,7 +110,9 @@ class Inline:
         form = _Form(escaped=f"[]{escaped}")
         shown = unescape(found["alt"])
         form.spellings.add(shown, found["alt"])
-        return EmptyElement(["![", MarkupSlot(SpannedText(shown), form), found["source"]])
+        template: Template = ["![", MarkupSlot(SpannedText(shown), form)]
+        add(template, _titled(found["source"], escaped))
+        return EmptyElement(template)
 
 
 class _Run:
@@ -108,7 +131,8 @@ class _Run:
     def read(self) -> None:
         """Read all of it."""
         at = 0
-        while found := _INLINE.search(self.text, at):
+        pattern = _WITH_EXPRESSIONS if self.inline.is_mdx else _INLINE
+        while found := pattern.search(self.text, at):
             self._add_text(self.text[at : found.start()])
             at = found.end()
             kind = str(found.lastgroup)
@@ -117,8 +141,10 @@ class _Run:
             span = self.text[found.start() : at]
             raw = regex.sub("\n", lambda _: next(self.ends), span)
             if kind == "link":
-                if self.pieces and isinstance(self.pieces[-1], Close) and self.pieces[-1].name == "[":
-                    self._add(EmptyElement("", " "))  # links beside each other are two texts
+                before = self.pieces[-1] if self.pieces else None
+                is_glued = isinstance(before, str) and SPACED.match(before[-1:]) and SPACED.match(self.text, at)
+                if is_glued or (isinstance(before, Close) and before.name == "["):
+                    self._add(EmptyElement("", " "))  # links beside each other, or beside a word, are two texts
                 self.links.append((len(self.pieces), at))
                 self._add_text("[")
             elif kind == "bracket":
@@ -187,7 +213,8 @@ class _Run:
         inside: Template = []
         for piece, source in zip(self.pieces[place + 1 :], self.sources[place + 1 :], strict=True):
             add(inside, source if isinstance(piece, str) else piece.raw)
-        self._add(Close(_Shortcut(raw, label, _flat(inside)) if kind == "short" else raw, "["))
+        written = _Shortcut(raw, label, _flat(inside)) if kind == "short" else _titled(raw, self.escaped)
+        self._add(Close(written, "["))
         self.pieces[place] = Open("[", "[")
         self.links.clear()  # a link has no other around it
 
@@ -235,6 +262,18 @@ def _mark(kind: str, raw: str) -> Piece:
     return Close(raw, name) if raw.startswith("</") else Open(raw, name)
 
 
+def _titled(raw: str, escaped: str) -> Raw:
+    """Return the end of a link or image, with a place for its title."""
+    found = None if "\n" in raw else _TITLE.search(raw)
+    if found is None:
+        return raw
+    form = _Form(escaped=found["quote"] + escaped)
+    text = unescape(regex.sub(r"\\([!-/:-@\[-`{-~])", r"\1", found["title"]))
+    form.spellings.add(text, found["title"])
+    end = raw[found.end("title") :]
+    return [raw[: found.start("title")], MarkupSlot(SpannedText(text), form), end]
+
+
 def _spellings(pieces: Sequence[Piece], sources: Sequence[str]) -> Spellings:
     """Return for each text between marks how it is in the file."""
     spellings = Spellings()
@@ -253,7 +292,7 @@ def folded(label: str) -> str:
 def _is_empty(pieces: Sequence[Piece], number: int) -> bool:
     """Return whether emphasis without text begins at a piece: `**` would be read as another mark."""
     first, second = pieces[max(number, 0)], pieces[number + 1] if number + 1 < len(pieces) else None
-    return isinstance(first, Open) and isinstance(second, Close) and first.name in ("*", "_", "**", "__", "~~")
+    return isinstance(first, Open) and isinstance(second, Close) and first.name in ("*", "_", "**", "__", "~~", "***")
 
 
 class _Shortcut(NamedTuple):
@@ -290,11 +329,13 @@ class _Form:
     def write(self, pieces: Sequence[Piece]) -> Template:
         """Return the pieces as strings and slots."""
         template: Template = []
-        begin = 0  # of a link's text
+        begin, in_link = 0, False  # of a link's text
         for number, piece in enumerate(pieces):
             if isinstance(piece, str):
-                template.append(self._text(piece, template))
+                template.append(self._text(piece, template, "[]" if in_link else ""))
                 continue
+            if isinstance(piece, Open | Close) and piece.name == "[":
+                in_link = isinstance(piece, Open)
             if _is_empty(pieces, number) or _is_empty(pieces, number - 1):
                 continue
             raw = piece.raw
@@ -305,14 +346,14 @@ class _Form:
                 begin = len(template)
         return template
 
-    def _text(self, text: str, before: Template) -> str:
+    def _text(self, text: str, before: Template, more: str) -> str:
         known = self.spellings.next(text)
         if known is not None:
             return known
         if self.respelt:
             text = "".join(self.respelt.get(letter, letter) for letter in text)
-        if self.escaped:
-            text = regex.sub(rf"(?<!\\)([{regex.escape(self.escaped)}])", r"\\\1", text)
+        if escaped := self.escaped + more:
+            text = regex.sub(rf"(?<!\\)([{regex.escape(escaped)}])", r"\\\1", text)
         last = before[-1] if before else "\n" if self.begins else ""
         lines = text.split("\n")
         for number, line in enumerate(lines):

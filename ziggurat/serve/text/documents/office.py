@@ -1,136 +1,39 @@
-"""OpenDocument, EPUB, Word and PowerPoint: archives of XML, whose paragraphs have inline markup."""
+"""Word and PowerPoint: archives of XML, whose paragraphs have runs of text."""
 
 from __future__ import annotations
 
 import posixpath
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 import regex
 
-from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.documents.opendocument import xml_members
 from ziggurat.serve.text.files import Archive, Settings
 from ziggurat.serve.text.markup import (
-    PAGES,
-    MarkupRules,
+    MarkupForm,
+    MarkupSlot,
     Raw,
+    Spellings,
     Template,
     TemplateGroup,
     add,
     filled,
-    markup_template,
-    written,
+    with_attributes,
 )
-from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece
-from ziggurat.serve.text.sentences import Result, SentenceRequests, together
-from ziggurat.serve.text.tokens import Token, Xml, read_xml, spelt, xml_ends
-from ziggurat.system.errors import DataError
-
-
-def _named(prefix: str, names: str) -> frozenset[str]:
-    return frozenset(f"{prefix}:{name}" for name in names.split())
-
-
-_PREFIXES = {"drawing": "draw", "svg-compatible": "svg"}
-_OPEN_DOCUMENT = {
-    f"urn:oasis:names:tc:opendocument:xmlns:{name}:1.0": _PREFIXES.get(name, name)
-    for name in "text table drawing office presentation style meta form script svg-compatible".split()  # noqa: SIM905
-}
-_TEXT = MarkupRules(
-    inline=_named("text", "span a meta meta-field ruby ruby-base"),
-    blank=_named("text", "line-break"),
-    spaces=_named("text", "s"),
-    points=_named(
-        "text",
-        "bookmark bookmark-start bookmark-end reference-mark reference-mark-start reference-mark-end bookmark-ref "
-        "reference-ref note-ref sequence-ref sequence page-number page-count date time change change-start change-end "
-        "soft-page-break toc-mark toc-mark-start toc-mark-end alphabetical-index-mark alphabetical-index-mark-start "
-        "alphabetical-index-mark-end user-index-mark author-name author-initials chapter file-name title subject "
-        "variable-get variable-set user-field-get user-field-input expression database-display sheet-name number "
-        "creation-date creation-time modification-date modification-time print-date print-time description keywords "
-        "editing-cycles editing-duration printed-by initial-creator creator character-count word-count paragraph-count "
-        "table-count image-count object-count bibliography-mark ruby-text placeholder conditional-text hidden-text",
-    )
-    | _named("office", "annotation-end")
-    | _named("draw", "image control object object-ole"),
-    copied=_named("office", "scripts forms settings automatic-styles font-face-decls meta")
-    | _named("text", "tracked-changes sequence-decls variable-decls user-field-decls")
-    | _named("style", "style default-style"),
-    nested=_named("text", "note")
-    | _named("office", "annotation")
-    | _named("draw", "frame custom-shape rect ellipse circle line g connector path polygon polyline regular-polygon")
-    | _named("draw", "caption a"),
-    seen=_named("text", "page-number page-count date time sheet-name number sequence")
-    | _named("draw", "image object object-ole control frame custom-shape"),
-    xml=True,
-)  # fmt: skip
-
-
-def opendocument(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating an OpenDocument file: its text, and headers and footers of its pages."""
-    archive = Archive(content, name, settings.limits)
-    archive.read("content.xml")
-    parts = [part for part in archive.names if part in ("content.xml", "styles.xml")]
-    documents = {part: read_xml(archive.markup(part), f"{name}: {part}", _OPEN_DOCUMENT) for part in parts}
-    templates = {part: markup_template(xml.tokens, _TEXT) for part, xml in documents.items()}
-    return (yield from xml_members(archive, documents, templates, settings))
-
-
-def xml_members(
-    archive: Archive, documents: dict[str, Xml], templates: dict[str, Template], settings: Settings
-) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating templates of an archive's members; all others keep their bytes."""
-    notices = TextNotices()
-    said = yield from together([written(template, settings.options, notices) for template in templates.values()])
-    changed = {part: documents[part].encoded(text) for part, text in zip(templates, said, strict=True)}
-    return Result(archive.replaced(changed), notices)
-
-
-# EPUB
-
-_CONTAINER = "META-INF/container.xml"
-_PAGES = ("application/xhtml+xml", "application/x-dtbook+xml")
-_CONTENTS = "application/x-dtbncx+xml"
-_NCX = MarkupRules(inline=frozenset(), copied=frozenset(("head",)), xml=True)
-_LANGUAGE = regex.compile(r"(<(?:[\w.-]++:)?+language\b[^<>]*+>)[^<]*+(</)")
-
-
-def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating an EPUB: its pages, its table of contents; its language becomes the target's."""
-    archive = Archive(content, name, settings.limits)
-    package = _package(archive, name)
-    book = read_xml(archive.markup(package), f"{name}: {package}")
-    rules = replace(PAGES, xml=True, languages=(settings.source, settings.target))
-    documents: dict[str, Xml] = {}
-    templates: dict[str, Template] = {}
-    for token in book.tokens:
-        if token.name != "item" or token.kind not in ("open", "empty"):
-            continue
-        kind = token.attributes.get("media-type", "")
-        part = posixpath.normpath(posixpath.join(posixpath.dirname(package), unquote(token.attributes.get("href", ""))))
-        if part in archive.names and part not in documents and kind in (*_PAGES, _CONTENTS):
-            documents[part] = read_xml(archive.markup(part), f"{name}: {part}")
-            templates[part] = markup_template(documents[part].tokens, _NCX if kind == _CONTENTS else rules)
-    if settings.target and package not in documents:
-        text = "".join(token.raw for token in book.tokens)
-        documents[package], templates[package] = book, [_LANGUAGE.sub(rf"\g<1>{spelt(settings.target)}\g<2>", text)]
-    return (yield from xml_members(archive, documents, templates, settings))
-
-
-def _package(archive: Archive, name: str) -> str:
-    for token in read_xml(archive.markup(_CONTAINER), f"{name}: {_CONTAINER}").tokens:
-        if token.name == "rootfile" and (path := token.attributes.get("full-path")):
-            return path
-    raise DataError(f"{name}: {_CONTAINER} names no package; is it an EPUB?")
-
+from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText
+from ziggurat.serve.text.sentences import Result, SentenceRequests
+from ziggurat.serve.text.tokens import Token, read_xml, spelt, xml_ends
 
 _SPACES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
     "http://purl.oclc.org/ooxml/wordprocessingml/main": "w",
     "http://schemas.openxmlformats.org/drawingml/2006/main": "a",
     "http://purl.oclc.org/ooxml/drawingml/main": "a",
+    "http://schemas.openxmlformats.org/drawingml/2006/chart": "c",
+    "http://purl.oclc.org/ooxml/drawingml/chart": "c",
     "http://schemas.openxmlformats.org/officeDocument/2006/math": "m",
     "http://purl.oclc.org/ooxml/officeDocument/math": "m",
     "http://schemas.openxmlformats.org/markup-compatibility/2006": "mc",
@@ -147,6 +50,19 @@ _TYPES = regex.compile(
 _MAIN = regex.compile(r".*(?:wordprocessingml|presentationml|ms-word|ms-powerpoint)\.[\w.]*main\+xml")
 # Documents in the document: they are not read.
 _EMBEDDED = regex.compile(r"(?:word|ppt)/(?:embeddings/.+|afchunk[^/]*|media/[^/]+\.(?:docx|xlsx|pptx))")
+# Other parts, of which those with text are told: comments of slides, newer kinds of charts, building blocks, numbering.
+_STAYING = regex.compile(r"(?:customXml|docProps)/.*|.*/(?:(?:slide|notes|handout)Masters|slideLayouts|theme)/.*")
+_HAS_TEXT = regex.compile(
+    r"""<(?:\w++:)?(?:t|text|v|pt)(?:\s[^<>]*+)?>[^<]*?\p{L}
+      | <(?:\w++:)?lvlText\s[^<>]*?val="[^"<>]*?\p{L}{2}""",
+    flags=regex.VERBOSE,
+)
+# Text beside paragraphs that is not read, and is not for readers.
+_SILENT = frozenset(("w:moveFrom", "w:del", "w:rt", "a:fld"))
+# What is said of pictures, and text drawn as one, by the local names of elements and attributes.
+_PICTURES = frozenset(("docPr", "cNvPr", "textpath", "shape"))
+_SAID = frozenset(("descr", "title", "string", "alt"))
+_LETTER = regex.compile(r"\p{L}")
 # Elements around runs that are written around the same words again; other elements of a paragraph are points.
 _AROUND = frozenset(("w:hyperlink", "w:ins", "w:moveTo", "w:smartTag", "w:sdt", "w:fldSimple", "w:bdo", "w:dir")) | {
     "w:customXml"
@@ -185,11 +101,18 @@ def _office(
         for part in archive.names
         if part == main or parts.fullmatch(part) or _TYPES.fullmatch(types.get(part, ""))
     }
-    templates = {part: _Part(xml.tokens).template() for part, xml in documents.items()}
-    outcome = yield from xml_members(archive, documents, templates, settings)
-    for part in filter(_EMBEDDED.fullmatch, archive.names):
-        outcome.notices.add("left_out", part)
-    return outcome
+    readers = {part: _Part(xml.tokens) for part, xml in documents.items()}
+    templates = {part: reader.template() for part, reader in readers.items()}
+    left = [part for part in archive.names if part not in documents and _is_left(archive, part)]
+    left += [part for part, reader in readers.items() for _ in range(reader.unread())]
+    return (yield from xml_members(archive, documents, templates, settings, left))
+
+
+def _is_left(archive: Archive, part: str) -> bool:
+    """Return whether a part that is not read has text for readers."""
+    if not part.endswith(".xml") or _STAYING.fullmatch(part):
+        return _EMBEDDED.fullmatch(part) is not None
+    return _HAS_TEXT.search(archive.read(part).decode("utf-8", "replace")) is not None
 
 
 def _content_types(archive: Archive, name: str) -> dict[str, str]:
@@ -272,6 +195,7 @@ class _Part:
         self.tokens, self.ends = tokens, xml_ends(tokens)
         # Templates of paragraphs by place: one in a text box is met again when the source of that around it is kept.
         self.made: dict[int, Template] = {}
+        self.read: set[int] = set()  # places of elements of text
 
     def template(self, begin: int = 0, end: int | None = None) -> Template:
         """Return the template of the tokens from `begin` to `end`, with a slot for each paragraph."""
@@ -279,15 +203,42 @@ class _Part:
         place, end = begin, len(self.tokens) if end is None else end
         while place < end:
             token = self.tokens[place]
-            template.append(token.raw)
-            if token.kind == "open" and token.name in ("w:p", "a:p"):
+            if token.name in _PICTURES and not _SAID.isdisjoint(token.attributes):
+                template += self.made.setdefault(place, with_attributes(token, _SAID, xml=True))
+            else:
+                template.append(token.raw)
+            if token.kind == "open" and token.name in ("w:p", "a:p", "c:v"):
                 if place not in self.made:
-                    self.made[place] = _Paragraph(self, place).template()
+                    is_value = token.name == "c:v"  # of a chart
+                    self.made[place] = self._value(place) if is_value else _Paragraph(self, place).template()
                 template += self.made[place]
                 place = self.ends[place]
                 template.append(self.tokens[place].raw)
             place += 1
         return template
+
+    def _value(self, place: int) -> Template:
+        inside = self.tokens[place + 1 : self.ends[place]]
+        raw, text = "".join(token.raw for token in inside), "".join(token.text for token in inside)
+        if not _LETTER.search(text):
+            return [raw]
+        form = MarkupForm(raw, Spellings(), xml=True)
+        form.spellings.add(text, raw)
+        return [MarkupSlot(SpannedText(text), form)]
+
+    def unread(self) -> int:
+        """Return how many elements of text were not read, though readers see them."""
+        count = place = 0
+        while place < len(self.tokens):
+            token = self.tokens[place]
+            if token.kind == "open" and token.name in ("w:t", "a:t"):
+                text = "".join(part.text for part in self.tokens[place : self.after(place)])
+                count += place not in self.read and _LETTER.search(text) is not None
+            place = self.after(place) if token.name in _SILENT else place + 1
+        return count + sum(
+            token.name in ("w:tblCaption", "w:tblDescription") and any(map(_LETTER.search, token.attributes.values()))
+            for token in self.tokens
+        )
 
     def raw(self, begin: int, end: int) -> str:
         return "".join(token.raw for token in self.tokens[begin:end])
@@ -403,11 +354,15 @@ class _Paragraph:
 
     def _texts(self, place: int, before: str, properties: str, after: str) -> None:
         """Read an element of text, in which tabs of slides are characters."""
+        self.part.read.add(place)
         token, last = self.part.tokens[place], self.part.ends[place]
         tag = token.raw if "xml:space" in token.attributes or token.name == "a:t" else token.raw[:-1] + _SPACE
         closing = self.part.tokens[last]
-        for text in regex.split(r"(\t+)", "".join(t.text for t in self.part.tokens[place:last])):
-            if text.startswith("\t"):
+        shown = "".join(t.text for t in self.part.tokens[place:last])
+        for text in regex.split(r"(\t+|_x000[9ABD]_)" if token.name == "a:t" else r"(\t+)", shown):
+            if token.name == "a:t" and regex.fullmatch("_x000[ABD]_", text):  # the end of a line
+                self.pieces.append(EmptyElement(f"{before}{properties}{tag}{text}{closing.raw}{after}", "\n"))
+            elif text.startswith(("\t", "_x0009_")):
                 self.pieces.append(Close(f"{before}{properties}{tag}{text}{closing.raw}{after}", _DIVIDER))
             elif text:
                 self._text(text, before, properties, tag, closing)

@@ -1,0 +1,134 @@
+"""OpenDocument and EPUB: archives of XML and pages."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable
+from dataclasses import replace
+from urllib.parse import unquote
+
+import regex
+
+from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.files import Archive, Settings
+from ziggurat.serve.text.markup import PAGES, MarkupRules, Template, markup_template, written
+from ziggurat.serve.text.sentences import Result, SentenceRequests, together
+from ziggurat.serve.text.tokens import Xml, read_xml, spelt
+from ziggurat.system.errors import DataError
+
+
+def _named(prefix: str, names: str) -> frozenset[str]:
+    return frozenset(f"{prefix}:{name}" for name in names.split())
+
+
+_PREFIXES = {"drawing": "draw", "svg-compatible": "svg"}
+_OPEN_DOCUMENT = {
+    f"urn:oasis:names:tc:opendocument:xmlns:{name}:1.0": _PREFIXES.get(name, name)
+    for name in "text table drawing office presentation style meta form script svg-compatible".split()  # noqa: SIM905
+} | {"http://purl.org/dc/elements/1.1/": "dc"}
+_TEXT = MarkupRules(
+    inline=_named("text", "span a meta meta-field ruby ruby-base"),
+    blank=_named("text", "line-break"),
+    spaces=_named("text", "s"),
+    points=_named(
+        "text",
+        "bookmark bookmark-start bookmark-end reference-mark reference-mark-start reference-mark-end bookmark-ref "
+        "reference-ref note-ref sequence-ref sequence page-number page-count date time change change-start change-end "
+        "soft-page-break toc-mark toc-mark-start toc-mark-end alphabetical-index-mark alphabetical-index-mark-start "
+        "alphabetical-index-mark-end user-index-mark author-name author-initials chapter file-name title subject "
+        "variable-get variable-set user-field-get user-field-input expression database-display sheet-name number "
+        "creation-date creation-time modification-date modification-time print-date print-time description keywords "
+        "editing-cycles editing-duration printed-by initial-creator creator character-count word-count paragraph-count "
+        "table-count image-count object-count bibliography-mark ruby-text placeholder conditional-text hidden-text",
+    )
+    | _named("office", "annotation-end")
+    | _named("draw", "image control object object-ole"),
+    copied=_named("office", "scripts forms settings automatic-styles font-face-decls meta")
+    | _named("text", "tracked-changes sequence-decls variable-decls user-field-decls")
+    | _named("style", "style default-style")
+    | _named("dc", "creator date")  # of an annotation
+    | _named("meta", "date-string creator-initials")
+    | {"sender-initials"},
+    nested=_named("text", "note")
+    | _named("office", "annotation")
+    | _named("draw", "frame custom-shape rect ellipse circle line g connector path polygon polyline regular-polygon")
+    | _named("draw", "caption a"),
+    seen=_named("text", "page-number page-count date time sheet-name number sequence")
+    | _named("draw", "image object object-ole control frame custom-shape"),
+    xml=True,
+)  # fmt: skip
+
+
+def opendocument(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
+    """Return the work of translating an OpenDocument file: its text, and headers and footers of its pages."""
+    archive = Archive(content, name, settings.limits)
+    archive.read("content.xml")
+    parts = [part for part in archive.names if part in ("content.xml", "styles.xml")]
+    documents = {part: read_xml(archive.markup(part), f"{name}: {part}", _OPEN_DOCUMENT) for part in parts}
+    templates = {part: markup_template(xml.tokens, _TEXT) for part, xml in documents.items()}
+    left = (part for part in archive.names if part.endswith("/content.xml") and _WRITTEN.search(archive.read(part)))
+    return (yield from xml_members(archive, documents, templates, settings, left))
+
+
+_WRITTEN = regex.compile(rb"<text:(?:p|h|span)(?:\s[^<>]*+)?>[^<]*?(?:[A-Za-z]|[\xc3-\xf4][\x80-\xbf])")
+
+
+def xml_members(
+    archive: Archive,
+    documents: dict[str, Xml],
+    templates: dict[str, Template],
+    settings: Settings,
+    left: Iterable[str],
+) -> SentenceRequests[Result[bytes]]:
+    """Return the work of translating templates of an archive's members; all others keep their bytes.
+
+    `left`: members with text that is not read, which are counted.
+    """
+    notices = TextNotices()
+    for part in left:
+        notices.add("left_out", part)
+    said = yield from together([written(template, settings.options, notices) for template in templates.values()])
+    changed = {part: documents[part].encoded(text) for part, text in zip(templates, said, strict=True)}
+    return Result(archive.replaced(changed), notices)
+
+
+# EPUB
+
+_CONTAINER = "META-INF/container.xml"
+_PAGES = ("application/xhtml+xml", "application/x-dtbook+xml")
+_OTHER_PAGES = ("text/html", "text/x-oeb1-document", "text/plain", "application/pdf")
+_CONTENTS = "application/x-dtbncx+xml"
+_NCX = MarkupRules(inline=frozenset(), copied=frozenset(("head",)), xml=True)
+_LANGUAGE = regex.compile(r"(<(?:[\w.-]++:)?+language\b[^<>]*+>)[^<]*+(</)")
+
+
+def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
+    """Return the work of translating an EPUB: its pages, its table of contents; its language becomes the target's."""
+    archive = Archive(content, name, settings.limits)
+    package = _package(archive, name)
+    book = read_xml(archive.markup(package), f"{name}: {package}")
+    rules = replace(PAGES, xml=True, languages=(settings.source, settings.target))
+    documents: dict[str, Xml] = {}
+    templates: dict[str, Template] = {}
+    left: list[str] = []
+    for token in book.tokens:
+        if token.name != "item" or token.kind not in ("open", "empty"):
+            continue
+        kind = token.attributes.get("media-type", "")
+        part = posixpath.normpath(posixpath.join(posixpath.dirname(package), unquote(token.attributes.get("href", ""))))
+        if part in archive.names and kind in _OTHER_PAGES:
+            left.append(part)
+        if part in archive.names and part not in documents and kind in (*_PAGES, _CONTENTS):
+            documents[part] = read_xml(archive.markup(part), f"{name}: {part}")
+            templates[part] = markup_template(documents[part].tokens, _NCX if kind == _CONTENTS else rules)
+    if settings.target and package not in documents:
+        text = "".join(token.raw for token in book.tokens)
+        documents[package], templates[package] = book, [_LANGUAGE.sub(rf"\g<1>{spelt(settings.target)}\g<2>", text)]
+    return (yield from xml_members(archive, documents, templates, settings, left))
+
+
+def _package(archive: Archive, name: str) -> str:
+    for token in read_xml(archive.markup(_CONTAINER), f"{name}: {_CONTAINER}").tokens:
+        if token.name == "rootfile" and (path := token.attributes.get("full-path")):
+            return path
+    raise DataError(f"{name}: {_CONTAINER} names no package; is it an EPUB?")
