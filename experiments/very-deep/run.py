@@ -77,6 +77,7 @@ def experiment_of(system: System, store: Path, corpus: str) -> Experiment:
             f"data.source_language={source}",
             f"data.target_language={target}",
             f"data.store={store}",
+            "data.subword.vocabulary_size=8000",
             f"model.encoder.layers={system.encoder}",
             f"model.decoder.layers={system.decoder}",
             *system.settings,

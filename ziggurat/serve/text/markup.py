@@ -25,7 +25,7 @@ from ziggurat.serve.text.pairing import marked
 from ziggurat.serve.text.paragraphs import original_pieces, paragraphs
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
-from ziggurat.serve.text.tokens import ATTRIBUTE, Spelling, Token, element_ends, html_tokens, read_xml
+from ziggurat.serve.text.tokens import ATTRIBUTE, Spelling, Spellings, Token, element_ends, html_tokens, read_xml
 from ziggurat.system.errors import DataError
 
 
@@ -62,29 +62,6 @@ class TemplateGroup:
 
 Template: TypeAlias = "list[str | MarkupSlot | TemplateGroup]"
 Raw: TypeAlias = "str | Template"
-
-
-class Spellings:
-    """The way in which a source writes the texts between marks, in order: the same text may be written in two ways."""
-
-    __slots__ = ("_known", "_taken")
-
-    def __init__(self) -> None:
-        self._known: dict[str, list[str]] = {}
-        self._taken: dict[str, int] = {}
-
-    def add(self, text: str, raw: str) -> None:
-        """Take the next text and how it is written."""
-        self._known.setdefault(text, []).append(raw)
-
-    def next(self, text: str) -> str | None:
-        """Return how the source writes the next text that is like this; None for a new one."""
-        known = self._known.get(text)
-        if known is None:
-            return None
-        place = self._taken.get(text, 0)
-        self._taken[text] = min(place + 1, len(known) - 1)
-        return known[place]
 
 
 @dataclass

@@ -415,3 +415,26 @@ class _Reader:
 
     def entity(self, *_: Any) -> None:
         raise _RefusedError("declares entities, which are not read; remove them")
+
+
+class Spellings:
+    """The way in which a source writes the texts between marks, in order: the same text may be written in two ways."""
+
+    __slots__ = ("_known", "_taken")
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[str]] = {}
+        self._taken: dict[str, int] = {}
+
+    def add(self, text: str, raw: str) -> None:
+        """Take the next text and how it is written."""
+        self._known.setdefault(text, []).append(raw)
+
+    def next(self, text: str) -> str | None:
+        """Return how the source writes the next text that is like this; None for a new one."""
+        known = self._known.get(text)
+        if known is None:
+            return None
+        place = self._taken.get(text, 0)
+        self._taken[text] = min(place + 1, len(known) - 1)
+        return known[place]

@@ -19,9 +19,9 @@ from typing import NamedTuple, TypeAlias
 
 import regex
 
-from ziggurat.serve.text.markup import PAGES, Spellings, Template, add, filled
+from ziggurat.serve.text.markup import PAGES, Template, add, filled
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, Verbatim
-from ziggurat.serve.text.tokens import Spelling, Token, html_tokens
+from ziggurat.serve.text.tokens import Spelling, Spellings, Token, html_tokens
 
 MAX_DEPTH = 20
 """Deepest nesting of arguments; a deeper message is not parsed."""

@@ -17,7 +17,6 @@ from ziggurat.serve.text.markup import (
     MarkupForm,
     MarkupSlot,
     PlainForm,
-    Spellings,
     Template,
     TemplateGroup,
     add,
@@ -28,7 +27,7 @@ from ziggurat.serve.text.pairing import marked
 from ziggurat.serve.text.paragraphs import plain_text
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.tokens import Token, Xml, html_tokens
+from ziggurat.serve.text.tokens import Spellings, Token, Xml, html_tokens
 
 LINE = regex.compile(r"[^\r\n]*+(?:\r\n|\n|\r)|[^\r\n]++")
 """A line with its end; for str.splitlines other characters end one, too."""

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import regex
 
-from ziggurat.serve.text.markup import HTML, MarkupSlot, Raw, Spellings, Template, add, filled, shown_text
+from ziggurat.serve.text.markup import HTML, MarkupSlot, Raw, Template, add, filled, shown_text
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim
 from ziggurat.serve.text.sentences import SPACED
-from ziggurat.serve.text.tokens import html_tokens
+from ziggurat.serve.text.tokens import Spellings, html_tokens
 
 _TARGET = r"""\(\s*+(?:<(?:[^<>\\\n]|\\.){0,500}+>
     |(?:\{\{[^{}\n]{0,200}+\}\}

@@ -16,7 +16,6 @@ from ziggurat.serve.text.markup import (
     MarkupForm,
     MarkupSlot,
     Raw,
-    Spellings,
     Template,
     TemplateGroup,
     add,
@@ -25,7 +24,7 @@ from ziggurat.serve.text.markup import (
 )
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.tokens import Token, read_xml, spelt, xml_ends
+from ziggurat.serve.text.tokens import Spellings, Token, read_xml, spelt, xml_ends
 
 _SPACES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
