@@ -359,7 +359,7 @@ class _Paragraph:
         closing = self.part.tokens[last]
         shown = "".join(t.text for t in self.part.tokens[place:last])
         for text in regex.split(r"(\t+|_x000[9ABD]_)" if token.name == "a:t" else r"(\t+)", shown):
-            if token.name == "a:t" and regex.fullmatch("_x000[ABD]_", text):  # the end of a line
+            if token.name == "a:t" and regex.fullmatch("_x000[DAB]_", text):  # the end of a line
                 self.pieces.append(EmptyElement(f"{before}{properties}{tag}{text}{closing.raw}{after}", "\n"))
             elif text.startswith(("\t", "_x0009_")):
                 self.pieces.append(Close(f"{before}{properties}{tag}{text}{closing.raw}{after}", _DIVIDER))
