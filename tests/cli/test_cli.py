@@ -58,7 +58,7 @@ def test_every_verb_explains_itself_with_an_example(verb: str, ziggurat) -> None
         (["explain", "model.hedas"], "did you mean `model.heads`"),
         (["explain", "demo"], "`demo` is a recipe: `ziggurat recipes demo` prints it"),
         (["explain", "adnim"], "no key or method `adnim`; did you mean `adam`, `radam`, `admin`"),
-        (["explain", "ema"], "no key or method `ema`; did you mean"),
+        (["explain", "emma"], "no key or method `emma`; did you mean"),
         (["explain", "distillation.decodign"], "did you mean `distillation.decoding`"),
         (["translate", "nowhere"], "nowhere: no such run or model directory"),
         (["evaluate", "nowhere"], "`--reference FILE` is missing"),

@@ -165,8 +165,8 @@ def test_a_place_is_taken_until_the_thread_of_a_document_that_was_given_up_ends(
     ended, threads = threading.Event(), list[str]()
 
     def slow(path: Path, most: int) -> bytes:
-        threads.append(threading.current_thread().name)
         content = read_bounded(path, most)
+        threads.append(threading.current_thread().name)
         assert b"first" not in content or ended.wait(30)
         return content
 

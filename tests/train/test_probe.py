@@ -225,7 +225,7 @@ CHOICES: list[dict[str, Any]] = [
 ]
 
 
-WITHOUT_TABLE = {"latest", "attention_residuals", "block_attention_residuals", "mudd"}
+WITHOUT_TABLE = {"latest", "attention_residuals", "block_attention_residuals", "mudd", "cross_module"}
 
 
 @pytest.mark.parametrize("choices", CHOICES, ids=str)
