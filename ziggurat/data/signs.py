@@ -21,6 +21,7 @@ _SHARE = 0.001  # of the lines of a corpus; fewer that have a sign are accidents
 _MOST_TAGS = 1000  # that are remembered
 _MOST_WORDS = 4  # of the name of a column
 _COLUMN_NAMES = (
+    "sources targets inputs outputs raw txt tok column col post edited postedit "
     "source src sl tl target tgt trg text texts sentence sentences sent segment seg line string input output "
     "original translation translated translations reference ref hypothesis hyp mt human lang language s t l pe "
     "orig trans simplified traditional phrase document doc l1 l2 1 2 0 a b english german french spanish "

@@ -185,7 +185,7 @@ _FURTHER_CODES = (  # of languages without a code of two letters that FLORES-200
 _CODES = frozenset(_FURTHER_CODES.split())
 _LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__", re.IGNORECASE)  # whatever the code is
 _BEFORE_A_CODE = re.compile(
-    r"(?:2_?|(?:(?:opt|label_|lang|tok|src|tgt|trg|source|target|language|to|into|2|l[12])[_:=-])+)(?=[a-z])",
+    r"(?:t?2_?|(?:(?:opt|label_|lang|tok|src|tgt|trg|source|target|language|to|into|2|l[12])[_:=-])+)(?=[a-z])",
     re.IGNORECASE,
 )
 _CODE = re.compile(r"([a-z]{2,3})(?:[_-](?:[a-z]{2}|[a-z]{4}|[0-9]{3}))*", re.IGNORECASE)
@@ -194,7 +194,8 @@ _SEVERAL = "mul"  # ISO 639's code for text of several languages, which tells no
 _HTML = frozenset({"<br>", "<hr>", "<id>", "<li>", "<th>", "<tr>", "<tt>"})
 _LEADING_TAG = re.compile(
     r"""[\s\u200b\ufeff▁]*(
-        <{1,2} [^\s<>]{1,24} >{1,2} | >\s?>\s?[^\s<>]{1,24}\s?<\s?<
+        <{1,2} [^\s<>]{1,24} >{1,2} | >\s?>\s?[^\s<>]{1,24}\s?<\s?< | >>[^\s<>]{1,24}>> | ＞＞[^\s＞＜]{1,24}＜＜
+        | __(?:opt_)?(?:src|tgt|trg)_[a-z]{2,3}(?:_\w{2,4})?(?=\s) | [«‹]2[a-z]{2,3}[»›]
         | __label__[a-z]{2,3}(?:_\w{2,4})?(?!\w) | [＜⟨] [^\s<>]{2,24} [＞⟩]
         | &(?:lt|gt); \S{2,40}? ;(?=\s)
         | __\w{1,20}?__(?!\w) | \[[^\s\[\]]{2,20}\] | ｟[^\s｠]{2,30}｠ | ([#@$=|]{1,2}) [a-zA-Z_-]{2,12} \2(?=\s)
@@ -217,7 +218,7 @@ def _is_language_tag(tag: str) -> bool:
     """Return True for a tag that names a language, however it is spelt: `<2de>`, `__de__`, `[de_DE]`, `<to_de>`."""
     if _LANGUAGE_TAG.fullmatch(tag):
         return True
-    core = html.unescape(tag).strip("<>[]{}()｟｠«»＜＞⟨⟩|@#$=_/ ")
+    core = html.unescape(tag).strip("<>[]{}()｟｠«»‹›＜＞⟨⟩|@#$=_/ ")
     if found := _DIRECTION.fullmatch(core):  # `en2de`
         return names_language(found[1]) and names_language(found[2])
     return names_language(core) or names_language(_BEFORE_A_CODE.sub("", core, count=1))
@@ -239,6 +240,9 @@ def leading_tag(text: str, known: Collection[str] = ()) -> str | None:
 _PIECES = re.compile(
     r"""(?:^|\s)(▁)(?:\w|\s\w\s\w(?:\s|$))
       | \w(_)\s.*\w_(?:\s|$)
+      | \w(▁)\s.*\w▁(?:\s|$)
+      | \w(￨)\w
+      | (｟mrk_)\w
       | \w(@@)(?:\s|$)
       | \w(￭)
       | (￭)\w
@@ -247,7 +251,7 @@ _PIECES = re.compile(
       | (?:\ (Ġ)\w+){2}""",
     re.VERBOSE,
 )
-PIECE_MARKS = ("▁", "_ ", "@@", "￭", " ##", "</w>", " Ġ")
+PIECE_MARKS = ("▁", "_ ", "@@", "￭", "￨", "｟mrk_", " ##", "</w>", " Ġ")
 """PIECE_MARKS is what text cut into subword pieces has in it; other text may have it as well, which is looked at."""
 
 
