@@ -77,7 +77,8 @@ def test_only_a_first_row_is_a_header() -> None:
     ("text", "mark"),
     [
         ("▁the ▁dog s", "▁"), ("hou@@ se", "@@"), ("the hou@@", "@@"), ("hou ￭se", "￭"), ("hou￭ se", "￭"),
-        ("hou ##se", "##"), ("h o u se</w> is</w>", "</w>"), ("The Ġdog Ġbarks .", "Ġ"), ("▁日本 語", "▁"), ("the▁ hou se▁", "▁"),
+        ("hou ##se", "##"), ("h o u se</w> is</w>", "</w>"), ("The Ġdog Ġbarks .", "Ġ"), ("▁日本 語", "▁"),
+        ("the▁ hou se▁", "▁"),
         ("Hello￨C world￨l", "￨"), ("｟mrk_case_modifier_C｠ hello", "｟mrk_"),
         ("l' @@ a@@ b", "@@"), ("▁ t h e ▁ h o u s e", "▁"), ("▁ 日 本 ▁ 語 も", "▁"), ("the_ hou se_", "_"),
         ("th e_ hou se_ is_", "_"), ("I_ am_", "_"),
@@ -119,7 +120,8 @@ LANGUAGE_TAGS = [
     "<2de>", "<de>", "<DE>", ">>de<<", ">>DEU<<", ">>zho_Hans<<", "__de__", "__DE__", "[de]", "[de_DE]", "<de_DE>",
     "<pt-BR>", "<to_de>", "<2_de>", "<lang:de>", "<|de|>", "<tgt:de>",
     "<<de>>", "＜2de＞", "&gt;&gt;de&lt;&lt;", "#de#", "@de@", "==DE==", "|de|",
-    "<en2de>", "<en_to_de>", ">>de <<", "> > de < <", "> >de< <", "</2de>", "</de>", "__label__de", "__label__zh_Hans", "__opt_tgt_de",
+    "<en2de>", "<en_to_de>", ">>de <<", "> > de < <", "> >de< <", "</2de>", "</de>", "__label__de",
+    "__label__zh_Hans", "__opt_tgt_de",
     "＞＞de＜＜", "«2de»", "‹2de›", "<t2de>", ">>de>>", "__tgt_pt_BR",
     "｟opt_tgt_de｠", "__opt_tgt_de__", "<qhi>", "<zho_Hans>", "<en_XX>",
 ]  # fmt: skip
