@@ -17,9 +17,10 @@ from ziggurat.config.train import LossConfig
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.train import update
 from ziggurat.train.checkpoint import RunProgress, read_progress
+from ziggurat.train.clipping import AdaptiveClipper
 from ziggurat.train.loop import train
 from ziggurat.train.recovery import count_skipped
-from ziggurat.train.update import AdaptiveClipper, Parallel, train_update
+from ziggurat.train.update import Parallel, train_update
 
 
 def norms(count: int, seed: int = 0) -> list[float]:

@@ -20,6 +20,7 @@ from ziggurat.system.terminal import duration, safe
 from ziggurat.system.yaml_text import shown
 from ziggurat.train.average import average_ended, remove_average
 from ziggurat.train.checkpoint import RunProgress
+from ziggurat.train.clipping import AdaptiveClipper
 from ziggurat.train.depth_records import DepthProbe, DepthReporter
 from ziggurat.train.device import to_device
 from ziggurat.train.distributed import joined, lost
@@ -33,7 +34,7 @@ from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, h
 from ziggurat.train.setup import Setup, rank_anew, refuse_too_large, set_up, starting_point
 from ziggurat.train.signals import GracefulStop
 from ziggurat.train.trackers import open_trackers
-from ziggurat.train.update import AdaptiveClipper, train_update
+from ziggurat.train.update import train_update
 
 
 def train(

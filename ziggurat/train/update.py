@@ -26,6 +26,7 @@ from ziggurat.config.train import LossConfig
 from ziggurat.data.loader import Batch
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import is_cut_up, weights, whole
+from ziggurat.train.clipping import AdaptiveClipper, clip_to
 from ziggurat.train.device import Shortage, within_memory
 from ziggurat.train.distributed import Processes
 from ziggurat.train.loss import LossSums
@@ -343,52 +344,9 @@ def train_update(
     admitted = not finite or spike or clipper is None or clipper.admits(grad_norm)
     # (4) The step.
     if finite and admitted and not spike:
-        if clip_norm is not None and grad_norm > clip_norm:
-            torch._foreach_mul_(gradients, clip_norm / (grad_norm + 1e-6))  # 1e-6 as in torch's clip_grad_norm_
+        if clip_norm is not None:
+            clip_to(gradients, grad_norm, clip_norm)
         optimiser.set_rate(rate)
         optimiser.step()
     parallel.drop_gradients()
     return UpdateResult(loss, nll, grad_norm, *counts, finite, admitted, spike, alignment, aligned)
-
-
-# Adaptive gradient clipping (RNMT+, Chen et al. 2018); all constants are lingvo's.
-_DECAY = 0.995
-_DEVIATIONS = 4.0
-_SMALLEST, _LARGEST = 1e-2, 1e5
-_LEAST_VARIANCE = 1e-6
-_TRUSTED = 0.75
-
-
-class AdaptiveClipper:
-    """Admits an update if log(1 + |g|) is at most 4 standard deviations above its running mean, and |g| below 1e5.
-
-    Mean and deviation are exponential averages (decay 0.995) of all norms seen, those of skipped updates included,
-    each capped at the threshold that it met; they decide once their weights sum to more than 0.75, which is after
-    277 updates. All constants are lingvo's (GradNormTracker, and grad_norm_to_clip_to_zero of its RNMT+).
-
-    Args:
-        sums: [weight, mean, mean square], not yet divided by the weight; [0, 0, 0] at the beginning. Changed in
-            place, so that they are saved with their owner.
-    """
-
-    def __init__(self, sums: list[float]) -> None:
-        self.sums = sums
-
-    def admits(self, norm: float) -> bool:
-        """Count `norm`, the finite gradient norm of an update, and return whether that update is to be taken."""
-        trusted = self.sums[0] > _TRUSTED
-        logarithm, limit = math.log1p(max(norm, _SMALLEST)), self.limit
-        capped = min(logarithm, limit)
-        self.sums[:] = (
-            average + (1 - _DECAY) * (value - average)
-            for average, value in zip(self.sums, (1.0, capped, capped * capped), strict=True)
-        )
-        return norm < _LARGEST and not (trusted and logarithm > limit)
-
-    @property
-    def limit(self) -> float:
-        """Largest log(1 + |g|) within the threshold."""
-        weight, mean, square = self.sums
-        divisor = max(weight, 1e-6)
-        mean /= divisor
-        return mean + _DEVIATIONS * math.sqrt(max(square / divisor - mean * mean, _LEAST_VARIANCE))
