@@ -220,6 +220,26 @@ def test_mixed_normal_forms_are_told_with_counts(words: list[str], random: Any) 
     assert not notices(forms, ["x"] * len(forms), "nfc")
 
 
+@pytest.mark.parametrize(
+    ("odd", "ordinary", "what"),
+    [
+        ("Ａｂｃ です", "Abc です", "full-width"),
+        ("１２ 回", "12 回", "full-width"),
+        ("ｶﾞｷﾞｸﾞ", "ガギグ", "half-width"),
+        ("ﾃｽﾄ中", "テスト中", "half-width"),
+        ("これはＵＲＬ", "これはURL", "full-width"),
+    ],
+)
+def test_forms_of_two_widths_are_told(odd: str, ordinary: str, what: str) -> None:
+    (found,) = notices([odd, "語", ordinary, odd], ["ひ"] * 4, "nfc")
+    assert f"2 of 4 source lines have {what}" in found
+    assert "line 1" in found
+    assert "nfkc" in found
+    assert not notices([odd, "語", odd], ["ひ"] * 3, "none"), "one form alone is fine"
+    assert not notices([ordinary, "全角、句読点！（）"], ["ひ"] * 2, "none"), "signs are wide in such text"
+    assert not notices([odd, ordinary], ["ひ"] * 2, "nfkc")
+
+
 def test_forms_mixed_between_the_sides() -> None:
     assert "target lines" in notices(["é", "b"], ["e", "e\u0301"])[0]
 

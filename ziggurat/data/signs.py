@@ -1,13 +1,14 @@
 """Signs in a corpus that its text is not what it seems, counted with the place of the first.
 
 They are a first row that holds the names of columns; text that is cut into subword pieces already, or that begins with
-the tag of a language; letters with accents spelt composed (NFC) and decomposed (NFD).
+the tag of a language; letters with accents spelt composed (NFC) and decomposed (NFD), or letters of two widths.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -38,6 +39,17 @@ _NAME_ENDS = re.compile(r"[\W_]+")
 _NAME_JOINT = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
+_WIDTHS = {
+    "full-width letters or digits": (
+        re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]"),
+        re.compile("[0-9A-Za-z]"),
+    ),
+    "half-width katakana": (re.compile("[\uff66-\uff9d]"), re.compile("[\u30a1-\u30fa]")),
+}
+"""_WIDTHS are forms that NFKC replaces, and the ordinary ones in their place."""
+_MOST_USUAL = 100_000  # lines with ordinary forms that are counted
+
+
 @dataclass
 class Sign:
     """Lines that have a sign."""
@@ -64,6 +76,9 @@ class SideSigns:
     decomposed: Sign = field(default_factory=Sign)
     composed: bool = False
     """True if any line has letters that NFD would take apart."""
+    compatible: dict[str, Sign] = field(default_factory=lambda: {name: Sign() for name in _WIDTHS})
+    usual: Counter[str] = field(default_factory=Counter)
+    """Lines with the ordinary forms of what `compatible` counts."""
 
     def see(self, texts: Sequence[str], before: int, where: str) -> None:
         """Look at the lines of a block; `before` lines of its file, called `where`, came before it."""
@@ -74,7 +89,13 @@ class SideSigns:
         if not self.composed and not joined.isascii():
             composed = joined if nfc else "\n".join(t for t in texts if unicodedata.is_normalized("NFC", t))
             self.composed = not unicodedata.is_normalized("NFD", composed)
+        widths = () if joined.isascii() else [name for name, (odd, _) in _WIDTHS.items() if odd.search(joined)]
+        for name, (_, ordinary) in _WIDTHS.items():
+            self.usual[name] += 0 if self.usual[name] > _MOST_USUAL else sum(bool(ordinary.search(t)) for t in texts)
         for number, text in enumerate(texts, before + 1):
+            for name in widths:
+                if _WIDTHS[name][0].search(text):
+                    self.compatible[name].see(where, number)
             if (tag := leading_tag(text)) is not None:
                 self.tagged.see(where, number, tag)
                 if len(self.tags) < _MOST_TAGS:
@@ -148,7 +169,8 @@ def sign_notices(
             many = f"{key}: {{}} of {side.lines:,} {name} lines"
             found = _side_notices(many, side, segmented, symbols)
             notices += [Problem(key, text, severity="warning", named=("data.subword.kind",)) for text in found]
-    return notices + (_form_notices(corpora) if unicode == "none" else [])
+    notices += _form_notices(corpora) if unicode == "none" else []
+    return notices + (list(_width_notices(corpora)) if unicode != "nfkc" else [])
 
 
 def _side_notices(many: str, side: SideSigns, segmented: bool, symbols: Collection[str]) -> Iterator[str]:
@@ -184,3 +206,19 @@ def _form_notices(corpora: Sequence[tuple[str, CorpusSigns]]) -> list[Problem]:
         for key, name, side in sides
         if side.decomposed.lines
     ]
+
+
+def _width_notices(corpora: Sequence[tuple[str, CorpusSigns]]) -> Iterator[Problem]:
+    """Yield a warning where a side has letters of unusual width beside ordinary ones; either alone is fine."""
+    for key, signs in corpora:
+        for name, side in zip(SIDES, signs.sides, strict=True):
+            for what, seen in side.compatible.items():
+                if min(seen.lines, side.usual[what]) > _SHARE * side.lines:
+                    yield Problem(
+                        key,
+                        f"{key}: {seen.lines:,} of {side.lines:,} {name} lines have {what}, the first in {seen.first}, "
+                        "and others have the ordinary ones: the vocabulary spells each in two ways. Set `data.unicode: "
+                        "nfkc`",
+                        severity="warning",
+                        named=("data.unicode",),
+                    )
