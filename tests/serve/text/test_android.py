@@ -159,6 +159,15 @@ def shown(raw: str) -> str:
     return said.removesuffix(" ") if is_blank else said
 
 
+def test_the_end_of_a_line_is_not_put_inside_a_quoted_word() -> None:
+    for text in (r"Open \n it\'s it\'s \"so\"", r"One \n (two) \n three, four"):
+        for seed in range(20):
+            body = f'<string name="a">{text}</string>'
+            said = ElementTree.fromstring(outcome(body, permuting(seed, change=swapped)).value)[0].text or ""
+            words = shown(text).split()
+            assert sorted(swapped(shown(said)).split()) == sorted(words), said
+
+
 WORDS = st.sampled_from(
     [
         "Open",

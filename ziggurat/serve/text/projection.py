@@ -217,6 +217,12 @@ class _Projection:
         self._copy_to(len(self.target.text))
         return self.out
 
+    def _is_gap(self, boundary: int) -> bool:
+        """Return whether white space, or an end of the text, is at a boundary of units."""
+        if not 0 < boundary < len(self.units):
+            return True
+        return self.units[boundary - 1][1] < self.units[boundary][0]
+
     # Which words belong to which element
 
     def _write(self, marks: Sequence[Mark], low: int, high: int, until: int) -> None:
@@ -238,6 +244,8 @@ class _Projection:
             first, last = self._bounds(mark)
             taken = self.breaks if _is_break(mark) else set()
             open_to_it = [place for place in allowed[at_least:] if first <= place <= last and place not in taken]
+            if _is_break(mark):  # not inside of `"word"`, whose signs are units of their own
+                open_to_it = list(filter(self._is_gap, open_to_it)) or open_to_it
             boundary = best_boundary(self.centres, mark.start - 0.25, open_to_it or allowed[at_least:], low, high)
             if _is_break(mark):
                 self.breaks.add(boundary)
