@@ -194,7 +194,7 @@ def left_out(peer: str) -> str:
 
 @contextmanager
 def marian_searches(peers: Sequence[str], shape: str, beam: int, batch: int = BATCH) -> Iterator[dict[str, Any]]:
-    """Context with what measures Marian, if it is a peer: output tokens/s, or one at a time the seconds of a sentence."""
+    """Context with what measures Marian, if it is a peer: output tokens/s, or the seconds of a sentence alone."""
     if "marian" not in peers:
         yield {}
         return

@@ -1,10 +1,10 @@
 """Marian as a peer of the speed benchmarks: its training and its decoding, by `pymarian` where it is installed.
 
 `make marian` installs it, or `$ZIGGURAT_MARIAN` names the folder of its environment. Training is pre-norm like ours:
-one mini-batch of so many words an update, which `--sync-sgd` divides between two workers of one thread. Decoding is of a
-post-norm model of the same size after one update on random tokens, since Marian's own search computes another
-self-attention for pre-norm. Its end of sentence is ruled out, so that lengths are set by `--max-length-factor`, which is
-of the longest sentence of a batch: outputs have as many tokens as asked for on average, and are counted.
+one mini-batch of so many words an update, which `--sync-sgd` divides between two workers of one thread. Decoding is of
+a post-norm model of the same size after one update, since Marian's own search computes another self-attention for
+pre-norm. Its end of sentence is ruled out, so that lengths are set by `--max-length-factor`, which is of the longest
+sentence of a batch: outputs have as many tokens as asked for on average, and are counted.
 """
 
 from __future__ import annotations
