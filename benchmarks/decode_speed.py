@@ -13,9 +13,11 @@ depend on them), 2 threads, search alone. T3: d_model 512, d_ff 2048, 8 heads, 6
 system but fairseq, which also scores end-of-sentence, runs its decoder 15 times.
 
 Peers are measured by drivers outside this repository: `$PEERS/decode_peer.py`, run by
-`$BENCH/venv/<environment>/bin/python`; those whose environment is there are taken. `2x1` are two workers of one thread
-each in place of one of two threads, from when both begin to when the last ends. Every run is a process of its own; each
-round runs every system once, so that a disturbance of the machine hits all; figures are medians, ratios are of these.
+`$BENCH/venv/<environment>/bin/python`. Marian (`benchmarks.marian_peer`) is the `pymarian` of `make marian` or of
+`$ZIGGURAT_MARIAN`. Those that are not there are left out with the reason. `2x1` are two workers of one thread each in
+place of one of two threads, from when both begin to when the last ends; Marian's threads are workers, so that it has
+`1x1` and `2x1`, and ours `1x1` beside it. Every run is a process of its own; each round runs every system once, so that
+a disturbance of the machine hits all; figures are medians, ratios are of these.
 
 `--whole` measures whole processes, from their start to their end: `ziggurat --version` and `--help`, the translation of
 one sentence with an untrained T3 whose vocabulary is of Multi30k, beside one with CTranslate2 and SentencePiece, and
@@ -33,16 +35,21 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from benchmarks import marian_peer
 
 SHAPES = {"T3": (512, 2048, 8, 6, 6), "T2": (256, 1024, 4, 30, 6), "M12": (512, 2048, 8, 12, 12)}
 """d_model, d_ff, heads, encoder layers, decoder layers."""
 VOCABULARY, SENTENCES, BATCH, LENGTH = 8000, 1000, 64, 15
 ENVIRONMENTS = {"ctranslate2": "core", "hf": "core", "fairseq": "fairseq", "onmt": "onmt", "eole": "eole"}
 """Peer -> name of its virtual environment."""
+PEERS = (*ENVIRONMENTS, "marian")
 _CTRANSLATE2 = """
 import sys, time, ctranslate2
 path, lines, kind, dtype, inter, intra, beam, length = sys.argv[1:]
@@ -137,11 +144,11 @@ def run(command: Sequence[str], threads: int = 2, **variables: str) -> list[floa
     return [float(json.loads(each)["tok_s"] if each.startswith("{") else each) for each in found]
 
 
-def run_ours(shape: str, beam: int, precision: str, kind: str = "speed", workers: int = 1) -> float:
-    """Return the figure of one process with two threads, or of several with one each that begin together."""
+def run_ours(shape: str, beam: int, precision: str, kind: str = "speed", workers: int = 1, threads: int = 2) -> float:
+    """Return the figure of one process with `threads`, or of several with one each that begin together."""
     one = [sys.executable, "-m", "benchmarks.decode_speed", "--one", shape, str(beam), precision, kind]
     if workers == 1:
-        return run([*one, str(SENTENCES)])[0]
+        return run([*one, str(SENTENCES)], threads)[0]
     command = [*one[:-1], "worker", str(SENTENCES // workers)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
@@ -178,6 +185,32 @@ def run_peer(peer: str, shape: str, beam: int) -> float:
     return run([str(python_of(peer)), driver, peer, shape, str(beam)], **sources)[0]
 
 
+def left_out(peer: str) -> str:
+    """Return why a peer is left out, or nothing where it is there."""
+    if peer == "marian":
+        return marian_peer.missing()
+    return "" if python_of(peer).is_file() else f"there is no {python_of(peer)} (set BENCH and PEERS)"
+
+
+@contextmanager
+def marian_searches(peers: Sequence[str], shape: str, beam: int, batch: int = BATCH) -> Iterator[dict[str, Any]]:
+    """Context with what measures Marian, if it is a peer: output tokens/s, or the seconds of a sentence alone."""
+    if "marian" not in peers:
+        yield {}
+        return
+    given = [sentence.source for sentence in sentences(SENTENCES, LENGTH)]
+    given = given[:: SENTENCES // 100][:100] if batch == 1 else given
+    sizes = {"types": VOCABULARY, "length": LENGTH, "beam": beam, "batch": batch}
+
+    def measured(search: Any) -> float:
+        tokens, seconds = search()
+        return float(seconds / len(given) if batch == 1 else tokens / seconds)
+
+    with tempfile.TemporaryDirectory(prefix="ziggurat-bench-") as folder:
+        found = marian_peer.searches(Path(folder), SHAPES[shape], given, **sizes)
+        yield {name: lambda s=search: measured(s) for name, search in found.items()}
+
+
 def in_turns(systems: dict[str, Any], rounds: int) -> dict[str, float]:
     """Return the median figure of each system."""
     figures: dict[str, list[float]] = {name: [] for name in systems}
@@ -199,7 +232,12 @@ def table(
     if shape == "T3" and tuple(precisions) == PRECISIONS:
         systems["ours MAtt 12-12 float32"] = lambda: run_ours("M12", beam, "float32")
         systems["ours MAtt 12-12 bfloat16"] = lambda: run_ours("M12", beam, "bfloat16")
+    if "marian" in peers:
+        for precision in precisions:
+            systems[f"ours {precision} 1x1"] = lambda p=precision: run_ours(shape, beam, p, threads=1)
     for peer in peers:
+        if peer == "marian":
+            continue
         if peer != "ctranslate2":
             systems[f"{peer} float32"] = lambda p=peer: run_peer(p, shape, beam)
             continue
@@ -207,7 +245,8 @@ def table(
             for inter, intra in ((1, 2), (2, 1)):
                 name = f"ctranslate2 {dtype}" + (" 2x1" if inter == 2 else "")
                 systems[name] = lambda d=dtype, a=inter, b=intra: run_ctranslate2(shape, beam, d, "speed", a, b)
-    return in_turns(systems, rounds)
+    with marian_searches(peers, shape, beam) as marian:
+        return in_turns(systems | marian, rounds)
 
 
 def latency(peers: Sequence[str], rounds: int) -> dict[str, float]:
@@ -218,7 +257,8 @@ def latency(peers: Sequence[str], rounds: int) -> dict[str, float]:
     if "ctranslate2" in peers:
         for dtype in ("float32", "int8"):
             systems[f"ctranslate2 {dtype}"] = lambda d=dtype: run_ctranslate2("T3", 4, d, "latency", 1, 2)
-    return {name: 1000 * seconds for name, seconds in in_turns(systems, rounds).items()}
+    with marian_searches(peers, "T3", 4, batch=1) as marian:
+        return {name: 1000 * seconds for name, seconds in in_turns(systems | marian, rounds).items()}
 
 
 def whole(data: Path, peers: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
@@ -251,7 +291,12 @@ def whole(data: Path, peers: Sequence[str], rounds: int) -> dict[str, dict[str, 
             path, pieces = Path(os.environ["BENCH_RUNS"]) / "ct2-T3-fp32", Path(os.environ["BENCH_DATA"]) / "spm.model"
             theirs = [str(python_of("ctranslate2")), "-c", _WHOLE_CTRANSLATE2, str(path), str(pieces), str(lines)]
             commands |= {f"ctranslate2 {dtype}": [*theirs, dtype] for dtype in ("float32", "int8")}
+        if "marian" in peers:
+            commands |= marian_peer.whole_processes(store.parent, lines, beam=4, batch=BATCH, length=LENGTH)
         return commands
+
+    if "marian" in peers:
+        marian_peer.untrained(store.parent, SHAPES["T3"], marian_peer.written(store.parent, opened.source), text[:8])
 
     little = {f"ziggurat {o}": [sys.executable, "-m", "ziggurat", o] for o in ("--version", "--help")}
     short = {**little, **translating(one)}
@@ -296,7 +341,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=["T3", "T2"], default=["T3"])
     parser.add_argument("--beam", nargs="+", type=int, default=[4, 1])
-    parser.add_argument("--peer", nargs="*", choices=list(ENVIRONMENTS), default=list(ENVIRONMENTS))
+    parser.add_argument("--peer", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--latency", action="store_true")
@@ -316,7 +361,11 @@ def main() -> None:
     if options.depth:
         depth()
         return
-    peers = [peer for peer in options.peer if python_of(peer).is_file()]
+    reasons = {peer: left_out(peer) for peer in options.peer}
+    peers = [peer for peer, reason in reasons.items() if not reason]
+    for peer, reason in reasons.items():
+        if reason:
+            print(f"{peer} is left out: {reason}", file=sys.stderr)
     if options.whole:
         results = whole(options.data, peers, options.rounds)
     elif options.latency:

@@ -9,7 +9,8 @@ attention, label smoothing 0.1.
 
 Peers are measured by drivers outside this repository: `$PEERS/train_peer.py`, run by
 `$BENCH/venv/<environment>/bin/python` (their README says how to make both; fairseq is looked for in `$FAIRSEQ_SRC`
-too). Those that are there are taken.
+too). Those that are there are taken. Marian (`benchmarks.marian_peer`, in fp32) is the `pymarian` of `make marian` or
+`$ZIGGURAT_MARIAN`, with two workers; its share of the peak takes operations per target token as ours has them.
 
 Every run is a process of its own: 8 s of warm-up, then updates for at least `--seconds`. Tokens are real ones,
 end-of-sentence counted. Each round runs ours and then every peer, so that a disturbance of the machine hits all;
@@ -33,6 +34,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import marian_peer
+
 if TYPE_CHECKING:
     from ziggurat.data.loader import Batch
     from ziggurat.train.update import UpdateResult
@@ -47,6 +50,7 @@ SHAPES = {
 VOCABULARY, WARM_UP = 8000, 8.0
 ENVIRONMENTS = {"fairseq": "fairseq", "eole": "eole", "onmt": "onmt", "hf": "core", "torch": "core", "joeynmt": "joey"}
 """Peer -> name of its virtual environment."""
+PEERS = (*ENVIRONMENTS, "marian")
 
 
 def operations(shape: str, source: list[int], target: list[int]) -> float:
@@ -237,6 +241,24 @@ def theirs(peer: str, shape: str, precision: str, seconds: float, tokens: int) -
     }
 
 
+def marian(shape: str, store: Path, data: Path, seconds: float, tokens: int, work: float) -> dict[str, Any]:
+    """Train with Marian and return the figures; `work` is GFLOP per target token."""
+    from ziggurat.data.corpus import Store
+
+    vocabulary = marian_peer.written(store.parent, Store.open(store).source)
+    texts = [data / f"train.{side}.gz" for side in ("en", "de")]
+    figures = marian_peer.train(SHAPES[shape], vocabulary, texts, tokens, WARM_UP, seconds)
+    return {**figures, "gflops": figures["tokens_per_second"] * work}
+
+
+def left_out(peer: str) -> str:
+    """Return why a peer is left out, or nothing where it is there."""
+    if peer == "marian":
+        return marian_peer.missing()
+    there = (_drivers() / "train_peer.py").is_file() and Path(_python(peer)).is_file()
+    return "" if there else "not installed (set BENCH and PEERS)"
+
+
 def _drivers() -> Path:
     return Path(os.environ.get("PEERS", "../shared/peers"))
 
@@ -267,7 +289,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="*", choices=SHAPES, default=["T1", "T2", "T3"])
     parser.add_argument("--precision", nargs="*", choices=("fp32", "bf16"), default=["fp32", "bf16"])
-    parser.add_argument("--peer", nargs="*", choices=ENVIRONMENTS)
+    parser.add_argument("--peer", nargs="*", choices=PEERS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--tokens", type=int, default=4096, help="of a batch")
@@ -291,11 +313,12 @@ def main() -> None:
                 )
                 print(f"{shape} {precision}: {shares}", flush=True)
         return
-    drivers = (_drivers() / "train_peer.py").is_file()
-    there = [p for p in ENVIRONMENTS if drivers and Path(_python(p)).is_file()]
-    peers = [p for p in there if o.peer is None or p in o.peer]
-    if missing := set(o.peer or ()) - set(there):
-        sys.exit(f"not installed: {', '.join(sorted(missing))} (set BENCH and PEERS)")
+    peers = []
+    for peer in PEERS if o.peer is None else o.peer:
+        if reason := left_out(peer):
+            print(f"{peer} is left out: {reason}", file=sys.stderr)
+        else:
+            peers.append(peer)
     store = o.store or str(prepared(o.data, aligned=o.modified))
     variants = {"ziggurat": [], "compiled": ["--compiled"] * o.compiled, "modified": ["--modified"] * o.modified}
     variants = {name: flags for name, flags in variants.items() if flags or name == "ziggurat"}
@@ -312,6 +335,13 @@ def main() -> None:
                     said = subprocess.run([*own, *flags], check=True, capture_output=True, text=True).stdout
                     runs.setdefault(name, []).append(json.loads(said.splitlines()[-1]))
                 for peer in peers:
+                    if peer == "marian":
+                        if precision == "fp32":
+                            own_run = runs["ziggurat"][-1]
+                            work = own_run["gflops"] / own_run["tokens_per_second"]
+                            found = marian(shape, Path(store), o.data, o.seconds, o.tokens, work)
+                            runs.setdefault(peer, []).append(found)
+                        continue
                     try:
                         runs.setdefault(peer, []).append(theirs(peer, shape, precision, o.seconds, o.tokens))
                     except subprocess.CalledProcessError as error:
