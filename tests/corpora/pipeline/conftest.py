@@ -50,7 +50,7 @@ def trained(layers: int = 1, **training: Any) -> dict[str, Any]:
         "subword": {"vocabulary_size": 150, "byte_fallback": False},
         "model": merged(MODEL, {"encoder": {"layers": layers}}),
         "training": merged(TRAINING, training),
-        "decoding": {"max_length": {"ratio": 1.0, "extra": 20}},
+        "decoding": {"max_length": {"ratio": 1.0, "extra": 20}, "unknown": True},
     }
 
 
