@@ -540,6 +540,10 @@ def letters(sentences: list[str]) -> list[SentenceTranslation]:
         ("scheme", "Value ~a and ~10,2f here~%", ["~a", "~10,2f", "~%"]),
         ("object-pascal", "Value %0:s and %1:d", ["%0:s", "%1:d"]),
         ("", "@count of %title, !date at :url", ["@count", "%title", "!date", ":url"]),
+        ("", "Good %1$s day %2$s, %3$d", ["%1$s", "%2$s", "%3$d"]),
+        ("php", "Copy %1$s", ["%1$s"]),
+        ("", "Copy %1 to %L2", ["%1", "%L2"]),
+        ("", "See http://a.b/!foo here", ["http://a.b/!foo"]),
     ],
 )
 def test_what_a_flag_of_gettext_says_comes_through(flag: str, text: str, kept: list[str]) -> None:
