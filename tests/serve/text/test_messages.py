@@ -520,6 +520,19 @@ def test_plural_forms_are_translated_one_by_one_between_tags() -> None:
     assert asked == ["one apple", "some apples"]
 
 
+@pytest.mark.parametrize("kept", ["{{price|currency}}", "{{ a | b }}", "${user | upper}", "[[a|b]]"])
+def test_a_bar_inside_of_a_template_divides_no_forms(kept: str) -> None:
+    asked: list[str] = []
+
+    def noted(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return upper(sentences)
+
+    said = run(document(json.dumps({"a": f"pay {kept} now | or {{x}} later"}).encode(), "a.json", SETTINGS), noted)
+    assert asked[:2] == [f"pay {kept} now", "or {x} later"]
+    assert kept in said.value.decode()
+
+
 def letters(sentences: list[str]) -> list[SentenceTranslation]:
     """All but letters is lost, as with a bad model."""
     return [SentenceTranslation(regex.sub(r"[^\p{Lu}\s]", "", s.upper()), None) for s in sentences]

@@ -33,7 +33,8 @@ _TAG = regex.compile(
 )
 _ENTITY = regex.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 # Lines, and the forms of a plural as Laravel and vue-i18n write them: `one apple | {n} apples`, `{0} none|[2,*] many`.
-_FORMS = r"(?<![ \t])[ \t]*+\|[ \t]*+(?:\[\d{1,9},(?:\d{1,9}|\*)\][ \t]*+)?"
+# Not the filter of a template: {{ price | currency }}, [[a|b]].
+_FORMS = r"(?<![ \t])[ \t]*+\|(?![^{}\n]{0,200}\}|[^\[\]\n]{0,200}\]\])[ \t]*+(?:\[\d{1,9},(?:\d{1,9}|\*)\][ \t]*+)?"
 _DIVIDED = regex.compile(rf"(\r\n|\n|\r|{_FORMS})")
 _DIVIDED_FORMS = regex.compile(f"({_FORMS})")
 _NUMBERED = r"</?(?P<number>\d{1,3})[ ]?/?>"  # tags of react-i18next
