@@ -79,6 +79,17 @@ translator.translate_batch(source, max_batch_size=64, **options)
 """
 
 
+_WATCHED = """
+import resource, subprocess, sys, time
+began = time.perf_counter()
+done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+passed = time.perf_counter() - began
+print("RESULT", passed)
+print("RESULT", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+sys.exit(done.returncode)
+"""
+
+
 PRECISIONS = ("float32", "bfloat16", "int8")
 
 
@@ -139,7 +150,7 @@ def run(command: Sequence[str], threads: int = 2, **variables: str) -> list[floa
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     found = re.findall(r"RESULT (\S.*)", done.stdout)
-    if not found:
+    if done.returncode or not found:
         raise SystemExit(f"{' '.join(command[:6])} failed:\n{done.stderr[-2000:]}")
     return [float(json.loads(each)["tok_s"] if each.startswith("{") else each) for each in found]
 
@@ -308,15 +319,12 @@ def whole(data: Path, peers: Sequence[str], rounds: int) -> dict[str, dict[str, 
 
 
 def _process(command: Sequence[str]) -> tuple[float, float]:
-    """Return the seconds of a process from its start to its end, and its peak memory in MiB."""
-    began = time.perf_counter()
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, "OMP_NUM_THREADS": "2"}) as process:
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed")
-    return time.perf_counter() - began, used.ru_maxrss / 1024
+    """Return the seconds of a process from its start to its end, and its peak memory in MiB.
+
+    A small process starts it, since the peak of a process begins with the memory of the one that starts it.
+    """
+    seconds, peak = run([sys.executable, "-c", _WATCHED, *command])
+    return seconds, peak
 
 
 def depth(precision: str = "float32") -> None:

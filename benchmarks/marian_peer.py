@@ -105,12 +105,11 @@ def _followed(process: subprocess.Popen[str], warm_up: float, seconds: float) ->
                 began = (now, *done, computed)
         elif now - began[0] >= seconds and done[0] >= began[1] + 3:
             passed = now - began[0]
-            process.kill()
             others = (computed[1] - began[3][1] - computed[0] + began[3][0]) / passed
             return {
                 "tokens_per_second": (done[1] - began[2]) / passed,
                 "other_cores": round(max(0.0, others), 2),
-                "peak_gib": _ended(process) / 1024,
+                "peak_gib": _peak(process.pid),
             }
     raise SystemExit(f"`pymarian train` ended:\n{''.join(log[-8:])}")
 
@@ -121,11 +120,10 @@ def _computed(process: psutil.Process) -> tuple[float, float]:
     return sum(process.cpu_times()[:2]), float(sum(times[:7]) - times.idle - times.iowait)
 
 
-def _ended(process: subprocess.Popen[str]) -> float:
-    """Wait for a process and return its peak memory in MiB."""
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return used.ru_maxrss / 1024
+def _peak(pid: int) -> float:
+    """Return the peak memory of a process that runs, in GiB; none of it is of the process that started it."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return int(status.split("VmHWM:")[1].split()[0]) / 2**20
 
 
 def _environment() -> dict[str, str]:

@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,13 +241,16 @@ def theirs(peer: str, shape: str, precision: str, seconds: float, tokens: int) -
     }
 
 
-def marian(shape: str, store: Path, data: Path, seconds: float, tokens: int, work: float) -> dict[str, Any]:
-    """Train with Marian and return the figures; `work` is GFLOP per target token."""
+def marian(
+    shape: str, store: Path, data: Path, seconds: float, tokens: int, ours_did: dict[str, Any]
+) -> dict[str, Any]:
+    """Train with Marian and return the figures; a target token has as many operations as in those of `ours_did`."""
     from ziggurat.data.corpus import Store
 
     vocabulary = marian_peer.written(store.parent, Store.open(store).source)
     texts = [data / f"train.{side}.gz" for side in ("en", "de")]
     figures = marian_peer.train(SHAPES[shape], vocabulary, texts, tokens, WARM_UP, seconds)
+    work = ours_did["gflops"] / ours_did["tokens_per_second"]
     return {**figures, "gflops": figures["tokens_per_second"] * work}
 
 
@@ -257,6 +260,15 @@ def left_out(peer: str) -> str:
         return marian_peer.missing()
     there = (_drivers() / "train_peer.py").is_file() and Path(_python(peer)).is_file()
     return "" if there else "not installed (set BENCH and PEERS)"
+
+
+def there(peers: Iterable[str]) -> list[str]:
+    """Return the peers that are there, and say why the others are left out."""
+    reasons = {peer: left_out(peer) for peer in peers}
+    for peer, reason in reasons.items():
+        if reason:
+            print(f"{peer} is left out: {reason}", file=sys.stderr)
+    return [peer for peer, reason in reasons.items() if not reason]
 
 
 def _drivers() -> Path:
@@ -313,12 +325,7 @@ def main() -> None:
                 )
                 print(f"{shape} {precision}: {shares}", flush=True)
         return
-    peers = []
-    for peer in PEERS if o.peer is None else o.peer:
-        if reason := left_out(peer):
-            print(f"{peer} is left out: {reason}", file=sys.stderr)
-        else:
-            peers.append(peer)
+    peers = there(PEERS if o.peer is None else o.peer)
     store = o.store or str(prepared(o.data, aligned=o.modified))
     variants = {"ziggurat": [], "compiled": ["--compiled"] * o.compiled, "modified": ["--modified"] * o.modified}
     variants = {name: flags for name, flags in variants.items() if flags or name == "ziggurat"}
@@ -337,9 +344,7 @@ def main() -> None:
                 for peer in peers:
                     if peer == "marian":
                         if precision == "fp32":
-                            own_run = runs["ziggurat"][-1]
-                            work = own_run["gflops"] / own_run["tokens_per_second"]
-                            found = marian(shape, Path(store), o.data, o.seconds, o.tokens, work)
+                            found = marian(shape, Path(store), o.data, o.seconds, o.tokens, runs["ziggurat"][-1])
                             runs.setdefault(peer, []).append(found)
                         continue
                     try:
