@@ -555,6 +555,7 @@ def letters(sentences: list[str]) -> list[SentenceTranslation]:
         ("", "@count of %title, !date at :url", ["@count", "%title", "!date", ":url"]),
         ("", "Good %1$s day %2$s, %3$d", ["%1$s", "%2$s", "%3$d"]),
         ("php", "Copy %1$s", ["%1$s"]),
+        ("c", "At %d%% of %.1f%% done", ["%d%%", "%.1f%%"]),
         ("", "Copy %1 to %L2", ["%1", "%L2"]),
         ("", "See http://a.b/!foo here", ["http://a.b/!foo"]),
     ],

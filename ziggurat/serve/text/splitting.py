@@ -186,6 +186,7 @@ _SIZE = "(?:hh|h|ll|l|L|z|j|t|q)?"
 _GLUED = rf"%(?:0?\d{{0,2}}\.\d{{1,2}}[fFgGs]|(?:0\d{{1,2}})?{_SIZE}[diusS@])"
 _POSITIONAL = rf"""
     %(?:[\#0+']|(?<!\d%)-|-(?=[\d*]))?(?:\d{{1,4}}|\*)?(?:\.(?:\d{{1,4}}|\*))?{_SIZE}[diouxXeEfFgGcsSpaAn@](?![A-Za-z0-9_])
+      (?:%%(?!\w))?
   | (?<![\w%])(?<!\d\s){_GLUED}[A-Za-z]{{1,3}}+(?:{_GLUED}[A-Za-z]{{0,3}}+)*+(?!\w)
 """
 # A sequence of pictures: with modifiers, joined by ZWJ, flags, keycaps. Digits alone have the property Emoji, too.
