@@ -101,7 +101,15 @@ def predict(name: str, experiment: Experiment) -> None:
     if out.exists():
         return
     check = check_depth(experiment, TrialOptions(), lambda trial, updates: lambda update: None, remedies=False)
-    write(out, {"system": name, "commit": commit(), **check.as_record()})
+    write(
+        out,
+        {
+            "system": name,
+            "commit": commit(),
+            **check.as_record(),
+            "data": f"Tatoeba {experiment.data.source_language}-{experiment.data.target_language}",
+        },
+    )
     print(f"{name}: the depth check says: {check.verdict.label}", flush=True)
 
 
