@@ -115,7 +115,7 @@ class EncoderConfig(StackConfig):
         description="What attention computes: " + listed_kinds(get_args(EncoderAttentionKind), ATTENTIONS),
     )
     solver: Solver = "euler"
-    """What becomes of the stream y by a layer F: `euler`: F(y). `rk2`: y + (F1 + F2) / 2, F1 = F(y), F2 = F(y + F1).
+    """Step of the stream y by a layer F. `euler`: F(y). `rk2`: y + (F1 + F2) / 2, F1 = F(y), F2 = F(y + F1).
     `rk2_gated`: y + g F1 + (1 - g) F2, g = sigmoid(w [F1; F2] + b). `rk4`: the method of fourth order, four times F.
     (ODE Transformer, Li et al. 2022, whose systems also have `history: dlcl`)"""
     d_model: Width | None = Field(default=None, ge=2)

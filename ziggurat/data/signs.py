@@ -91,7 +91,8 @@ class SideSigns:
             self.composed = not unicodedata.is_normalized("NFD", composed)
         widths = () if joined.isascii() else [name for name, (odd, _) in _WIDTHS.items() if odd.search(joined)]
         for name, (_, ordinary) in _WIDTHS.items():
-            self.usual[name] += 0 if self.usual[name] > _MOST_USUAL else sum(bool(ordinary.search(t)) for t in texts)
+            if self.usual[name] < _MOST_USUAL and ordinary.search(joined):
+                self.usual[name] += sum(bool(ordinary.search(text)) for text in texts)
         for number, text in enumerate(texts, before + 1):
             for name in widths:
                 if _WIDTHS[name][0].search(text):

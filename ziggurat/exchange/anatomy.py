@@ -81,7 +81,7 @@ class CellMatrices:
 
 @dataclass(frozen=True)
 class LayerMatrices:
-    """What reads the own sequence, a decoder's cross-attention, and the feed-forward network with its norms.
+    """Matrices of a layer: what reads its own sequence, cross-attention in a decoder, the feed-forward network, norms.
 
     In a gated network the output of `gate` goes through the non-linearity, and that of `ffn_in` does not. `ffn_between`
     are maps between `ffn_in` and `ffn_out`, each with the non-linearity behind it; a plain Transformer has none.
@@ -138,7 +138,7 @@ class StackMatrices:
 
     @property
     def pre_norm(self) -> bool:
-        """Whether norms are at the inputs of sub-layers."""
+        """True if norms are at the inputs of sub-layers."""
         return self.residual == "pre"
 
     def position_table(self, count: int) -> Tensor:

@@ -36,7 +36,7 @@ from ziggurat.exchange.anatomy import (
     width_of,
 )
 from ziggurat.exchange.imported import ControlIds, ForeignModel, positions_from, read_segmenter, with_vocabularies
-from ziggurat.exchange.marian_files import Array, find_files, read_ids, read_weights
+from ziggurat.exchange.marian_files import ACTIVATIONS, Array, find_files, read_ids, read_weights
 from ziggurat.model.build import build_model
 from ziggurat.model.kinds import RESIDUAL
 from ziggurat.model.tensors import load_weights
@@ -47,8 +47,6 @@ from ziggurat.translate.translator import Translator
 _EPSILON = 1e-6
 POSITIONS = 1024
 """Rows of the table of positions: Marian computes as many as it needs, and reads at most 1,000 tokens by default."""
-
-_ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 
 _SIGMOID_GELU = 1.702
 """Before version 1.12.3 `gelu` was x sigmoid(1.702 x), which is swish(1.702 x) / 1.702."""
@@ -135,8 +133,8 @@ def _reasons(options: Mapping[str, Any]) -> Iterator[str]:
     if options.get("transformer-decoder-autoreg") == "rnn" and cell != "ssru":
         yield f"`dec-cell: {printable(str(cell))}` (of recurrent cells `ssru` is known)"
     activation = options.get("transformer-ffn-activation")
-    if activation not in _ACTIVATIONS:
-        known_names = ", ".join(_ACTIVATIONS)
+    if activation not in ACTIVATIONS:
+        known_names = ", ".join(ACTIVATIONS)
         yield f"`transformer-ffn-activation: {printable(str(activation))}` (known are {known_names})"
     elif activation == "gelu" and not _version(options):
         yield "`transformer-ffn-activation: gelu` without a `version` (two functions of that name, by Marian's version)"
@@ -233,7 +231,7 @@ class _Reader:
         self.parameters = parameters
         self.residual = residual
         self._factor = _SIGMOID_GELU if sigmoid_gelu else 1.0
-        self.activation = "silu" if sigmoid_gelu else _ACTIVATIONS[options.transformer_ffn_activation]
+        self.activation = "silu" if sigmoid_gelu else ACTIVATIONS[options.transformer_ffn_activation]
 
     def anatomy(self) -> Anatomy:
         """Return all matrices."""

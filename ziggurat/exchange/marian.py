@@ -31,6 +31,7 @@ from ziggurat.exchange.anatomy import (
     StackMatrices,
     with_head_first,
 )
+from ziggurat.exchange.marian_files import ACTIVATIONS
 from ziggurat.exchange.plain import ExportedModel
 from ziggurat.model.embedding import sinusoids
 from ziggurat.model.kinds import RESIDUAL
@@ -43,7 +44,7 @@ _CLOSE_EPSILON = 1.1e-5
 """Largest epsilon of a model whose norms come out equal but for rounding: 1e-5 changes them by some millionths."""
 _NEVER = -1e9
 """Output bias of tokens that are no text."""
-_ACTIVATIONS = {"relu": "relu", "silu": "swish", "gelu": "gelu"}
+_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 MODEL_FILE, SEARCH_FILE = "model.npz", "decoder.yml"
 """MODEL_FILE and SEARCH_FILE are the files of the weights and of the search."""
 
@@ -70,8 +71,8 @@ def marian_reasons(experiment: Experiment) -> Iterator[str]:
             f"`decoder.attention: {attention}` beside pre-norm: Marian's own search (1.11 to 1.12.42 at least) leaves "
             "out the norm of its keys and values from the second token on (train with post-norm, or with `ssru`)"
         )
-    if config.activation not in _ACTIVATIONS:
-        yield f"`activation: {config.activation}`: Marian has {', '.join(_ACTIVATIONS)}"
+    if config.activation not in _NAMES:
+        yield f"`activation: {config.activation}`: Marian has {', '.join(_NAMES)}"
     if config.encoder_width != config.d_model or config.encoder_heads != config.heads:
         yield "`encoder.d_model` and `encoder.heads`: Marian's stacks are equally wide and have equally many heads"
     if config.embedding.shared_bias:
@@ -286,7 +287,7 @@ def _options(anatomy: Anatomy, arrays: Mapping[str, Any], aligned: str) -> dict[
         "transformer-decoder-dim-ffn": len(decoder.layers[0].ffn_in.weight),
         "transformer-dim-ffn": len(encoder.layers[0].ffn_in.weight),
         "transformer-disable-position-embeddings": encoder.positions is None,
-        "transformer-ffn-activation": _ACTIVATIONS[anatomy.activation],
+        "transformer-ffn-activation": _NAMES[anatomy.activation],
         "transformer-guided-alignment-layer": aligned,
         "transformer-heads": encoder.heads,
         "transformer-preprocess": norm if pre else "",
@@ -347,6 +348,6 @@ def write_npz(path: Path, arrays: Mapping[str, Any], options: Mapping[str, Any])
         for name, array in stored.items():
             content = io.BytesIO()
             np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
-            # A date of its own would make each file another one.
+            # The date of writing would make equal models unequal files.
             packed.writestr(zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0)), content.getvalue())
     write_atomically(path, whole.getvalue())

@@ -31,6 +31,8 @@ from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
 
 Array = NDArray[Any]
 
+ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
+"""ACTIVATIONS maps Marian's names of activations to ours."""
 _OPTIONS = "special:model.yml"
 """Entry with the options that Marian needs to build the model, as bytes of YAML that NUL ends."""
 
@@ -58,7 +60,7 @@ class MarianWeights:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What reading cannot bring back, for people."""
+        """Losses of precision that reading cannot undo, in words for the import's report."""
         return tuple(
             f"the weights from before they were quantised ({count:,} matrices of {kind}, each divided by its own scale)"
             for kind, count in self.quantised.items()

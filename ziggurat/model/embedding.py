@@ -89,7 +89,7 @@ def _as_they_are(rows: Tensor) -> Tensor:
 
 
 class UnitEmbedding(nn.Embedding):
-    """E[token] / |E[token]| (FixNorm): Nguyen and Salazar 2019, section 2.3, after Nguyen and Chiang 2018.
+    """E[token] / |E[token]| (FixNorm): Nguyen and Salazar 2019, after Nguyen and Chiang 2018.
 
     E itself is trained, so the longer a row has become, the less a step turns it.
     """

@@ -243,7 +243,7 @@ def tie(layer: nn.Module, owner: nn.Module) -> None:
     So the layers compute the same function, once more on what it gave: y_l = F(y_(l-1), theta_g(l)), with g(l) by turns
     in a loop of layers (Li and Li 2021; Dehghani et al. 2019, section 2.1, but no halting and no step embeddings) or
     equal in groups (Takase and Kiyono 2021, section 2, whose three orders are all lists of numbers here). Numbers that
-    depend on a layer's place, and what a Residual has of its own, such as ADMIN's omega, stay those of each layer: the
+    depend on a layer's place, and a Residual's own parameters, such as ADMIN's omega, stay those of each layer: the
     papers, whose residual connections have no parameters, leave this open. Of Li and Li only the abstract was at hand.
     """
     for mine, its in zip(layer.modules(), owner.modules(), strict=True):

@@ -308,7 +308,7 @@ def r_drop_loss(
     sentences: int,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return alpha / 4 * sum_j w_j (KL(P_j || Q_j) + KL(Q_j || P_j)): Liang et al. 2021, equations 1 to 3, shape [].
+    """Return alpha / 4 * sum_j w_j (KL(P_j || Q_j) + KL(Q_j || P_j)), shape []: R-Drop (Liang et al. 2021).
 
     P_j and Q_j are what two passes with other dropout predict for target token j, w_j is the weight of its
     cross-entropy. The paper's loss is the sum of both passes' cross-entropy and alpha / 2 of the two divergences;

@@ -45,7 +45,8 @@ def learning_rate(
     isqrt: initial + t/warmup * (peak - initial), then peak * sqrt(warmup/t) (fairseq's inverse_sqrt).
     wsd: the peak until the last `decay_share` of the updates up to the end, then floor + (peak - floor) (1 - sqrt(u))
     where a share u of these is done. Warm-up, stable and decay are MiniCPM's (Hu et al. 2024), who leave the form of
-    the decay open; this one, and a fifth of the updates, are those found best by Haegele et al. 2024.
+    the decay open; this one, over a fifth of the updates, follows Haegele et al. 2024, who was cited
+    without the text at hand.
     gnmt+: base * min(1 + t (n-1)/(n warmup), n, n (2n)^((decay_start - n t)/(decay_end - decay_start))) for n
     replicas, at least base / 2 (Chen et al. 2018; lingvo's LinearRampupExponentialDecayScaledByNumSplitSchedule).
     """

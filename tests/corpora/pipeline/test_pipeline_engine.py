@@ -359,11 +359,11 @@ def test_work_that_a_change_loses_is_told(tmp_path: Path, ran: list[str]) -> Non
     fakes[0].setting = 1
     why = "settings changed (there -> now): setting: 0 -> 1"
     assert told(0.2)[0] == why
-    assert told(90.0)[0] == f"{why}; it begins anew, what took 1:30 is discarded"
-    assert told(3600.0)[0] == f"{why}; it begins anew, what took 1:00:00 moves to `earlier`"
+    assert told(90.0)[0] == f"{why}; it starts over, what took 1:30 is discarded"
+    assert told(3600.0)[0] == f"{why}; it starts over, what took 1:00:00 moves to `earlier`"
     selection = Selection(forced=frozenset(["fetch"]))
     found = pipeline(tmp_path / "p", fakes).statuses(selection)[0].explanation
-    assert found == "to be done again; it begins anew, what took 1:00:00 moves to `earlier`"
+    assert found == "to be done again; it starts over, what took 1:00:00 moves to `earlier`"
 
 
 def test_a_signal_in_a_step_ends_the_call(tmp_path: Path, ran: list[str]) -> None:

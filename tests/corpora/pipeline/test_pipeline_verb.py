@@ -81,7 +81,7 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     times["student"]["seconds"] = 61.0
     Path("w/times.json").write_text(json.dumps(times))
     status, out, _ = ziggurat("pipeline", "my.yaml", "student.training.seed=2", "--status")
-    assert "settings changed (there -> now): training.seed: 1 -> 2; it begins anew, what took 1:01 is discarded" in out
+    assert "settings changed (there -> now): training.seed: 1 -> 2; it starts over, what took 1:01 is discarded" in out
     assert "depends on what student will hand on" in out
 
 

@@ -376,7 +376,7 @@ class ShardedRun(Pipeline):
             was, here = was.removeprefix(AUTO), here.removeprefix(AUTO)
             raise DataError(
                 f"{folder}: was begun where `device: auto` is {was}, here it is {here}, and a job is done by one kind: "
-                f"do all parts where it is {was}, or name the `device` in the step's section, and it begins anew"
+                f"do all parts where it is {was}, or name the `device` in the step's section, and it starts over"
             )
 
     def _found(self, step: Step) -> tuple[StepStatus, dict[str, Any]]:

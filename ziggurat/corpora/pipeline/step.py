@@ -431,15 +431,15 @@ class StepStatus:
 
     step: Step
     state: State
-    """`done`; `kept`: taken as it stands; `begun`: goes on where it was interrupted; `running`: another call is at work
+    """`done`; `kept`: taken as it is; `begun`: goes on where it was interrupted; `running`: another call is at work
     on it; `page`: done, but a page is gone or does not hold any more, and is made again; `new`, `changed`, `damaged`,
     `forced`: done from its beginning; `after`: depends on the output of an earlier one; `missing`: to be taken as it
-    stands, but not done."""
+    is, but not done."""
     why: str
     """The reason, in words."""
     spent: Spent
     finished: bool = False
-    """Whether a result of it is there, be it of other settings."""
+    """True if it has a result, if only one of other settings."""
     spent_by_now: Callable[[], float] | None = None
     """Reads the seconds spent on it again, which another call may be adding to; None: as in `spent`."""
 
@@ -459,7 +459,7 @@ class StepStatus:
         if self.state not in ("changed", "damaged", "forced") or self.spent.seconds < 1:
             return self.why
         goes = "moves to `earlier`" if self.spent.seconds >= DEAR else "is discarded"
-        return f"{self.why}; it begins anew, what took {duration(self.spent.seconds)} {goes}"
+        return f"{self.why}; it starts over, what took {duration(self.spent.seconds)} {goes}"
 
     def expected(self) -> Expected:
         """Return what the rest of it will take: by its estimate, by what is done of it, or by the last time."""

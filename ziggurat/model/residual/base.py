@@ -178,7 +178,7 @@ class NoSkip(Residual):
 
 
 class ScaleNorm(nn.Module):
-    """y = g x / |x|, one number g for all channels, at first sqrt(width): Nguyen and Salazar 2019, section 2.2.
+    """y = g x / |x|, one number g for all channels, at first sqrt(width): Nguyen and Salazar 2019.
 
     |x| is sqrt(sum of x_i^2 + width epsilon), so that RMSNorm with equal gains computes the same and models export as
     such; the authors' code, whose |x| is at least epsilon, differs by half of epsilon for channels of variance 1.

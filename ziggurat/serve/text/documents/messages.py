@@ -61,7 +61,7 @@ _MESSAGE = replace(PAGES, copied=PAGES.copied | {_NAME})
 
 @lru_cache(maxsize=256)
 def references(*more: str) -> regex.Pattern[str]:
-    """Return the pattern of what a message may refer to beside what any text may, `more` of its own kind first."""
+    """Return the pattern of what a message may refer to besides what any text may, with the patterns `more` first."""
     return regex.compile("|".join((_NUMBERED, *more, *_NAMES)))
 
 
@@ -74,7 +74,7 @@ _MAY_QUOTE, _NO_ICU = regex.compile(r"\{|''"), regex.compile(r"'\{[^\s{},']|\|")
 
 
 class Syntax(NamedTuple):
-    """What is known of the messages of a file.
+    """Facts about the messages of a file.
 
     Attributes:
         names: what they may refer to.
