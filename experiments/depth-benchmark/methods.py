@@ -113,8 +113,8 @@ BRIEF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("branch-norm", "tied"), ("36-12",)),
     **dict.fromkeys(("mudd", "ode-2", "r-drop", "ode-4", "mhc", "attnres"), ()),
 }
-"""Methods that take the fewest hours (`run.py --brief`), cheap ones first: their rate is that of the trials, three seeds
-have it at 18-18, and one at these other depths."""
+"""Methods on which the fewest hours are spent (`run.py --brief`), cheap ones first: their rate is that of the trials,
+three seeds have it at 18-18, and one at these other depths."""
 SWEPT_AT = {"completep": "6-6"}
 """Methods whose rate is to be taken over from another depth: their base."""
 DEPTHS: dict[str, tuple[int, int]] = {"6-6": (6, 6), "18-18": (18, 18), "36-12": (36, 12)}
@@ -135,7 +135,7 @@ def _of_depth(method: str, depth: tuple[int, int], updates: int) -> list[str]:
 
 
 def _growth(depth: tuple[int, int], updates: int, parts: int, strategy: str) -> str:
-    """Return a growth in equal steps: after one of `parts` of the updates the stacks have twice one of their `parts`."""
+    """Return a growth of both stacks by a part of their layers after each part of the updates but the last."""
     stages = [
         {"layers": depth[0] * n // parts, "decoder_layers": depth[1] * n // parts, "updates": updates * n // parts}
         for n in range(1, parts)
