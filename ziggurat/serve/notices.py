@@ -17,6 +17,7 @@ KINDS = {
     "protected_again": "translated again since something was missing",
     "not_parsed": "messages left as they are, since they could not be parsed",
     "endings_kept": "endings of ordinals left as they are",
+    "empty": "sentences left as they are, since their translation was empty",
     "in_segments": "paragraphs divided at their tags",
     "terms_again": "translated again since a term was missing",
     "nothing_to_translate": "document with nothing to translate",
