@@ -29,6 +29,7 @@ KINDS = {
     "too_long": "translations longer than their units allow",
     "other_languages": "units without a source in the model's language",
     "left_by_key": "texts left as they are for their keys",
+    "for_programs": "values for programs left as they are",
     "not_read": "resources of other types left as they are",
 }
 """KINDS is a kind that a work on a text or document counts -> the words that follow the number."""

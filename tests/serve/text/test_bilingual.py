@@ -299,7 +299,11 @@ def test_units_of_other_languages_are_told() -> None:
             f"<target>{mark(1, 'Da')}{mark(2, '')}</target>",
             ' approved="no"',
         ),
-        (' xmlns:m="urn:m" m:confirmed="1"', "<source>App</source><target></target>", ' xmlns:m="urn:m" m:confirmed="0"'),
+        (
+            ' xmlns:m="urn:m" m:confirmed="1"',
+            "<source>App</source><target></target>",
+            ' xmlns:m="urn:m" m:confirmed="0"',
+        ),
     ],
 )
 def test_nobody_has_approved_what_a_machine_wrote(attributes: str, inside: str, said: str) -> None:
