@@ -27,10 +27,11 @@ KINDS = {
     "not_shown": "texts beside cues left as they are",
     "left_out": "parts of the file left as they are",
     "too_long": "translations longer than their units allow",
-    "other_languages": "units without a source in the model's language",
+    "other_languages": "texts in other languages left as they are",
+    "direction": "pages whose direction of writing is that of the source",
     "left_by_key": "texts left as they are for their keys",
     "for_programs": "values for programs left as they are",
-    "not_read": "resources of other types left as they are",
+    "not_read": "texts in places that are not read, left as they are",
 }
 """KINDS is a kind that a work on a text or document counts -> the words that follow the number."""
 

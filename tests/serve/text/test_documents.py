@@ -181,7 +181,8 @@ def test_runs_of_any_kind_come_back_whole(parts: list[tuple[str, str]], seed: in
         ("<html xmlns='x' xml:lang='en-US' lang='EN'>", "<html xmlns='x' xml:lang='de' lang='de'>"),
         ('<html lang="fr" data-lang="en">', '<html lang="fr" data-lang="en">'),
         ("<html>", "<html>"),
-        ('<p lang="en">', '<p lang="en">'),
+        ('<p lang="en">', '<p lang="de">'),
+        ('<p title="lang" lang = "en-GB" hreflang="en">', '<p title="LANG" lang = "de" hreflang="en">'),
     ],
 )
 def test_the_language_of_a_page_becomes_the_targets_where_it_is_the_sources(tag: str, said: str) -> None:
