@@ -6,6 +6,7 @@ Only languages with a code of two letters (ISO 639-1) are known: no other change
 from __future__ import annotations
 
 import difflib
+import re
 
 from ziggurat.system.errors import ConfigError, Problem, printable
 
@@ -49,6 +50,15 @@ for _entry in _TABLE.replace("\n", " ").split(";"):
     _NAMES[_code] = _name
     _SHORT |= dict.fromkeys([*_long.split("/"), _name.lower()], _code)
 
+# Languages and scripts that are written from right to left; of a language in several scripts, where it usually is.
+_FROM_THE_RIGHT = """
+ar arc arb ary arz apc acm ajp aeb azb bal bgn bqi brh ckb dv fa glk he iw ji jrb khw ks lad lrc luz mzn nqo pbt pes pnb
+prs ps rhg sam sd sdh skr syc syr tmr trw ug ur ydd yi az-iq az-ir kk-cn ku-iq ku-ir ky-cn pa-pk tg-pk uz-af
+"""
+_SCRIPTS_FROM_THE_RIGHT = """
+adlm arab aran gara hebr mand mend nkoo rohg samr syrc syre syrj syrn thaa yezi
+"""
+
 _EMBEDDED = {"qlo": "Low Babel", "qhi": "High Babel"}  # ziggurat/data/babel.py; for people only
 
 
@@ -58,6 +68,15 @@ def main_language(code: str) -> str:
     if first in _NAMES:
         return first
     return _SHORT.get(first, code) if len(first) == 3 else code
+
+
+def is_right_to_left(code: str) -> bool:
+    """Return whether a language is written from right to left: by the script in its code, or as it usually is."""
+    first, *others = re.split("[-_.@]", code.strip().lower())
+    short = main_language(first)
+    if scripts := [part for part in others if len(part) == 4 and part.isalpha()]:
+        return scripts[0] in _SCRIPTS_FROM_THE_RIGHT.split()
+    return not {short, *(f"{short}-{part}" for part in others)}.isdisjoint(_FROM_THE_RIGHT.split())
 
 
 def check_language_code(code: str, option: str) -> None:

@@ -79,12 +79,13 @@ def xml_members(
     templates: dict[str, Template],
     settings: Settings,
     left: Iterable[str],
+    notices: TextNotices | None = None,
 ) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating templates of an archive's members; all others keep their bytes.
 
-    `left`: members with text that is not read, which are counted.
+    `left`: members with text that is not read, which are counted; `notices`: what was counted before.
     """
-    notices = TextNotices()
+    notices = TextNotices() if notices is None else notices
     for part in left:
         notices.add("left_out", part)
     said = yield from together([written(template, settings.options, notices) for template in templates.values()])
@@ -97,6 +98,10 @@ def xml_members(
 _CONTAINER = "META-INF/container.xml"
 _PAGES = ("application/xhtml+xml", "application/x-dtbook+xml")
 _OTHER_PAGES = ("text/html", "text/x-oeb1-document", "text/plain", "application/pdf")
+_PICTURE = "image/svg+xml"
+_WRITTEN_IN_PICTURE = regex.compile(
+    rb"<(?:\w++:)?+(?:text|title|desc|tspan)\b[^<>]*+>[^<]*?(?:[A-Za-z]|[\xc3-\xf4][\x80-\xbf])"
+)
 _CONTENTS = "application/x-dtbncx+xml"
 _NCX = MarkupRules(inline=frozenset(), copied=frozenset(("head",)), xml=True)
 _LANGUAGE = regex.compile(r"(<(?:[\w.-]++:)?+language\b[^<>]*+>)[^<]*+(</)")
@@ -111,20 +116,23 @@ def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resu
     documents: dict[str, Xml] = {}
     templates: dict[str, Template] = {}
     left: list[str] = []
+    notices = TextNotices()
     for token in book.tokens:
         if token.name != "item" or token.kind not in ("open", "empty"):
             continue
         kind = token.attributes.get("media-type", "")
         part = posixpath.normpath(posixpath.join(posixpath.dirname(package), unquote(token.attributes.get("href", ""))))
-        if part in archive.names and kind in _OTHER_PAGES:
+        if part not in archive.names:
+            continue
+        if kind in _OTHER_PAGES or (kind == _PICTURE and _WRITTEN_IN_PICTURE.search(archive.read(part))):
             left.append(part)
-        if part in archive.names and part not in documents and kind in (*_PAGES, _CONTENTS):
+        if part not in documents and kind in (*_PAGES, _CONTENTS):
             documents[part] = read_xml(archive.markup(part), f"{name}: {part}")
-            templates[part] = markup_template(documents[part].tokens, _NCX if kind == _CONTENTS else rules)
+            templates[part] = markup_template(documents[part].tokens, _NCX if kind == _CONTENTS else rules, notices)
     if settings.target and package not in documents:
         text = "".join(token.raw for token in book.tokens)
         documents[package], templates[package] = book, [_LANGUAGE.sub(rf"\g<1>{spelt(settings.target)}\g<2>", text)]
-    return (yield from xml_members(archive, documents, templates, settings, left))
+    return (yield from xml_members(archive, documents, templates, settings, left, notices))
 
 
 def _package(archive: Archive, name: str) -> str:
