@@ -287,7 +287,7 @@ def export_model(
         gate: a test set that can refuse the result.
         force: replace an earlier export, of whichever model, and nothing else.
         package: metadata and sentence splitter of a package (`argos`).
-        shortlist: a lexical shortlist in place of the model's own (`ctranslate2`).
+        shortlist: a lexical shortlist in place of the model's own (`ctranslate2`, `firefox`).
         say: receives a message before each step that takes long.
 
     Raises ExportError: the target cannot be reached (with all reasons), the result is not the same model, or it is
@@ -296,8 +296,8 @@ def export_model(
     # (1) Refuse what cannot succeed, before anything takes time.
     target = target_named(to, package)
     stored = _stored_form(target, to, quantization)
-    if shortlist is not None and to != "ctranslate2":
-        raise ConfigError(f"`--shortlist` is for `--to ctranslate2`; for `--to {to}` leave it out")
+    if shortlist is not None and to not in ("ctranslate2", "firefox"):
+        raise ConfigError(f"`--shortlist` is for `--to ctranslate2` and `firefox`; for `--to {to}` leave it out")
     # The folder first: opening a model takes seconds.
     _refuse_other_folder(out, force)
     opened = open_model(path, which=which, without_layers=without_layers)
@@ -314,6 +314,7 @@ def export_model(
     # Now, to learn before the export that the files do not pair up, or that BLEU's tokenizer is not installed.
     judged = None if gate is None else (gate, *_test_set(gate, ours.target_language))
     texts, origin = _texts(opened.experiment, verify, lines)
+    model = replace(model, sample=texts)
     report = _report_head(opened, model, to, stored)
     with building(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", TranslationWarning)  # the report counts translations that were cut

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.exchange.imported import read_file
-from ziggurat.exchange.marian_binary import is_binary_model, read_binary
+from ziggurat.exchange.marian_binary import OPTIONS_ENTRY, SCALE_OF_INPUT, is_binary_model, read_binary
 from ziggurat.system.errors import DataError, printable, refuse_passing
 from ziggurat.system.small_files import check_regular, inside, parse_json
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
@@ -33,15 +33,25 @@ Array = NDArray[Any]
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 """ACTIVATIONS maps Marian's names of activations to ours."""
-_OPTIONS = "special:model.yml"
-"""Entry with the options that Marian needs to build the model, as bytes of YAML that NUL ends."""
 
 _MOST_UNPACKED = 16
 """Most times its size that a file may unpack to. Marian does not compress; trained weights shrink by a tenth."""
 
-
-_SCALES = "_QuantMultA"
-"""End of the names of numbers by which the browsers' engine scales what a matrix is multiplied with: no weights."""
+FIREFOX_SEARCH: Mapping[str, Any] = {
+    "beam-size": 1,
+    "normalize": 1.0,
+    "word-penalty": 0,
+    "max-length-break": 128,
+    "mini-batch-words": 1024,
+    "workspace": 128,
+    "max-length-factor": 2.0,
+    "skip-cost": True,
+    "cpu-threads": 0,
+    "quiet": True,
+    "quiet-translation": True,
+    "alignment": "soft",
+}
+"""FIREFOX_SEARCH has the options with which Firefox runs every model, whatever lies beside it."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +84,11 @@ def read_weights(path: Path) -> MarianWeights:
     ExportError: a binary file of a type that cannot be read.
     """
     arrays, quantised = read_binary(path) if is_binary_model(path) else (_read_npz(path), {})
-    if _OPTIONS not in arrays:
-        raise DataError(f"{path}: has no `{_OPTIONS}`, in which Marian keeps a model's options")
-    text = arrays.pop(_OPTIONS).tobytes().partition(b"\0")[0]
-    arrays = {name: array for name, array in arrays.items() if not name.endswith(_SCALES)}
-    return MarianWeights(arrays, _mapping(text, f"{path}: {_OPTIONS}"), quantised)
+    if OPTIONS_ENTRY not in arrays:
+        raise DataError(f"{path}: has no `{OPTIONS_ENTRY}`, in which Marian keeps a model's options")
+    text = arrays.pop(OPTIONS_ENTRY).tobytes().partition(b"\0")[0]
+    arrays = {name: array for name, array in arrays.items() if not name.endswith(SCALE_OF_INPUT)}
+    return MarianWeights(arrays, _mapping(text, f"{path}: {OPTIONS_ENTRY}"), quantised)
 
 
 def _read_npz(path: Path) -> dict[str, Array]:

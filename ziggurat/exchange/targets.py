@@ -15,6 +15,7 @@ from ziggurat.data.shortlist import read_shortlist
 from ziggurat.data.subword import copy_tokenizers
 from ziggurat.exchange.argos import ArgosTranslator, PackageChoices, argos_reasons, write_argos
 from ziggurat.exchange.ctranslate2 import QUANTIZATIONS, ctranslate2_reasons, write_ctranslate2, write_shortlist_map
+from ziggurat.exchange.firefox import firefox_reasons, write_firefox
 from ziggurat.exchange.huggingface import (
     HuggingFaceTranslator,
     huggingface_reasons,
@@ -164,6 +165,10 @@ def _marian_reasons(experiment: Experiment) -> list[str]:
     return [*not_plain(config, attentions=MARIAN_ATTENTIONS), *_unlike_plain(config), *marian_reasons(experiment)]
 
 
+def _firefox_reasons(experiment: Experiment) -> list[str]:
+    return [*_marian_reasons(experiment), *firefox_reasons(experiment)]
+
+
 def _write_marian(folder: Path, model: ExportedModel, quantization: str | None) -> None:
     write_marian(folder, model, model.searching_as_others().decoding)
 
@@ -173,8 +178,11 @@ def _marian_translator(folder: Path) -> ExportTranslator:
     return MarianTranslator(folder) if marian_program() is not None else imported_translator(folder)
 
 
+_OURSELVES = "our own forward pass over the written files"
+
+
 def _checked_by() -> str:
-    return "pymarian" if marian_program() is not None else "our own forward pass over the written files"
+    return "pymarian" if marian_program() is not None else _OURSELVES
 
 
 _MARIAN_SEARCH = {
@@ -211,6 +219,18 @@ TARGETS: dict[str, ExportTarget] = {
         settings=_MARIAN_SEARCH,
         text_only=True,
         checked_by=_checked_by,
+    ),
+    "firefox": ExportTarget(
+        _firefox_reasons,
+        write_firefox,
+        imported_translator,
+        ("int8",),
+        own_search=True,
+        rules=lambda _: ("shortlist",),
+        usual="int8",
+        settings=_MARIAN_SEARCH,
+        text_only=True,
+        checked_by=lambda: _OURSELVES,
     ),
     "onnx": ExportTarget(lambda _: [], _write_onnx, load_onnx, shortlists=False),
 }
