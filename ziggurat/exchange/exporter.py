@@ -307,14 +307,13 @@ def export_model(
     if reasons := target.reasons(opened.experiment):
         raise ExportError(f"`{to}` cannot be reached: {'; '.join(reasons)}")
     # (2) Prepare the comparison: the model, searching as the target's toolkit does, and text.
-    model = ExportedModel.of(opened)
+    texts, origin = _texts(opened.experiment, verify, lines)
+    model = replace(ExportedModel.of(opened), sample=texts)
     ours = _translator(opened, model, opened.experiment)
     checked = _translator(opened, model, model.searching_as_others(target.rules)) if target.own_search else ours
     checked = _text_only(checked) if target.text_only else checked
     # Now, to learn before the export that the files do not pair up, or that BLEU's tokenizer is not installed.
     judged = None if gate is None else (gate, *_test_set(gate, ours.target_language))
-    texts, origin = _texts(opened.experiment, verify, lines)
-    model = replace(model, sample=texts)
     report = _report_head(opened, model, to, stored)
     with building(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", TranslationWarning)  # the report counts translations that were cut
@@ -332,7 +331,7 @@ def export_model(
             _empty(folder)
             target.write(folder, model, stored)
             _write_report(folder, report)
-            report["quantized"] = _unchanged(ours, target.translator(folder), texts)
+            report["quantized"] = _unchanged(checked if target.search else ours, target, folder, texts)
         # (5) Compare BLEU, and finish the folder; checksums come last, since they are of everything else.
         if judged is not None:
             report["gate"] = _passed(ours, target.translator(folder), *judged)
@@ -449,9 +448,9 @@ def _verified(
     return {**asdict(verification), "left_out": len(texts) - len(short), "settings": settings}
 
 
-def _unchanged(ours: Translator, theirs: ExportTranslator, texts: Sequence[str]) -> dict[str, int]:
-    """Return the number of texts that are translated as before, with the model's own search."""
-    sides = (translator.translate_stream(texts) for translator in (ours, theirs))
+def _unchanged(ours: Translator, target: ExportTarget, folder: Path, texts: Sequence[str]) -> dict[str, int]:
+    """Return the number of texts that are translated as before, with the model's own search or the target's."""
+    sides = (each.translate_stream(texts, **target.search) for each in (ours, target.translator(folder)))
     same = sum(a.text == b.text for a, b in zip(*sides, strict=True))
     return {"lines": len(texts), "identical": same}
 

@@ -1,8 +1,8 @@
 """Export to the folder of a model as Firefox, Bergamot and translateLocally have it.
 
 It holds the weights in the binary form of the browsers' fork of Marian, in int8 with the scales of the inputs of its
-products, the vocabularies, a lexical shortlist, `metadata.json`, and `config.yml` for programs other than Firefox, which
-has these settings built in. What the model computes is what `ziggurat.exchange.marian` writes.
+products, the vocabularies, a lexical shortlist, `metadata.json`, and `config.yml` for programs other than Firefox,
+which has these settings built in. What the model computes is what `ziggurat.exchange.marian` writes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch import Tensor
 from ziggurat.config import Experiment
 from ziggurat.data.shortlist import read_shortlist
 from ziggurat.data.subword import SentencePieceTokenizer
+from ziggurat.exchange.firefox_files import FIREFOX_SEARCH, METADATA_FILE
 from ziggurat.exchange.import_marian import imported_translator
 from ziggurat.exchange.marian import marian_parameters, marian_rows, options_text, sentencepiece_model
 from ziggurat.exchange.marian_binary import SCALE_OF_INPUT, browser_binary
-from ziggurat.exchange.marian_files import FIREFOX_SEARCH
 from ziggurat.exchange.marian_shortlist import binary_shortlist
 from ziggurat.exchange.plain import ExportedModel
 from ziggurat.model.embedding import OutputProjection
@@ -119,7 +119,7 @@ def write_firefox(folder: Path, model: ExportedModel, quantization: str | None) 
         "targetLanguage": data.target_language,
     }
     text = json.dumps(metadata, indent=2, sort_keys=True, ensure_ascii=False)
-    write_atomically(folder / "metadata.json", f"{text}\n".encode())
+    write_atomically(folder / METADATA_FILE, f"{text}\n".encode())
 
 
 def _write_vocabularies(folder: Path, model: ExportedModel, pair: str) -> list[str]:
@@ -209,8 +209,8 @@ def _input_scales(translator: Translator, texts: Sequence[str], arrays: Mapping[
         for path, rows in sentences.items():
             largest.setdefault(path, []).extend(map(max, zip_longest(*rows, fillvalue=0.0)))
     scales: dict[str, Array] = {}
-    for path, values in largest.items():
-        bound = np.mean(values) + 1.1 * np.std(values)
+    for path, maxima in largest.items():
+        bound = np.mean(maxima) + 1.1 * np.std(maxima)
         factor = np.array([127 / max(float(bound), 1e-6)], np.float32)
         scales |= {f"{name}{SCALE_OF_INPUT}": factor for name in _matrices(path, arrays)}
     return scales

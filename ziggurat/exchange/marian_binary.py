@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.system.errors import DataError, ExportError, printable, refuse_passing
-from ziggurat.system.small_files import check_regular
+from ziggurat.exchange.imported import first_bytes, read_file
+from ziggurat.system.errors import DataError, ExportError, printable
 
 Array = NDArray[Any]
 
@@ -33,6 +33,11 @@ _VERSION, _ENCRYPTED = 1, 2
 _HEAD = struct.Struct("<4Q")
 _BLOCK = 256
 """Bytes to a multiple of which the first array and, by Marian itself, all others are moved."""
+
+MOST_UNPACKED = 16
+"""MOST_UNPACKED is the number of times its size that a file may unpack to: trained weights shrink by a tenth."""
+_SMALL = 1 << 24
+"""Bytes to which any file may unpack."""
 
 _PLAIN = {
     **{0x101: "i1", 0x102: "<i2", 0x104: "<i4", 0x108: "<i8"},
@@ -73,11 +78,7 @@ class _Head(NamedTuple):
 
 def is_binary_model(path: Path) -> bool:
     """Return True for a file that begins as a binary model of Marian does, encrypted or not."""
-    try:
-        with path.open("rb") as file:
-            return file.read(8) in (struct.pack("<Q", _VERSION), struct.pack("<Q", _ENCRYPTED))
-    except OSError:
-        return False
+    return first_bytes(path, 8) in (struct.pack("<Q", _VERSION), struct.pack("<Q", _ENCRYPTED))
 
 
 def read_binary(path: Path) -> tuple[dict[str, Array], dict[str, int]]:
@@ -88,14 +89,8 @@ def read_binary(path: Path) -> tuple[dict[str, Array], dict[str, int]]:
 
     Raises DataError: damaged, or no such file. ExportError: a type that cannot be read, by name.
     """
-    try:
-        check_regular(path)
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except OSError as error:
-        refuse_passing(path, error)
-        raise DataError(f"{path}: cannot be read ({printable(str(error), 120)})") from None
+    size = path.stat().st_size if path.is_file() else 0
+    content = read_file(path, size if path.suffix != ".gz" else MOST_UNPACKED * size + _SMALL)
     try:
         arrays: dict[str, Array] = {}
         counts: Counter[str] = Counter()

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.exchange.imported import read_file
-from ziggurat.exchange.marian_binary import OPTIONS_ENTRY, SCALE_OF_INPUT, is_binary_model, read_binary
+from ziggurat.exchange.firefox_files import FIREFOX_SEARCH, is_published, packed_or_not, published_vocabularies
+from ziggurat.exchange.imported import plain_suffix, read_file
+from ziggurat.exchange.marian_binary import MOST_UNPACKED, OPTIONS_ENTRY, SCALE_OF_INPUT, is_binary_model, read_binary
 from ziggurat.system.errors import DataError, printable, refuse_passing
 from ziggurat.system.small_files import check_regular, inside, parse_json
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
@@ -33,25 +34,6 @@ Array = NDArray[Any]
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 """ACTIVATIONS maps Marian's names of activations to ours."""
-
-_MOST_UNPACKED = 16
-"""Most times its size that a file may unpack to. Marian does not compress; trained weights shrink by a tenth."""
-
-FIREFOX_SEARCH: Mapping[str, Any] = {
-    "beam-size": 1,
-    "normalize": 1.0,
-    "word-penalty": 0,
-    "max-length-break": 128,
-    "mini-batch-words": 1024,
-    "workspace": 128,
-    "max-length-factor": 2.0,
-    "skip-cost": True,
-    "cpu-threads": 0,
-    "quiet": True,
-    "quiet-translation": True,
-    "alignment": "soft",
-}
-"""FIREFOX_SEARCH has the options with which Firefox runs every model, whatever lies beside it."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +79,9 @@ def _read_npz(path: Path) -> dict[str, Array]:
         size = check_regular(path)
         with zipfile.ZipFile(path) as packed:
             entries = packed.infolist()
-            if sum(entry.file_size for entry in entries) > _MOST_UNPACKED * size:
+            if sum(entry.file_size for entry in entries) > MOST_UNPACKED * size:
                 raise DataError(
-                    f"{path}: unpacks to more than {_MOST_UNPACKED} times its size; Marian writes no such file"
+                    f"{path}: unpacks to more than {MOST_UNPACKED} times its size; Marian writes no such file"
                 )
             return {entry.filename.removesuffix(".npy"): _array(packed.read(entry)) for entry in entries}
     except FileNotFoundError:
@@ -139,7 +121,7 @@ def is_marian(path: Path) -> bool:
     Folders of transformers, with their config.json, are none.
     """
     if not path.is_dir():
-        return path.suffix == ".npz" or (path.suffix == ".bin" and is_binary_model(path))
+        return path.suffix == ".npz" or (path.name.endswith((".bin", ".bin.gz")) and is_binary_model(path))
     if (path / "config.json").exists():
         return False
     return bool(_models_in(path)) or any(next(path.glob(name), None) for name in ("decoder.yml", "*.decoder.yml"))
@@ -147,7 +129,7 @@ def is_marian(path: Path) -> bool:
 
 def _models_in(folder: Path) -> tuple[Path, ...]:
     """Return the .npz files of a folder; if there is none, the binary models."""
-    return tuple(sorted(folder.glob("*.npz"))) or tuple(filter(is_binary_model, sorted(folder.glob("*.bin"))))
+    return tuple(sorted(folder.glob("*.npz"))) or tuple(filter(is_binary_model, packed_or_not(folder, "*.bin")))
 
 
 @dataclass(frozen=True)
@@ -157,7 +139,8 @@ class MarianFiles:
     Attributes:
         weights: the .npz or binary file.
         vocabularies: of source and target, or one for both.
-        options: of decoder.yml: beam size, length normalisation; empty where there is none.
+        options: of decoder.yml: beam size, length normalisation; Firefox's for weights that are called as its are; else
+            empty where there is none.
         training: options of the training, which Marian writes beside the weights; empty where they are not there.
         shortlist: the lexical shortlist that decoder.yml names, or the one binary file that is called as Firefox's are.
     """
@@ -188,7 +171,8 @@ def find_files(path: Path) -> MarianFiles:
     models, vocabularies = (_names(options.get(key), written) for key in ("models", "vocabs"))
     listed = options.get("shortlist")
     named = listed[:1] if isinstance(listed, list) else []
-    shortlists = [inside(folder, PurePosixPath(str(name)).name) for name in named] or sorted(folder.glob("lex.*.bin"))
+    shortlists = [inside(folder, PurePosixPath(str(name)).name) for name in named]
+    shortlists = shortlists or packed_or_not(folder, "lex.*.bin")
     shortlists = [file for file in shortlists if file.is_file()]
     here = tuple(dict.fromkeys(inside(folder, PurePosixPath(name).name) for name in models))
     if weights is None:
@@ -199,19 +183,12 @@ def find_files(path: Path) -> MarianFiles:
         vocabularies, shortlists = [], [] if here else shortlists
     start = _start(weights, folder, models, options)
     found = tuple(_vocabulary(folder, start, name, written) for name in dict.fromkeys(vocabularies))
+    if not options and is_published(weights):
+        options = dict(FIREFOX_SEARCH)
     training = weights.with_name(f"{weights.name}.yml")
     said = _mapping(read_file(training, MAX_YAML_BYTES), str(training)) if training.is_file() else {}
     shortlist = shortlists[0] if len(shortlists) == 1 else None
-    return MarianFiles(weights, found if here else found or _published(folder), options, said, shortlist)
-
-
-def _published(folder: Path) -> tuple[Path, ...]:
-    """Return the vocabularies of a model of Firefox by their names, such as `vocab.deen.spm`; none: there are none."""
-    for names in (("vocab.*.spm",), ("srcvocab.*.spm", "trgvocab.*.spm")):
-        found = [sorted(folder.glob(name)) for name in names]
-        if all(len(files) == 1 for files in found):
-            return tuple(files[0] for files in found)
-    return ()
+    return MarianFiles(weights, found if here else found or published_vocabularies(folder), options, said, shortlist)
 
 
 _UNFINISHED = re.compile(r"(?P<final>.+\.npz)\.(best-.+|orig|optimizer)\.npz|(?P<stem>.+)\.iter[0-9]+\.npz")
@@ -276,17 +253,18 @@ def read_ids(path: Path) -> dict[str, int]:
     Raises DataError naming the file and line.
     """
     content = read_file(path)
+    kind = plain_suffix(path)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not valid UTF-8 (byte {error.start}, from 0); is it a vocabulary?") from None
-    if path.suffix == ".json":
+    if kind == ".json":
         found = parse_json(content, str(path))
         if not isinstance(found, dict) or not all(type(value) is int and value >= 0 for value in found.values()):
             raise DataError(f"{path}: not a list of ids by token")
         return found
     ids: dict[str, int] = {}
-    if path.suffix in (".yml", ".yaml"):
+    if kind in (".yml", ".yaml"):
         for line, token, number in _entries(text, path):
             ids.setdefault(_whole(token, f"{path}: line {line}"), number)
         return ids

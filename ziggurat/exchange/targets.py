@@ -61,6 +61,7 @@ class ExportTarget:
         checked_by: what computes the comparison's translations, for the report; None: the toolkit itself.
         usual: type of the matrices where none is asked for; None: fp32.
         shortlists: our search on the result may have a lexical shortlist.
+        search: with which texts are translated before and after quantisation; empty: the model's own.
     """
 
     reasons: Callable[[Experiment], list[str]]
@@ -74,6 +75,7 @@ class ExportTarget:
     settings: Mapping[str, Any] = field(default_factory=dict)
     text_only: bool = False
     checked_by: Callable[[], str] | None = None
+    search: Mapping[str, Any] = field(default_factory=dict)
 
     def left_out(self, model: ExportedModel) -> list[str]:
         """Return the settings of the model's search that the result is written without, for messages."""
@@ -185,6 +187,14 @@ def _checked_by() -> str:
     return "pymarian" if marian_program() is not None else _OURSELVES
 
 
+_FIREFOX_SEARCH = {
+    "beam_size": 1,
+    "n_best": 1,
+    "min_length": 0,
+    "endings": "marian",
+    "length_penalty": {"kind": "power", "alpha": 1.0, "coverage": 0.0, "word_penalty": 0.0},
+    "max_length": {"ratio": 2.0, "extra": 2, "limit": POSITIONS - 1},
+}
 _MARIAN_SEARCH = {
     "min_length": 0,
     "endings": "marian",
@@ -231,6 +241,7 @@ TARGETS: dict[str, ExportTarget] = {
         settings=_MARIAN_SEARCH,
         text_only=True,
         checked_by=lambda: _OURSELVES,
+        search=_FIREFOX_SEARCH,
     ),
     "onnx": ExportTarget(lambda _: [], _write_onnx, load_onnx, shortlists=False),
 }
