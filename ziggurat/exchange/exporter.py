@@ -204,16 +204,16 @@ def _shaken(ours: Translator, generator: torch.Generator | None, *, shares_out: 
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.mul_(1 + _NOISE * noise)
     if shares_out:
-        _rule_out(model, ours.target_tokenizer)
+        _rule_out(model, ours.target_tokenizer, ours.target_tokenizer.unk)
     return _with_model(ours, model)
 
 
 @torch.no_grad()
-def _rule_out(model: Seq2Seq, tokenizer: Tokenizer) -> None:
-    """Let tokens that are no text, and the unknown one, have no probability, so that the others have more."""
+def _rule_out(model: Seq2Seq, tokenizer: Tokenizer, *more: int) -> None:
+    """Let tokens that are no text, and `more` ids, have no probability, so that the others have more."""
     given = model.output.bias
     bias = torch.zeros_like(model.output.weight[:, 0]) if given is None else given.clone()
-    never = {tokenizer.pad, tokenizer.unk, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos}
+    never = {tokenizer.pad, tokenizer.bos, *tokenizer.tags.values(), *more} - {tokenizer.eos}
     bias[sorted(never)] = _IMPOSSIBLE
     model.output.bias = torch.nn.Parameter(bias)
 
@@ -225,7 +225,7 @@ def _with_model(ours: Translator, model: Seq2Seq) -> Translator:
 
 
 def _text_only(ours: Translator) -> Translator:
-    """Return the translator without tokens that are no text, and without the unknown one."""
+    """Return the translator without tokens that are no text; the unknown one keeps its probability, as in Marian."""
     _rule_out(model := copy.deepcopy(ours.model), ours.target_tokenizer)
     return _with_model(ours, model)
 

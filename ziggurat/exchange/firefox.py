@@ -212,11 +212,11 @@ def _input_scales(translator: Translator, texts: Sequence[str], arrays: Mapping[
     for path, maxima in largest.items():
         bound = np.mean(maxima) + 1.1 * np.std(maxima)
         factor = np.array([127 / max(float(bound), 1e-6)], np.float32)
-        scales |= {f"{name}{SCALE_OF_INPUT}": factor for name in _matrices(path, arrays)}
+        scales |= {f"{name}{SCALE_OF_INPUT}": factor for name in matrices_of(path, arrays)}
     return scales
 
 
-def _matrices(path: str, arrays: Mapping[str, Array]) -> list[str]:
+def matrices_of(path: str, arrays: Mapping[str, Array]) -> list[str]:
     """Return Marian's names of the matrices in the linear map `path`."""
     if path == "output":
         tables = (_SEPARATE_OUTPUT, "Wemb", "decoder_Wemb")
