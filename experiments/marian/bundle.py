@@ -1,15 +1,17 @@
 """Models of ours as Firefox has them: the engine's translations and ours, and why lines differ (README.md).
 
     npm install --prefix ENGINE @browsermt/bergamot-translator@0.4.9
-    python experiments/marian/bundle.py RUN --engine ENGINE --text TEXT --reference REFERENCE [--shortlist FILE] --out F.json
+    python experiments/marian/bundle.py RUN --engine ENGINE --text TEXT --reference REFERENCE --out RESULT.json
 
-Every line is translated by Bergamot's engine with the float32 form of the folder and with int8, and by our own model with
-its own weights, with those that were rounded to int8, and with these and the engine's arithmetic (tests/exchange/browser.py).
+Every line is translated by Bergamot's engine with the float32 form of the folder and with int8, and by our own model
+with its own weights, with those that were rounded to int8, and with these and the engine's arithmetic
+(tests/exchange/browser.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -19,8 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.exchange.browser import browser_translator
 from ziggurat.evaluate.scores import evaluate
@@ -67,8 +68,7 @@ def measured(given: Any) -> dict[str, Any]:
             computed = browser_translator(folder, Path(report["out"]))
             found["ours, the engine's arithmetic"] = own_lines(computed, lines)
     same = {
-        f"{a} / {b}": sum(x == y for x, y in zip(found[a], found[b], strict=True))
-        for a, b in zip(NAMES, NAMES[1:], strict=False)
+        f"{a} / {b}": sum(x == y for x, y in zip(found[a], found[b], strict=True)) for a, b in itertools.pairwise(NAMES)
     }
     bleu = {name: evaluate(found[name], [references], metrics=["bleu"])[0].value for name in NAMES}
     return {"lines": len(lines), "same": same, "bleu": bleu}

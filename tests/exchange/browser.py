@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,12 +25,14 @@ from ziggurat.translate.translator import Translator
 
 LARGEST = 127
 
+
+@torch.no_grad()
 def browser_translator(folder: Path, imported: Path) -> Translator:
     """Return the model of `folder`, computed as the engine does, with its shortlist; its import is `imported`."""
     opened = open_model(imported)
     source, target = opened.tokenizers
     listed = imported / SHORTLIST_FILE
-    shortlist = Shortlist(read_shortlist(listed, source, target), target.size) if listed.exists() else None
+    shortlist = _Eights(read_shortlist(listed, source, target), target.size) if listed.exists() else None
     [weights] = folder.glob("model.*.bin")
     arrays, _ = read_binary(weights)
     for path, module in opened.model.named_modules():
@@ -45,6 +46,18 @@ def browser_translator(folder: Path, imported: Path) -> Translator:
     decoding, limit = opened.experiment.decoding, opened.experiment.model.embedding.limit
     scorer = partial(scorer_of, [opened.model], shortlist)
     return Translator(opened.model, source, target, decoding, max_positions=limit, scorer=scorer)
+
+
+class _Eights(Shortlist):
+    """A shortlist as the engine has it: filled up to a multiple of eight pieces by the first ones that are missing."""
+
+    def allowed(self, source: Tensor, source_mask: Tensor, vocabulary_size: int) -> Tensor:
+        """Return bool [n, V]; see Shortlist. The ids are Marian's, and its binary shortlist has no first pieces."""
+        mask = super().allowed(source, source_mask, vocabulary_size)
+        for row in mask:
+            missing = (~row).nonzero()[:, 0]
+            row[missing[: int(-row.sum()) % 8]] = True
+        return mask
 
 
 class _Product:

@@ -159,7 +159,13 @@ def _write_marian(folder: Path) -> None:
     (folder / "marian" / "v.yml").write_text(listed, encoding="utf-8")
     pairs = "".join(f"{pieces[-number]} {piece} 0.{number + 1}\n" for number, piece in enumerate(pieces) if number)
     (folder / "marian" / "lex.s2t").write_text(pairs, encoding="utf-8")
-    search = {"relative-paths": True, "models": ["model.npz"], "vocabs": ["v.yml"] * 2, "beam-size": 2, "normalize": 0.6}
+    search = {
+        "relative-paths": True,
+        "models": ["model.npz"],
+        "vocabs": ["v.yml"] * 2,
+        "beam-size": 2,
+        "normalize": 0.6,
+    }
     search |= {"shortlist": ["lex.s2t", 50, 50]}
     (folder / "marian" / "decoder.yml").write_text(yaml.safe_dump(search))
     shutil.copytree(given / "firefox", folder / "firefox", ignore=shutil.ignore_patterns("expected.json"))

@@ -224,9 +224,7 @@ READERS: dict[str, Reader] = {
         *_model("onnx", _onnx),
         *_model("huggingface", _imported, ("imported",)),
         Reader("fairseq", ("fairseq", "sources.txt"), ("fairseq/*",), _fairseq, outputs=("imported",)),
-        Reader(
-            "marian", ("marian", "sources.txt"), ("marian/*",), lambda: _imported("marian"), outputs=("imported",)
-        ),
+        Reader("marian", ("marian", "sources.txt"), ("marian/*",), lambda: _imported("marian"), outputs=("imported",)),
         Reader(
             "firefox",
             ("firefox", "sources.txt"),

@@ -124,7 +124,10 @@ def is_marian(path: Path) -> bool:
         return path.suffix == ".npz" or (path.name.endswith((".bin", ".bin.gz")) and is_binary_model(path))
     if (path / "config.json").exists():
         return False
-    return bool(_models_in(path)) or any(next(path.glob(name), None) for name in ("decoder.yml", "*.decoder.yml"))
+    named = any(is_published(file) for file in path.glob("model.*"))
+    return (
+        named or bool(_models_in(path)) or any(next(path.glob(name), None) for name in ("decoder.yml", "*.decoder.yml"))
+    )
 
 
 def _models_in(folder: Path) -> tuple[Path, ...]:
