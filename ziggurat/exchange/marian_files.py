@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import lzma
 import re
+import tokenize
 import warnings
 import zipfile
 import zlib
@@ -89,7 +90,8 @@ def _read_npz(path: Path) -> dict[str, Array]:
     except (OSError, ValueError, EOFError, SyntaxError, NotImplementedError, RuntimeError) as error:
         refuse_passing(path, error)
         raise DataError(f"{path}: damaged, or not an .npz file of Marian ({printable(str(error), 120)})") from None
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+    # numpy takes a header that is no Python for one of Python 2, and reads its words.
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError) as error:
         raise DataError(f"{path}: damaged, or not an .npz file of Marian ({error})") from None
 
 
