@@ -381,9 +381,8 @@ class ExportedModel:
     def plain(self) -> ExportedModel:
         """Return the plain Transformer that computes the same. Raises NotPlainError with all reasons."""
         config, tensors = _fold_to_plain(self.experiment.model, self.tensors)
-        return dataclasses.replace(
-            self, experiment=self.experiment.model_copy(update={"model": config}), tensors=tensors
-        )
+        experiment = self.experiment.model_copy(update={"model": config})
+        return dataclasses.replace(self, experiment=experiment, tensors=tensors)
 
     def anatomy(self, attentions: Collection[str] = PLAIN_ATTENTIONS, *, scaled_input: bool = True) -> Anatomy:
         """Return the matrices of the plain model. Raises NotPlainError; the arguments are those of not_plain."""
