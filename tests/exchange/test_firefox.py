@@ -156,7 +156,11 @@ def allowed(model: Path, listed: str) -> dict[str, set[str]]:
     ("choices", "reason"),
     [
         ({"d_model": 48}, "`d_model: 48`: products in int8"),
-        ({"encoder": {"d_ff": 24}}, "`encoder.d_ff: 24`"),
+        ({"encoder": {"d_ff": 128}}, "`encoder.d_ff: 128`"),
+        ({"residual": "pre"}, "without their norm"),
+        ({"norm": "rms"}, "`norm: rms`"),
+        ({"activation": "gelu"}, "`activation: gelu`"),
+        ({"embedding": {"zero_start": True, "positions": "none"}}, "`embedding.positions: none`"),
         ({"residual": "pre", "decoder": {"attention": "full"}}, "beside pre-norm"),
         ({}, "a multiple of 8"),
     ],

@@ -26,7 +26,13 @@ from ziggurat.data.shortlist import read_shortlist
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.exchange.firefox_files import FIREFOX_SEARCH, METADATA_FILE
 from ziggurat.exchange.import_marian import imported_translator
-from ziggurat.exchange.marian import marian_parameters, marian_rows, options_text, sentencepiece_model
+from ziggurat.exchange.marian import (
+    marian_parameters,
+    marian_rows,
+    options_text,
+    places_of_norms,
+    sentencepiece_model,
+)
 from ziggurat.exchange.marian_binary import SCALE_OF_INPUT, browser_binary
 from ziggurat.exchange.marian_shortlist import binary_shortlist
 from ziggurat.exchange.plain import ExportedModel
@@ -67,10 +73,20 @@ _MATRICES: Mapping[str, tuple[str, ...]] = {
 def firefox_reasons(experiment: Experiment) -> Iterator[str]:
     """Yield the reasons why no model of this configuration can be such a folder, besides those of Marian itself."""
     config = experiment.model
-    widths = {"d_model": config.d_model, "d_ff": config.d_ff, "encoder.d_ff": config.encoder_d_ff}
-    for key, width in widths.items():
-        if width % _WIDTHS and not (key == "encoder.d_ff" and config.encoder.d_ff is None):
+    for key, width in (("d_model", config.d_model), ("d_ff", config.d_ff)):
+        if width % _WIDTHS:
             yield f"`{key}: {width}`: products in int8 want a multiple of {_WIDTHS}"
+    # What Marian had before 1.11, from which the browsers' fork comes.
+    if True in places_of_norms(experiment):
+        yield "`residual`: pre-norm in the browsers' fork leaves keys and values of self-attention without their norm"
+    if config.encoder_d_ff != config.d_ff:
+        yield f"`encoder.d_ff: {config.encoder_d_ff}`: in the browsers' fork both stacks have networks of one width"
+    if config.norm != "layer":
+        yield f"`norm: {config.norm}`: the browsers' fork has LayerNorm alone"
+    if config.activation == "gelu":
+        yield "`activation: gelu`: the browsers' fork has another function of that name"
+    if config.embedding.positions == "none":
+        yield "`embedding.positions: none`: the browsers' fork always adds sinusoids"
     if experiment.data.subword.kind == "vocabulary":
         yield "`data.subword.kind: vocabulary`: the browser's engine wants SentencePiece models"
 

@@ -64,7 +64,7 @@ def marian_reasons(experiment: Experiment) -> Iterator[str]:
     attention = config.decoder.attention
     if "relative" in (config.encoder.attention, attention):
         yield "`attention: relative`: Marian has no Shaw et al. (2018) positions"
-    places = {RESIDUAL[kind].folding in ("pre", "branch_vector", "norm_constant") for kind in _residuals(experiment)}
+    places = places_of_norms(experiment)
     if len(places) > 1:
         yield "`residual`: Marian has pre-norm in both stacks or post-norm in both"
     elif True in places and attention != "ssru":
@@ -92,8 +92,10 @@ def marian_reasons(experiment: Experiment) -> Iterator[str]:
         yield "every corpus of `data.train` has a `tag`, and Marian puts none before a sentence"
 
 
-def _residuals(experiment: Experiment) -> tuple[Any, Any]:
-    return experiment.model.encoder_residual, experiment.model.decoder_residual
+def places_of_norms(experiment: Experiment) -> set[bool]:
+    """Return for the kinds of residuals of both stacks whether the norm comes before the sub-layer once it is plain."""
+    kinds = (experiment.model.encoder_residual, experiment.model.decoder_residual)
+    return {RESIDUAL[kind].folding in ("pre", "branch_vector", "norm_constant") for kind in kinds}
 
 
 def write_marian(folder: Path, model: ExportedModel, decoding: DecodingConfig) -> None:
