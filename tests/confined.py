@@ -98,7 +98,8 @@ def refusal(action: Callable[[], object], **limits: float) -> str:
 
 
 def _kinds() -> list[type[ZigguratError]]:
-    return [ZigguratError, *ZigguratError.__subclasses__()]
+    kinds = ZigguratError.__subclasses__()
+    return [ZigguratError, *kinds, *(finer for kind in kinds for finer in kind.__subclasses__())]
 
 
 def cli(*arguments: str) -> Callable[[], str]:

@@ -259,6 +259,8 @@ def test_files_that_are_damaged_or_missing(folder: Folder, tmp_path: Path) -> No
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**9, 10**4)})
     assert "in 4 bytes" in said(zipped({"Wemb": header.getvalue() + b"\0\0\0\0"}))
+    broken = header.getvalue().replace(b"}", b"(")
+    assert "EOF in multi-line statement" in said(zipped({"Wemb": broken}))
     objects = io.BytesIO()
     np.save(objects, np.array([Path("x")], dtype=object), allow_pickle=True)
     assert "an array of object" in said(zipped({"Wemb": objects.getvalue()}))

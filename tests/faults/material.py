@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import sentencepiece
 import torch
+import yaml
 import zstandard
 from torch import Tensor
 
@@ -65,6 +66,7 @@ def write_material(folder: Path, golden: Path) -> None:
         shutil.copytree(folder / name, folder / f"foreign-{name}")
         (folder / f"foreign-{name}" / "checksums.json").unlink(missing_ok=True)
     _write_fairseq(folder)
+    _write_marian(folder)
     _write_synthetic(folder)
 
 
@@ -143,6 +145,33 @@ def _write_fairseq(folder: Path) -> None:
     pieces = source.pieces(range(4, source.size))
     (folder / "fairseq" / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in pieces))
     shutil.copy(folder / "run" / "joint.spm", folder / "fairseq" / "joint.spm")
+
+
+def _write_marian(folder: Path) -> None:
+    """Write a model of Marian with lists of tokens and a text shortlist, and one of Firefox, half of it packed."""
+    given = Path(__file__).parents[1] / "golden"
+    (folder / "marian").mkdir()
+    for name in ("model.npz", "model.npz.yml"):
+        shutil.copy(given / "marian" / "ssru" / name, folder / "marian" / name)
+    model = sentencepiece.SentencePieceProcessor(model_file=str(given / "marian" / "ssru" / "v.spm"))
+    pieces = [model.id_to_piece(number) for number in range(model.get_piece_size())]
+    listed = yaml.safe_dump({piece: number for number, piece in enumerate(pieces)}, allow_unicode=True)
+    (folder / "marian" / "v.yml").write_text(listed, encoding="utf-8")
+    pairs = "".join(f"{pieces[-number]} {piece} 0.{number + 1}\n" for number, piece in enumerate(pieces) if number)
+    (folder / "marian" / "lex.s2t").write_text(pairs, encoding="utf-8")
+    search = {
+        "relative-paths": True,
+        "models": ["model.npz"],
+        "vocabs": ["v.yml"] * 2,
+        "beam-size": 2,
+        "normalize": 0.6,
+    }
+    search |= {"shortlist": ["lex.s2t", 50, 50]}
+    (folder / "marian" / "decoder.yml").write_text(yaml.safe_dump(search))
+    shutil.copytree(given / "firefox", folder / "firefox", ignore=shutil.ignore_patterns("expected.json"))
+    for path in [*(folder / "firefox").glob("model.*"), *(folder / "firefox").glob("*.spm")]:
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+        path.unlink()
 
 
 def _write_synthetic(folder: Path) -> None:

@@ -224,6 +224,15 @@ READERS: dict[str, Reader] = {
         *_model("onnx", _onnx),
         *_model("huggingface", _imported, ("imported",)),
         Reader("fairseq", ("fairseq", "sources.txt"), ("fairseq/*",), _fairseq, outputs=("imported",)),
+        Reader("marian", ("marian", "sources.txt"), ("marian/*",), lambda: _imported("marian"), outputs=("imported",)),
+        Reader(
+            "firefox",
+            ("firefox", "sources.txt"),
+            ("firefox/*",),
+            lambda: _imported("firefox"),
+            lambda path: path.name.startswith("model."),
+            ("imported",),
+        ),
         Reader("safetensors", ("weights.safetensors",), ("weights.safetensors",), _tensors),
         Reader(
             "shortlist",

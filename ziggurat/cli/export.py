@@ -19,7 +19,8 @@ from ziggurat.system.files import check_file
 def export(
     model: Annotated[str | None, typer.Argument(help="Run or model directory.")] = None,
     to: Annotated[
-        str | None, typer.Option("--to", help="Target: ziggurat, plain, ctranslate2, huggingface, argos, marian, onnx.")
+        str | None,
+        typer.Option("--to", help="Target: ziggurat, plain, ctranslate2, huggingface, argos, marian, firefox, onnx."),
     ] = None,
     out: Annotated[Path | None, typer.Option(*OUT, help="Folder to write.")] = None,
     which: Annotated[
@@ -30,8 +31,8 @@ def export(
         str | None,
         typer.Option(
             "--quantization",
-            help="ctranslate2, argos: int8 (what argos has unless told otherwise), int8_float32, int16, float16, "
-            "bfloat16, ..., float32.",
+            help="ctranslate2, argos, firefox: int8 (what the last two have unless told otherwise), float32; but for "
+            "firefox also int8_float32, int16, float16, bfloat16, ...",
         ),
     ] = None,
     metadata: Annotated[
@@ -54,7 +55,7 @@ def export(
         typer.Option(
             "--shortlist",
             metavar="FILE",
-            help="ctranslate2: search with this file of `ziggurat shortlist` from now on.",
+            help="ctranslate2, firefox: search with this file of `ziggurat shortlist` from now on.",
         ),
     ] = None,
     verify: Annotated[

@@ -204,16 +204,16 @@ def _shaken(ours: Translator, generator: torch.Generator | None, *, shares_out: 
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.mul_(1 + _NOISE * noise)
     if shares_out:
-        _rule_out(model, ours.target_tokenizer)
+        _rule_out(model, ours.target_tokenizer, ours.target_tokenizer.unk)
     return _with_model(ours, model)
 
 
 @torch.no_grad()
-def _rule_out(model: Seq2Seq, tokenizer: Tokenizer) -> None:
-    """Let tokens that are no text, and the unknown one, have no probability, so that the others have more."""
+def _rule_out(model: Seq2Seq, tokenizer: Tokenizer, *more: int) -> None:
+    """Let tokens that are no text, and `more` ids, have no probability, so that the others have more."""
     given = model.output.bias
     bias = torch.zeros_like(model.output.weight[:, 0]) if given is None else given.clone()
-    never = {tokenizer.pad, tokenizer.unk, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos}
+    never = {tokenizer.pad, tokenizer.bos, *tokenizer.tags.values(), *more} - {tokenizer.eos}
     bias[sorted(never)] = _IMPOSSIBLE
     model.output.bias = torch.nn.Parameter(bias)
 
@@ -225,7 +225,7 @@ def _with_model(ours: Translator, model: Seq2Seq) -> Translator:
 
 
 def _text_only(ours: Translator) -> Translator:
-    """Return the translator without tokens that are no text, and without the unknown one."""
+    """Return the translator without tokens that are no text; the unknown one keeps its probability, as in Marian."""
     _rule_out(model := copy.deepcopy(ours.model), ours.target_tokenizer)
     return _with_model(ours, model)
 
@@ -287,7 +287,7 @@ def export_model(
         gate: a test set that can refuse the result.
         force: replace an earlier export, of whichever model, and nothing else.
         package: metadata and sentence splitter of a package (`argos`).
-        shortlist: a lexical shortlist in place of the model's own (`ctranslate2`).
+        shortlist: a lexical shortlist in place of the model's own (`ctranslate2`, `firefox`).
         say: receives a message before each step that takes long.
 
     Raises ExportError: the target cannot be reached (with all reasons), the result is not the same model, or it is
@@ -296,8 +296,8 @@ def export_model(
     # (1) Refuse what cannot succeed, before anything takes time.
     target = target_named(to, package)
     stored = _stored_form(target, to, quantization)
-    if shortlist is not None and to != "ctranslate2":
-        raise ConfigError(f"`--shortlist` is for `--to ctranslate2`; for `--to {to}` leave it out")
+    if shortlist is not None and to not in ("ctranslate2", "firefox"):
+        raise ConfigError(f"`--shortlist` is for `--to ctranslate2` and `firefox`; for `--to {to}` leave it out")
     # The folder first: opening a model takes seconds.
     _refuse_other_folder(out, force)
     opened = open_model(path, which=which, without_layers=without_layers)
@@ -307,13 +307,13 @@ def export_model(
     if reasons := target.reasons(opened.experiment):
         raise ExportError(f"`{to}` cannot be reached: {'; '.join(reasons)}")
     # (2) Prepare the comparison: the model, searching as the target's toolkit does, and text.
-    model = ExportedModel.of(opened)
+    texts, origin = _texts(opened.experiment, verify, lines)
+    model = replace(ExportedModel.of(opened), sample=texts)
     ours = _translator(opened, model, opened.experiment)
     checked = _translator(opened, model, model.searching_as_others(target.rules)) if target.own_search else ours
     checked = _text_only(checked) if target.text_only else checked
     # Now, to learn before the export that the files do not pair up, or that BLEU's tokenizer is not installed.
     judged = None if gate is None else (gate, *_test_set(gate, ours.target_language))
-    texts, origin = _texts(opened.experiment, verify, lines)
     report = _report_head(opened, model, to, stored)
     with building(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", TranslationWarning)  # the report counts translations that were cut
@@ -331,7 +331,7 @@ def export_model(
             _empty(folder)
             target.write(folder, model, stored)
             _write_report(folder, report)
-            report["quantized"] = _unchanged(ours, target.translator(folder), texts)
+            report["quantized"] = _unchanged(checked if target.search else ours, target, folder, texts)
         # (5) Compare BLEU, and finish the folder; checksums come last, since they are of everything else.
         if judged is not None:
             report["gate"] = _passed(ours, target.translator(folder), *judged)
@@ -448,9 +448,9 @@ def _verified(
     return {**asdict(verification), "left_out": len(texts) - len(short), "settings": settings}
 
 
-def _unchanged(ours: Translator, theirs: ExportTranslator, texts: Sequence[str]) -> dict[str, int]:
-    """Return the number of texts that are translated as before, with the model's own search."""
-    sides = (translator.translate_stream(texts) for translator in (ours, theirs))
+def _unchanged(ours: Translator, target: ExportTarget, folder: Path, texts: Sequence[str]) -> dict[str, int]:
+    """Return the number of texts that are translated as before, with the model's own search or the target's."""
+    sides = (each.translate_stream(texts, **target.search) for each in (ours, target.translator(folder)))
     same = sum(a.text == b.text for a, b in zip(*sides, strict=True))
     return {"lines": len(texts), "identical": same}
 

@@ -35,7 +35,15 @@ from ziggurat.exchange.anatomy import (
     one_of,
     width_of,
 )
-from ziggurat.exchange.imported import ControlIds, ForeignModel, positions_from, read_segmenter, with_vocabularies
+from ziggurat.exchange.firefox_files import published_languages
+from ziggurat.exchange.imported import (
+    ControlIds,
+    ForeignModel,
+    plain_suffix,
+    positions_from,
+    read_segmenter,
+    with_vocabularies,
+)
 from ziggurat.exchange.marian_files import ACTIVATIONS, Array, find_files, read_ids, read_weights
 from ziggurat.model.build import build_model
 from ziggurat.model.kinds import RESIDUAL
@@ -345,7 +353,8 @@ def read_marian(
             text; none: those that decoder.yml names, else those that Firefox's models have beside them.
         models: SentencePiece models of the two sides for vocabularies that are none; none: `source.spm` and
             `target.spm` beside the weights if they are there, else text is segmented already.
-        languages: codes of source and target; None: `source` and `target`, since Marian's files do not say.
+        languages: codes of source and target; None: those of metadata.json in Firefox's folders, else `source` and
+            `target`, since Marian's files do not say.
 
     Raises ExportError with all reasons why the model is not a plain Transformer; DataError: files missing or damaged.
     """
@@ -379,7 +388,7 @@ def read_marian(
         source_control=controls[0],
         source=source,
         target=target,
-        languages=languages or ("source", "target"),
+        languages=languages or published_languages(files.weights) or ("source", "target"),
         decoding=_decoding(found),
         alignment=_alignment(files.training),
         never=frozenset([pads[1]]),
@@ -394,7 +403,7 @@ def _refuse_shifted(
     reasons = [
         f"{side}: {file} has {len(known):,} tokens, the model {count:,} rows"
         for side, file, known, count in zip(("source", "target"), vocabularies, ids, rows, strict=True)
-        if file.suffix not in (".yml", ".yaml", ".json") and len(known) != count
+        if plain_suffix(file) not in (".yml", ".yaml", ".json") and len(known) != count
     ]
     if reasons:
         raise ExportError(f"{path}: {'; '.join(dict.fromkeys(reasons))}; is it the vocabulary of this model?")
@@ -405,11 +414,12 @@ def _sides(
 ) -> tuple[tuple[Tokenizer, dict[str, int]], tuple[Tokenizer, dict[str, int]]]:
     """Return the tokenizer and the other toolkit's ids of each side; one vocabulary gives one tokenizer."""
     files = (vocabularies[0], vocabularies[-1])
-    if factored := [file for file in files if file.suffix == ".fsv"]:
+    kinds = [plain_suffix(file) for file in files]
+    if factored := [file for file, kind in zip(files, kinds, strict=True) if kind == ".fsv"]:
         raise ExportError(
             f"{factored[0]}: a factored vocabulary: its tokens are sums of embeddings, and are here one each"
         )
-    if files[0].suffix == files[1].suffix == ".spm":
+    if kinds == [".spm", ".spm"]:
         read = [read_segmenter(file) for file in files]
         ids = [{piece: number for number, piece in enumerate(_pieces(tokenizer))} for tokenizer in read]
         joint = read[0].model == read[1].model

@@ -21,8 +21,9 @@ from ziggurat.config.kinds import Sharing
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Tokenizer, same_vocabulary
 from ziggurat.exchange.agreement import Unmatched, VocabularySide, language_tokens, unmatched
 from ziggurat.exchange.anatomy import Affine, Anatomy, AttentionMatrices, CellMatrices, LayerMatrices, compose
+from ziggurat.system.compressed import byte_blocks, byte_stream
 from ziggurat.system.errors import DataError, ExportError, printable
-from ziggurat.system.small_files import JsonForm, read_bounded
+from ziggurat.system.small_files import JsonForm, check_regular, read_bounded
 
 _MAPS = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "out"))
 
@@ -432,13 +433,38 @@ def _union(*lists: Iterable[str], without: Iterable[str]) -> list[str]:
 
 
 def read_file(path: Path, limit: int = MAX_MODEL_BYTES, *, remedy: str = "") -> bytes:
-    """Return the bytes of a file of a foreign model, at most `limit`. Raises DataError; `remedy`: where it is
-    missing.
+    """Return the bytes of a file of a foreign model, at most `limit`, unpacked where its name ends in `.gz`.
+
+    Raises DataError; `remedy`: where it is missing.
     """
     try:
-        return read_bounded(path, limit)
+        if path.suffix != ".gz":
+            return read_bounded(path, limit)
+        check_regular(path)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file{remedy}") from None
+    content = bytearray()
+    for block in byte_blocks(path):
+        content += block
+        if len(content) > limit:
+            raise DataError(f"{path}: unpacks to more than {limit / (1 << 20):,.1f} MiB, too much for such a file")
+    return bytes(content)
+
+
+def first_bytes(path: Path, count: int) -> bytes:
+    """Return the first bytes of a file, unpacked where its name ends in `.gz`; none where it is no regular file.
+
+    Raises DataError where it cannot be read, or stands for a file that was not downloaded.
+    """
+    if not path.is_file():
+        return b""
+    with byte_stream(path) as stream:
+        return stream.read(count)
+
+
+def plain_suffix(path: Path) -> str:
+    """Return the ending of a file's name, of `vocab.spm.gz` that before `.gz`."""
+    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 
 
 def read_segmenter(path: Path, *, remedy: str = "") -> SentencePieceTokenizer:

@@ -31,6 +31,7 @@ from ziggurat.exchange.anatomy import (
     StackMatrices,
     with_head_first,
 )
+from ziggurat.exchange.marian_binary import OPTIONS_ENTRY
 from ziggurat.exchange.marian_files import ACTIVATIONS
 from ziggurat.exchange.plain import ExportedModel
 from ziggurat.model.embedding import sinusoids
@@ -63,7 +64,7 @@ def marian_reasons(experiment: Experiment) -> Iterator[str]:
     attention = config.decoder.attention
     if "relative" in (config.encoder.attention, attention):
         yield "`attention: relative`: Marian has no Shaw et al. (2018) positions"
-    places = {RESIDUAL[kind].folding in ("pre", "branch_vector", "norm_constant") for kind in _residuals(experiment)}
+    places = places_of_norms(experiment)
     if len(places) > 1:
         yield "`residual`: Marian has pre-norm in both stacks or post-norm in both"
     elif True in places and attention != "ssru":
@@ -91,8 +92,10 @@ def marian_reasons(experiment: Experiment) -> Iterator[str]:
         yield "every corpus of `data.train` has a `tag`, and Marian puts none before a sentence"
 
 
-def _residuals(experiment: Experiment) -> tuple[Any, Any]:
-    return experiment.model.encoder_residual, experiment.model.decoder_residual
+def places_of_norms(experiment: Experiment) -> set[bool]:
+    """Return for the kinds of residuals of both stacks whether the norm comes before the sub-layer once it is plain."""
+    kinds = (experiment.model.encoder_residual, experiment.model.decoder_residual)
+    return {RESIDUAL[kind].folding in ("pre", "branch_vector", "norm_constant") for kind in kinds}
 
 
 def write_marian(folder: Path, model: ExportedModel, decoding: DecodingConfig) -> None:
@@ -105,15 +108,8 @@ def write_marian(folder: Path, model: ExportedModel, decoding: DecodingConfig) -
 
     Raises ExportError: its first input, its positions or its vocabularies are not as Marian's.
     """
-    anatomy = model.anatomy(MARIAN_ATTENTIONS, scaled_input=False)
-    _refuse_unlike(model, anatomy)
+    arrays, options = marian_parameters(model)
     names = _write_vocabularies(folder, model)
-    aligned = model.aligned
-    decoder = with_head_first(anatomy.decoder, aligned)
-    anatomy = _scaled(dataclasses.replace(anatomy, decoder=decoder))
-    arrays = {name: _array(tensor) for name, tensor in _parameters(anatomy, model)}
-    layer = aligned.layer % len(decoder.layers) + 1
-    options = _options(anatomy, arrays, "last" if layer == len(decoder.layers) else str(layer))
     write_npz(folder / MODEL_FILE, arrays, options)
     search = {
         "relative-paths": True,
@@ -127,6 +123,21 @@ def write_marian(folder: Path, model: ExportedModel, decoding: DecodingConfig) -
         "maxi-batch-sort": "src",
     }
     write_atomically(folder / SEARCH_FILE, yaml.safe_dump(search, sort_keys=False).encode())
+
+
+def marian_parameters(model: ExportedModel) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parameters by Marian's names, in fp32, and the options with which Marian builds the model.
+
+    Raises ExportError: its first input or its positions are not as Marian's.
+    """
+    anatomy = model.anatomy(MARIAN_ATTENTIONS, scaled_input=False)
+    _refuse_unlike(model, anatomy)
+    aligned = model.aligned
+    decoder = with_head_first(anatomy.decoder, aligned)
+    anatomy = _scaled(dataclasses.replace(anatomy, decoder=decoder))
+    arrays = {name: _array(tensor) for name, tensor in _parameters(anatomy, model)}
+    layer = aligned.layer % len(decoder.layers) + 1
+    return arrays, _options(anatomy, arrays, "last" if layer == len(decoder.layers) else str(layer))
 
 
 def _refuse_unlike(model: ExportedModel, anatomy: Anatomy) -> None:
@@ -152,17 +163,22 @@ def _write_vocabularies(folder: Path, model: ExportedModel) -> tuple[str, str]:
     for side, tokenizer in (("source", model.source), ("target", model.target)):
         name = "joint" if joint else side
         if isinstance(tokenizer, SentencePieceTokenizer):
-            if tokenizer.eos >= marian_rows(tokenizer):
-                raise ExportError(
-                    f"the SentencePiece model of the {side} has no `</s>`, by which Marian knows the end of a sentence"
-                )
-            write_atomically(folder / f"{name}.spm", tokenizer.model)
+            write_atomically(folder / f"{name}.spm", sentencepiece_model(tokenizer, side))
             names.append(f"{name}.spm")
             continue
         tokens = {token: number for number, token in enumerate(tokenizer.pieces(range(tokenizer.size)))}
         write_atomically(folder / f"{name}.yml", yaml.safe_dump(tokens, sort_keys=False, allow_unicode=True).encode())
         names.append(f"{name}.yml")
     return names[0], names[1]
+
+
+def sentencepiece_model(tokenizer: SentencePieceTokenizer, side: str) -> bytes:
+    """Return the content of a SentencePiece model. Raises ExportError, which names `side`: it has no `</s>`."""
+    if tokenizer.eos >= marian_rows(tokenizer):
+        raise ExportError(
+            f"the SentencePiece model of the {side} has no `</s>`, by which Marian knows the end of a sentence"
+        )
+    return tokenizer.model
 
 
 def marian_rows(tokenizer: Tokenizer) -> int:
@@ -338,11 +354,15 @@ _USUAL: dict[str, Any] = {
 """Options that are the same for all models that are written here; the version is that whose functions are meant."""
 
 
+def options_text(options: Mapping[str, Any]) -> bytes:
+    """Return the options as a model holds them: YAML with NULs behind it, to a multiple of 256 bytes."""
+    text = yaml.safe_dump(dict(options)).encode() + b"\0"
+    return text + bytes(-len(text) % 256)
+
+
 def write_npz(path: Path, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Write an .npz file as Marian reads it: nothing compressed, lengths of 32 bits, its options in bytes with NULs."""
-    text = yaml.safe_dump(dict(options)).encode() + b"\0"
-    text += bytes(-len(text) % 256)
-    stored = {**arrays, "special:model.yml": np.frombuffer(text, np.int8)}
+    stored = {**arrays, OPTIONS_ENTRY: np.frombuffer(options_text(options), np.int8)}
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as packed:
         for name, array in stored.items():

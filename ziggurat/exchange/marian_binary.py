@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,15 +18,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.system.errors import DataError, ExportError, printable, refuse_passing
-from ziggurat.system.small_files import check_regular
+from ziggurat.exchange.imported import first_bytes, read_file
+from ziggurat.system.errors import DataError, ExportError, printable
 
 Array = NDArray[Any]
+
+OPTIONS_ENTRY = "special:model.yml"
+"""OPTIONS_ENTRY is the entry with the options that Marian needs to build the model, as bytes of YAML that NUL ends."""
+
+SCALE_OF_INPUT = "_QuantMultA"
+"""SCALE_OF_INPUT ends the names of numbers by which the browsers' fork multiplies what a matrix is applied to."""
 
 _VERSION, _ENCRYPTED = 1, 2
 _HEAD = struct.Struct("<4Q")
 _BLOCK = 256
 """Bytes to a multiple of which the first array and, by Marian itself, all others are moved."""
+
+MOST_UNPACKED = 16
+"""MOST_UNPACKED is the number of times its size that a file may unpack to: trained weights shrink by a tenth."""
+_SMALL = 1 << 24
+"""Bytes to which any file may unpack."""
 
 _PLAIN = {
     **{0x101: "i1", 0x102: "<i2", 0x104: "<i4", 0x108: "<i8"},
@@ -67,11 +78,7 @@ class _Head(NamedTuple):
 
 def is_binary_model(path: Path) -> bool:
     """Return True for a file that begins as a binary model of Marian does, encrypted or not."""
-    try:
-        with path.open("rb") as file:
-            return file.read(8) in (struct.pack("<Q", _VERSION), struct.pack("<Q", _ENCRYPTED))
-    except OSError:
-        return False
+    return first_bytes(path, 8) in (struct.pack("<Q", _VERSION), struct.pack("<Q", _ENCRYPTED))
 
 
 def read_binary(path: Path) -> tuple[dict[str, Array], dict[str, int]]:
@@ -82,14 +89,8 @@ def read_binary(path: Path) -> tuple[dict[str, Array], dict[str, int]]:
 
     Raises DataError: damaged, or no such file. ExportError: a type that cannot be read, by name.
     """
-    try:
-        check_regular(path)
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except OSError as error:
-        refuse_passing(path, error)
-        raise DataError(f"{path}: cannot be read ({printable(str(error), 120)})") from None
+    size = path.stat().st_size if path.is_file() else 0
+    content = read_file(path, size if path.suffix != ".gz" else MOST_UNPACKED * size + _SMALL)
     try:
         arrays: dict[str, Array] = {}
         counts: Counter[str] = Counter()
@@ -161,3 +162,42 @@ def _array(name: str, kind: int, shape: tuple[int, ...], data: memoryview) -> Ar
     # The fork leaves the embedding as it is, since single rows of it are read.
     placed = values.reshape(rows, columns) if quantised.browser and "Wemb" in name else values.reshape(columns, rows).T
     return np.ascontiguousarray(placed, np.float32) / np.float32(factor)
+
+
+_BYTES, _FLOAT, _BROWSER_INT8 = 0x101, 0x404, 0x4101
+
+
+def browser_binary(arrays: Mapping[str, Array], options: bytes, quantised: Collection[str]) -> bytes:
+    """Return the content of a binary model as the browsers' fork of Marian reads it.
+
+    Args:
+        arrays: in fp32, by name.
+        options: YAML, which NUL ends.
+        quantised: names of the matrices that are stored as integers of 8 bits, each multiplied by 127 / max |w|.
+    """
+    entries = []
+    for name, array in sorted(arrays.items()):
+        kind, data = _FLOAT, array.astype("<f4").tobytes()
+        if name in quantised:
+            kind, data = _BROWSER_INT8, _integers(array if "Wemb" in name else array.T)
+        entries.append((name.encode() + b"\0", kind, array.shape, _filled(data)))
+    entries.append((OPTIONS_ENTRY.encode() + b"\0", _BYTES, (len(options),), options))
+    parts = [struct.pack("<2Q", _VERSION, len(entries))]
+    parts += [_HEAD.pack(len(name), kind, len(shape), len(data)) for name, kind, shape, data in entries]
+    parts += [name for name, *_ in entries]
+    parts += [struct.pack(f"<{len(shape)}i", *shape) for _, _, shape, _ in entries]
+    # One whole block more where nothing would have to be skipped, as Marian has it.
+    skipped = _BLOCK - (sum(map(len, parts)) + 8) % _BLOCK
+    parts += [struct.pack("<Q", skipped), bytes(skipped), *(data for *_, data in entries)]
+    return b"".join(parts)
+
+
+def _integers(matrix: Array) -> bytes:
+    """Return a matrix as integers of 8 bits, row by row, and the factor that it was multiplied by."""
+    largest = np.abs(matrix).max()
+    factor = np.float32(127) / np.float32(largest if largest > 0 else 1)
+    return np.rint(matrix * factor).clip(-127, 127).astype(np.int8).tobytes() + struct.pack("<f", factor)
+
+
+def _filled(data: bytes) -> bytes:
+    return data + bytes(-len(data) % _BLOCK)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import lzma
 import re
+import tokenize
 import warnings
 import zipfile
 import zlib
@@ -23,8 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.exchange.imported import read_file
-from ziggurat.exchange.marian_binary import is_binary_model, read_binary
+from ziggurat.exchange.firefox_files import FIREFOX_SEARCH, is_published, packed_or_not, published_vocabularies
+from ziggurat.exchange.imported import plain_suffix, read_file
+from ziggurat.exchange.marian_binary import MOST_UNPACKED, OPTIONS_ENTRY, SCALE_OF_INPUT, is_binary_model, read_binary
 from ziggurat.system.errors import DataError, printable, refuse_passing
 from ziggurat.system.small_files import check_regular, inside, parse_json
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
@@ -33,15 +35,6 @@ Array = NDArray[Any]
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 """ACTIVATIONS maps Marian's names of activations to ours."""
-_OPTIONS = "special:model.yml"
-"""Entry with the options that Marian needs to build the model, as bytes of YAML that NUL ends."""
-
-_MOST_UNPACKED = 16
-"""Most times its size that a file may unpack to. Marian does not compress; trained weights shrink by a tenth."""
-
-
-_SCALES = "_QuantMultA"
-"""End of the names of numbers by which the browsers' engine scales what a matrix is multiplied with: no weights."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +67,11 @@ def read_weights(path: Path) -> MarianWeights:
     ExportError: a binary file of a type that cannot be read.
     """
     arrays, quantised = read_binary(path) if is_binary_model(path) else (_read_npz(path), {})
-    if _OPTIONS not in arrays:
-        raise DataError(f"{path}: has no `{_OPTIONS}`, in which Marian keeps a model's options")
-    text = arrays.pop(_OPTIONS).tobytes().partition(b"\0")[0]
-    arrays = {name: array for name, array in arrays.items() if not name.endswith(_SCALES)}
-    return MarianWeights(arrays, _mapping(text, f"{path}: {_OPTIONS}"), quantised)
+    if OPTIONS_ENTRY not in arrays:
+        raise DataError(f"{path}: has no `{OPTIONS_ENTRY}`, in which Marian keeps a model's options")
+    text = arrays.pop(OPTIONS_ENTRY).tobytes().partition(b"\0")[0]
+    arrays = {name: array for name, array in arrays.items() if not name.endswith(SCALE_OF_INPUT)}
+    return MarianWeights(arrays, _mapping(text, f"{path}: {OPTIONS_ENTRY}"), quantised)
 
 
 def _read_npz(path: Path) -> dict[str, Array]:
@@ -87,9 +80,9 @@ def _read_npz(path: Path) -> dict[str, Array]:
         size = check_regular(path)
         with zipfile.ZipFile(path) as packed:
             entries = packed.infolist()
-            if sum(entry.file_size for entry in entries) > _MOST_UNPACKED * size:
+            if sum(entry.file_size for entry in entries) > MOST_UNPACKED * size:
                 raise DataError(
-                    f"{path}: unpacks to more than {_MOST_UNPACKED} times its size; Marian writes no such file"
+                    f"{path}: unpacks to more than {MOST_UNPACKED} times its size; Marian writes no such file"
                 )
             return {entry.filename.removesuffix(".npy"): _array(packed.read(entry)) for entry in entries}
     except FileNotFoundError:
@@ -97,7 +90,8 @@ def _read_npz(path: Path) -> dict[str, Array]:
     except (OSError, ValueError, EOFError, SyntaxError, NotImplementedError, RuntimeError) as error:
         refuse_passing(path, error)
         raise DataError(f"{path}: damaged, or not an .npz file of Marian ({printable(str(error), 120)})") from None
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+    # numpy takes a header that is no Python for one of Python 2, and reads its words.
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError) as error:
         raise DataError(f"{path}: damaged, or not an .npz file of Marian ({error})") from None
 
 
@@ -129,15 +123,18 @@ def is_marian(path: Path) -> bool:
     Folders of transformers, with their config.json, are none.
     """
     if not path.is_dir():
-        return path.suffix == ".npz" or (path.suffix == ".bin" and is_binary_model(path))
+        return path.suffix == ".npz" or (path.name.endswith((".bin", ".bin.gz")) and is_binary_model(path))
     if (path / "config.json").exists():
         return False
-    return bool(_models_in(path)) or any(next(path.glob(name), None) for name in ("decoder.yml", "*.decoder.yml"))
+    named = any(is_published(file) for file in path.glob("model.*"))
+    return (
+        named or bool(_models_in(path)) or any(next(path.glob(name), None) for name in ("decoder.yml", "*.decoder.yml"))
+    )
 
 
 def _models_in(folder: Path) -> tuple[Path, ...]:
     """Return the .npz files of a folder; if there is none, the binary models."""
-    return tuple(sorted(folder.glob("*.npz"))) or tuple(filter(is_binary_model, sorted(folder.glob("*.bin"))))
+    return tuple(sorted(folder.glob("*.npz"))) or tuple(filter(is_binary_model, packed_or_not(folder, "*.bin")))
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,8 @@ class MarianFiles:
     Attributes:
         weights: the .npz or binary file.
         vocabularies: of source and target, or one for both.
-        options: of decoder.yml: beam size, length normalisation; empty where there is none.
+        options: of decoder.yml: beam size, length normalisation; Firefox's for weights that are called as its are; else
+            empty where there is none.
         training: options of the training, which Marian writes beside the weights; empty where they are not there.
         shortlist: the lexical shortlist that decoder.yml names, or the one binary file that is called as Firefox's are.
     """
@@ -178,7 +176,8 @@ def find_files(path: Path) -> MarianFiles:
     models, vocabularies = (_names(options.get(key), written) for key in ("models", "vocabs"))
     listed = options.get("shortlist")
     named = listed[:1] if isinstance(listed, list) else []
-    shortlists = [inside(folder, PurePosixPath(str(name)).name) for name in named] or sorted(folder.glob("lex.*.bin"))
+    shortlists = [inside(folder, PurePosixPath(str(name)).name) for name in named]
+    shortlists = shortlists or packed_or_not(folder, "lex.*.bin")
     shortlists = [file for file in shortlists if file.is_file()]
     here = tuple(dict.fromkeys(inside(folder, PurePosixPath(name).name) for name in models))
     if weights is None:
@@ -189,19 +188,12 @@ def find_files(path: Path) -> MarianFiles:
         vocabularies, shortlists = [], [] if here else shortlists
     start = _start(weights, folder, models, options)
     found = tuple(_vocabulary(folder, start, name, written) for name in dict.fromkeys(vocabularies))
+    if not options and is_published(weights):
+        options = dict(FIREFOX_SEARCH)
     training = weights.with_name(f"{weights.name}.yml")
     said = _mapping(read_file(training, MAX_YAML_BYTES), str(training)) if training.is_file() else {}
     shortlist = shortlists[0] if len(shortlists) == 1 else None
-    return MarianFiles(weights, found if here else found or _published(folder), options, said, shortlist)
-
-
-def _published(folder: Path) -> tuple[Path, ...]:
-    """Return the vocabularies of a model of Firefox by their names, such as `vocab.deen.spm`; none: there are none."""
-    for names in (("vocab.*.spm",), ("srcvocab.*.spm", "trgvocab.*.spm")):
-        found = [sorted(folder.glob(name)) for name in names]
-        if all(len(files) == 1 for files in found):
-            return tuple(files[0] for files in found)
-    return ()
+    return MarianFiles(weights, found if here else found or published_vocabularies(folder), options, said, shortlist)
 
 
 _UNFINISHED = re.compile(r"(?P<final>.+\.npz)\.(best-.+|orig|optimizer)\.npz|(?P<stem>.+)\.iter[0-9]+\.npz")
@@ -266,17 +258,18 @@ def read_ids(path: Path) -> dict[str, int]:
     Raises DataError naming the file and line.
     """
     content = read_file(path)
+    kind = plain_suffix(path)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not valid UTF-8 (byte {error.start}, from 0); is it a vocabulary?") from None
-    if path.suffix == ".json":
+    if kind == ".json":
         found = parse_json(content, str(path))
         if not isinstance(found, dict) or not all(type(value) is int and value >= 0 for value in found.values()):
             raise DataError(f"{path}: not a list of ids by token")
         return found
     ids: dict[str, int] = {}
-    if path.suffix in (".yml", ".yaml"):
+    if kind in (".yml", ".yaml"):
         for line, token, number in _entries(text, path):
             ids.setdefault(_whole(token, f"{path}: line {line}"), number)
         return ids

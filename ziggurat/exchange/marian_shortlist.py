@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ziggurat.data.shortlist import ShortlistTable, vocabulary_fingerprints
 from ziggurat.data.subword import Tokenizer
-from ziggurat.exchange.imported import ForeignModel, read_file
+from ziggurat.exchange.imported import ForeignModel, first_bytes, read_file
 from ziggurat.exchange.marian_files import find_files
 from ziggurat.system.compressed import byte_stream
 from ziggurat.system.errors import DataError, printable
@@ -89,11 +89,7 @@ def shortlist_beside(path: Path, model: ForeignModel) -> ShortlistTable | None:
 
 def is_binary_shortlist(path: Path) -> bool:
     """Return True for a file that begins as a binary shortlist does."""
-    try:
-        with path.open("rb") as file:
-            return file.read(8) == struct.pack("<Q", _MARK)
-    except OSError:
-        return False
+    return first_bytes(path, 8) == struct.pack("<Q", _MARK)
 
 
 def read_marian_shortlist(path: Path, pieces: tuple[Sequence[str], Sequence[str]]) -> MarianShortlist:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, assert_never
@@ -346,6 +346,7 @@ class ExportedModel:
         tensors: its parameters by name.
         directory: folder with the vocabulary files.
         source, target: its tokenizers.
+        sample: text of the kind that it translates, by which the scales of quantised inputs are measured.
     """
 
     experiment: Experiment
@@ -353,6 +354,7 @@ class ExportedModel:
     directory: Path
     source: Tokenizer
     target: Tokenizer
+    sample: Sequence[str] = ()
 
     @classmethod
     def of(cls, opened: OpenedModel) -> ExportedModel:
@@ -379,9 +381,8 @@ class ExportedModel:
     def plain(self) -> ExportedModel:
         """Return the plain Transformer that computes the same. Raises NotPlainError with all reasons."""
         config, tensors = _fold_to_plain(self.experiment.model, self.tensors)
-        return dataclasses.replace(
-            self, experiment=self.experiment.model_copy(update={"model": config}), tensors=tensors
-        )
+        experiment = self.experiment.model_copy(update={"model": config})
+        return dataclasses.replace(self, experiment=experiment, tensors=tensors)
 
     def anatomy(self, attentions: Collection[str] = PLAIN_ATTENTIONS, *, scaled_input: bool = True) -> Anatomy:
         """Return the matrices of the plain model. Raises NotPlainError; the arguments are those of not_plain."""

@@ -15,6 +15,7 @@ from ziggurat.data.shortlist import read_shortlist
 from ziggurat.data.subword import copy_tokenizers
 from ziggurat.exchange.argos import ArgosTranslator, PackageChoices, argos_reasons, write_argos
 from ziggurat.exchange.ctranslate2 import QUANTIZATIONS, ctranslate2_reasons, write_ctranslate2, write_shortlist_map
+from ziggurat.exchange.firefox import firefox_reasons, write_firefox
 from ziggurat.exchange.huggingface import (
     HuggingFaceTranslator,
     huggingface_reasons,
@@ -56,10 +57,11 @@ class ExportTarget:
         own_search: the result is searched with its toolkit's search, not with ours.
         rules: what of `decoding` this search has beyond what all have.
         settings: of the comparison's search, where the toolkit cannot do the usual one.
-        text_only: it rules out tokens that are no text, and the unknown one, before it searches.
+        text_only: it rules out tokens that are no text before it searches.
         checked_by: what computes the comparison's translations, for the report; None: the toolkit itself.
         usual: type of the matrices where none is asked for; None: fp32.
         shortlists: our search on the result may have a lexical shortlist.
+        search: with which texts are translated before and after quantisation; empty: the model's own.
     """
 
     reasons: Callable[[Experiment], list[str]]
@@ -73,6 +75,7 @@ class ExportTarget:
     settings: Mapping[str, Any] = field(default_factory=dict)
     text_only: bool = False
     checked_by: Callable[[], str] | None = None
+    search: Mapping[str, Any] = field(default_factory=dict)
 
     def left_out(self, model: ExportedModel) -> list[str]:
         """Return the settings of the model's search that the result is written without, for messages."""
@@ -164,6 +167,10 @@ def _marian_reasons(experiment: Experiment) -> list[str]:
     return [*not_plain(config, attentions=MARIAN_ATTENTIONS), *_unlike_plain(config), *marian_reasons(experiment)]
 
 
+def _firefox_reasons(experiment: Experiment) -> list[str]:
+    return [*_marian_reasons(experiment), *firefox_reasons(experiment)]
+
+
 def _write_marian(folder: Path, model: ExportedModel, quantization: str | None) -> None:
     write_marian(folder, model, model.searching_as_others().decoding)
 
@@ -173,10 +180,21 @@ def _marian_translator(folder: Path) -> ExportTranslator:
     return MarianTranslator(folder) if marian_program() is not None else imported_translator(folder)
 
 
+_OURSELVES = "our own forward pass over the written files"
+
+
 def _checked_by() -> str:
-    return "pymarian" if marian_program() is not None else "our own forward pass over the written files"
+    return "pymarian" if marian_program() is not None else _OURSELVES
 
 
+_FIREFOX_SEARCH = {
+    "beam_size": 1,
+    "n_best": 1,
+    "min_length": 0,
+    "endings": "marian",
+    "length_penalty": {"kind": "power", "alpha": 1.0, "coverage": 0.0, "word_penalty": 0.0},
+    "max_length": {"ratio": 2.0, "extra": 2, "limit": POSITIONS - 1},
+}
 _MARIAN_SEARCH = {
     "min_length": 0,
     "endings": "marian",
@@ -211,6 +229,19 @@ TARGETS: dict[str, ExportTarget] = {
         settings=_MARIAN_SEARCH,
         text_only=True,
         checked_by=_checked_by,
+    ),
+    "firefox": ExportTarget(
+        _firefox_reasons,
+        write_firefox,
+        imported_translator,
+        ("int8",),
+        own_search=True,
+        rules=lambda _: ("shortlist",),
+        usual="int8",
+        settings=_MARIAN_SEARCH,
+        text_only=True,
+        checked_by=lambda: _OURSELVES,
+        search=_FIREFOX_SEARCH,
     ),
     "onnx": ExportTarget(lambda _: [], _write_onnx, load_onnx, shortlists=False),
 }
