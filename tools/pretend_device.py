@@ -177,6 +177,9 @@ class PretendTensor(Tensor):
             return self.detach().cpu().numpy()
         raise TypeError(f"can't convert {NAME}:0 device type tensor to numpy")
 
+    def record_stream(self, stream: Any) -> None:
+        """Do nothing: memory is freed when nobody holds it."""
+
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.numpy()
 
@@ -476,7 +479,10 @@ class _Attention(torch.autograd.Function):
             now = _numbers.get_state()
             _numbers.set_state(ctx.numbers)
             with torch.enable_grad():
-                leaves = [None if each is None else each.detach().requires_grad_(each.is_floating_point()) for each in operands]
+                leaves = [
+                    None if each is None else each.detach().requires_grad_(each.is_floating_point())
+                    for each in operands
+                ]
                 out = _attend(*leaves, options=ctx.options)
             _numbers.set_state(now)
             asked = [leaf for leaf, needed in zip(leaves, ctx.needs_input_grad, strict=False) if needed]
@@ -544,6 +550,12 @@ def _cast(operator: Any, wide: bool) -> Callable[..., Any]:
     return kernel
 
 
+def _pin_memory(tensor: Tensor) -> Tensor:
+    pinned = tensor.clone()
+    pinned.is_page_locked = True  # type: ignore[attr-defined]
+    return pinned
+
+
 def _arange(operator: Any) -> Callable[..., Any]:
     """Return the kernel of a factory that PyTorch makes of an empty tensor, which it then resizes."""
 
@@ -558,6 +570,8 @@ def register() -> None:
     if _LIBRARIES:
         return
     _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module())
+    Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]  # PyTorch would want an allocator in C++
+    Tensor.is_pinned = lambda tensor: getattr(tensor, "is_page_locked", False)  # type: ignore[method-assign, assignment]
     torch.Generator = _Generator  # type: ignore[misc]  # a backend in Python cannot make one
     torch.__future__.set_swap_module_params_on_conversion(True)  # or tied weights would be copied apart by `to`
     every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ziggurat.model.directory import usable_device
+from ziggurat.model.device import usable_device
 
 
 @pytest.fixture
