@@ -2,8 +2,7 @@
 
     from tools import pretend_device
 
-    pretend_device.register()              # once a process
-    with pretend_device.counted() as counts:
+    with pretend_device.present(), pretend_device.counted() as counts:
         ...
     counts.launches, counts.waits, counts.to_device
 
@@ -38,7 +37,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 NAME = "pretend"
 _CPU = torch.device("cpu")
 _LIBRARIES: list[torch.library.Library] = []
-"""_LIBRARIES keeps the registrations alive; the device is registered where it is not empty."""
+"""_LIBRARIES keeps the registrations alive, which cannot be undone; empty before the first `present`."""
+_here = False
 
 
 @dataclass
@@ -233,8 +233,10 @@ def _launch(func: Any, *args: Any, **kwargs: Any) -> Any:
     name = func._schema.name.partition("::")[2]
     if name == "scaled_dot_product_attention":  # in inference mode operators arrive as they are called
         return _attention(*args, **kwargs)
-    if _is_composite(func):
+    if _has_kernel(func, "CompositeImplicitAutograd"):
         return func.decompose(*args, **kwargs)
+    if func.namespace == "ziggurat" and _has_kernel(func, "CompositeExplicitAutograd"):  # in Python, for all devices
+        return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
     if name == "_to_copy":
         return _copied(func, args[0], kwargs)
     if name in ("copy_", "_copy_from"):
@@ -255,8 +257,8 @@ def _launch(func: Any, *args: Any, **kwargs: Any) -> Any:
     return tree_map(lambda leaf: _wrapped(leaf, own), out)
 
 
-def _is_composite(func: Any) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+def _has_kernel(func: Any, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def _wrapped(leaf: Any, own: dict[int, PretendTensor]) -> Any:
@@ -406,13 +408,13 @@ class _Module:
         return True
 
     def is_available(self) -> bool:
-        return True
+        return _here
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
         return True
 
     def device_count(self) -> int:
-        return 1
+        return int(_here)
 
     def current_device(self) -> int:
         return 0
@@ -565,15 +567,49 @@ def _arange(operator: Any) -> Callable[..., Any]:
     return kernel
 
 
-def register() -> None:
+@contextlib.contextmanager
+def present() -> Iterator[None]:
+    """Let the machine have the device, which `auto` then means, for as long as the block runs.
+
+    PyTorch is changed meanwhile where a backend in Python can do nothing: `torch.Generator`, memory that is
+    page-locked, and how modules move.
+    """
+    global _here
+    _register()
+    swap = torch.__future__
+    before = torch.Generator, Tensor.pin_memory, Tensor.is_pinned
+    swapped, was_here = swap.get_swap_module_params_on_conversion(), _here
+    torch.Generator = _Generator  # type: ignore[misc]
+    Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
+    Tensor.is_pinned = lambda tensor: getattr(tensor, "is_page_locked", False)  # type: ignore[method-assign, assignment]
+    swap.set_swap_module_params_on_conversion(True)  # or `to` would make two of weights that are tied
+    _here = True
+    try:
+        yield
+    finally:
+        _here = was_here
+        torch.Generator, Tensor.pin_memory, Tensor.is_pinned = before  # type: ignore[misc, method-assign]
+        swap.set_swap_module_params_on_conversion(swapped)
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    """What PyTorch asks of a backend in C++."""
+
+    def is_available(self) -> bool:
+        return _here
+
+    def has_primary_context(self, device: int) -> bool:
+        return _here
+
+    def is_built(self) -> bool:
+        return True
+
+
+def _register() -> None:
     """Make the device known to PyTorch; again does nothing."""
     if _LIBRARIES:
         return
-    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module())
-    Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]  # PyTorch would want an allocator in C++
-    Tensor.is_pinned = lambda tensor: getattr(tensor, "is_page_locked", False)  # type: ignore[method-assign, assignment]
-    torch.Generator = _Generator  # type: ignore[misc]  # a backend in Python cannot make one
-    torch.__future__.set_swap_module_params_on_conversion(True)  # or tied weights would be copied apart by `to`
+    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module(), hook=_Hooks())
     every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(_launch, "PrivateUse1")
     every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
