@@ -31,6 +31,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -138,7 +140,7 @@ class PretendTensor(Tensor):
     raw: Tensor
 
     @staticmethod
-    def __new__(cls, raw: Tensor) -> PretendTensor:
+    def __new__(cls, raw: Tensor) -> PretendTensor:  # noqa: D102
         return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
             cls,
             raw.size(),
@@ -567,6 +569,10 @@ def _arange(operator: Any) -> Callable[..., Any]:
     return kernel
 
 
+_FOREACH_TYPES: list[list[type]] = [_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types]
+"""_FOREACH_TYPES are PyTorch's lists of the types of tensors that operators on many at once take."""
+
+
 @contextlib.contextmanager
 def present() -> Iterator[None]:
     """Let the machine have the device, which `auto` then means, for as long as the block runs.
@@ -582,12 +588,16 @@ def present() -> Iterator[None]:
     torch.Generator = _Generator  # type: ignore[misc]
     Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
     Tensor.is_pinned = lambda tensor: getattr(tensor, "is_page_locked", False)  # type: ignore[method-assign, assignment]
+    for types in _FOREACH_TYPES:
+        types.append(PretendTensor)
     swap.set_swap_module_params_on_conversion(True)  # or `to` would make two of weights that are tied
     _here = True
     try:
         yield
     finally:
         _here = was_here
+        for types in _FOREACH_TYPES:
+            types.remove(PretendTensor)
         torch.Generator, Tensor.pin_memory, Tensor.is_pinned = before  # type: ignore[misc, method-assign]
         swap.set_swap_module_params_on_conversion(swapped)
 

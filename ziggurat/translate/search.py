@@ -241,7 +241,8 @@ class Search:
         score, ticket = self._ranked(ended, candidates.origin)
 
         # (6) Advance to the next position.
-        self.rules.follow(parents, tokens, state.position)
+        longest = len(self.trellis) - min(each.track.start for each in self.live)
+        self.rules.follow(parents, tokens, state.position, longest)
         self.state = state._replace(
             tokens=tokens,
             total=going.gather(1, chosen),
