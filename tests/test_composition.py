@@ -97,7 +97,7 @@ def stepwise(built: Seq2Seq, batch: Batch) -> tuple[Tensor, Tensor]:
         if t == 2:
             sentences = [0, 2]
             state.keep(torch.tensor([0, 2]))
-        state.follow(torch.tensor([1, 0]).expand(len(sentences), 2))
+        state.follow(torch.tensor([1, 0], device=built.device).expand(len(sentences), 2))
     return steps, whole
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ziggurat.model.directory import usable_device
+from ziggurat.model.device import usable_device
 
 
 @pytest.fixture
@@ -20,6 +20,6 @@ def with_cudnn() -> Iterator[None]:
 def test_attention_on_a_gpu_does_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usable_device("cpu", "device").type == "cpu"
     assert torch.backends.cuda.cudnn_sdp_enabled()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
     assert usable_device("auto", "device").type == "cuda"
     assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -80,7 +80,7 @@ def test_nothing_is_kept_of_what_is_done(translator: Translator) -> None:
     assert [len(each) for each in kept] == [0] * 5
     trellis = live._search.trellis
     assert len(trellis) > 30
-    assert len(trellis._new) + len(trellis._read) <= 1
+    assert len(trellis._steps) <= 1
 
 
 def test_a_line_joins_a_search_that_is_running(translator: Translator) -> None:

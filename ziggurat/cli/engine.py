@@ -187,11 +187,10 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
     ):  # its workers share one model, and may not need PyTorch
         return most
     with importing():
-        import torch
-
+        from ziggurat.model.device import default_device
         from ziggurat.train.device import available_memory
 
-    if options.device == "auto" and torch.cuda.is_available():
+    if options.device == "auto" and default_device().type != "cpu":
         return 1
     free = available_memory()
     return most if free is None else max(1, min(most, free // _BYTES_PER_WORKER))

@@ -25,7 +25,7 @@ from ziggurat.config import Experiment
 from ziggurat.data.loader import Batch
 from ziggurat.inspect.ledger import Ledger, OperatorWork, Product
 from ziggurat.model.build import assemble, build_model, parameter_roles, set_recompute
-from ziggurat.model.directory import random_state_kept
+from ziggurat.model.device import random_state_kept, synchronize
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import linear
 from ziggurat.model.seq2seq import Seq2Seq
@@ -231,10 +231,10 @@ class Timer:
         clock = time.thread_time if own else time.perf_counter
         fastest, until = float("inf"), clock() + _SECONDS
         while clock() < until:
-            _wait(self.device)
+            synchronize(self.device)
             passed, worked = time.perf_counter(), time.thread_time()
             work()
-            _wait(self.device)
+            synchronize(self.device)
             passed, worked = time.perf_counter() - passed, time.thread_time() - worked
             self.passed, self.worked = self.passed + passed, self.worked + worked
             fastest = min(fastest, worked if own else passed)
@@ -276,11 +276,6 @@ def _with_threads(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _matrix(kind: Product, widths: tuple[int, int], timer: Timer) -> float:

@@ -33,7 +33,8 @@ from ziggurat.data.batching import round_up
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch, LoaderState
 from ziggurat.data.prepare import prepare
-from ziggurat.model.directory import random_state_kept, refuse_two_vocabularies, usable_device
+from ziggurat.model.device import random_state_kept, usable_device
+from ziggurat.model.directory import refuse_two_vocabularies
 from ziggurat.system.files import MANIFEST, content_checksum, write_atomically
 from ziggurat.system.processes import share_cores
 from ziggurat.system.small_files import JsonForm, json_safe, read_json

@@ -7,12 +7,10 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -23,6 +21,7 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import Tokenizer, copy_tokenizers, load_tokenizers, same_vocabulary
 from ziggurat.model.build import assemble
 from ziggurat.model.depth import at_depth, prune, pruned_experiment
+from ziggurat.model.device import usable_device
 from ziggurat.model.low_rank import base_file, with_base
 from ziggurat.model.run_folder import (
     CHECKPOINTS,
@@ -119,42 +118,6 @@ def _passed_over(run: Path) -> str:
             f"{path}: damaged; name the weights to take (`--which {AVERAGED}`, `--which best`), or remove the file, "
             f"and {AVERAGED}/ is taken whatever its score"
         ) from None
-
-
-def usable_device(name: str, setting: str) -> torch.device:
-    """Return the device of that name; `auto` is the GPU where there is one, else the CPU.
-
-    On a GPU cuDNN's kernel for attention is switched off. Raises ConfigError, which names `setting`, when the device
-    cannot be used.
-    """
-    if name == "auto":
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    else:
-        device = _named(name, setting)
-    if device.type == "cuda":
-        # On Hopper and Blackwell it is torch's first choice (2.11 and later, with CUDA 13). It makes a plan for each
-        # new shape (others measured 25 ms to half a second), and batches have thousands of shapes; it refuses a bias
-        # that needs a gradient, as relative positions do; and with a bias its gradients may be NaN
-        # (github.com/pytorch/pytorch/issues/196678).
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    return device
-
-
-def _named(name: str, setting: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        # torch.device accepts the name of a GPU that is not there; only its memory tells.
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"`{setting}: {name}` cannot be used: {reason}; `cpu` always can") from None
-    return device
-
-
-def random_state_kept(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context that restores torch's random state, on the CPU and on `device`, at its end."""
-    # Of all GPUs, fork_rng's default, some are those of other processes.
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 @dataclass(frozen=True)
@@ -269,7 +232,7 @@ def open_model(
         path: the folder.
         which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first that is there,
             where an average that is worse than `best` on the dev set comes last.
-        device: where to put the model; see ziggurat.model.directory.usable_device.
+        device: where to put the model; see ziggurat.model.device.usable_device.
         without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.config.depth).
 
     Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration. ConfigError:

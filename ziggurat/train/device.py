@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch import Tensor
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, Loader, LoaderState
+from ziggurat.model.device import copies_aside, free_cache, memory_in_use, runtime
 from ziggurat.system.errors import out_of_memory, printable
 from ziggurat.train.distributed import Processes
 
@@ -84,8 +85,8 @@ def within_memory(
 def _free_leftovers(device: torch.device) -> None:
     """Free what interrupted work has left behind, and hand it back to the system."""
     gc.collect()  # frames of the traceback hold activations in reference cycles
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if device.type != "cpu":
+        free_cache(device)
     elif (library := _glibc()) is not None:
         library.malloc_trim(0)
 
@@ -100,8 +101,8 @@ def _wanted(message: str) -> int | None:
 
 
 def _in_use(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
+    if device.type != "cpu":
+        return memory_in_use(device)
     # The unit of ru_maxrss is the byte on macOS, and 1 KiB elsewhere.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
@@ -263,39 +264,40 @@ def loader_of(experiment: Experiment, store: Store, processes: Processes | None 
 def to_device(loader: Loader, state: LoaderState, device: torch.device) -> Iterator[Group]:
     """Yield the groups of `loader` from `state` on.
 
-    Batches for a CUDA device are on it already: while the GPU works on one group, another stream copies the next. For
+    Batches for a GPU with streams are on it already: while it works on one group, another stream copies the next. For
     other devices they stay in the CPU's memory.
     """
-    if device.type != "cuda":
+    if not copies_aside(device):
         return loader.groups(state)
     # Only page-locked memory is copied asynchronously; the loader's thread locks it, so that training need not wait.
     return send_ahead(loader.groups(state, partial(_page_locked, device=device)), device)
 
 
 def send_ahead(groups: Iterator[Group], device: torch.device) -> Iterator[Group]:
-    """Yield `groups` with their batches on the CUDA device `device`; each is sent before its predecessor is yielded.
+    """Yield `groups` with their batches on the GPU `device`; each is sent before its predecessor is yielded.
 
     The copies overlap with other work only if the tensors lie in page-locked memory.
     """
-    stream = torch.cuda.Stream(device)
+    gpu = runtime(device)
+    stream = gpu.Stream(device)
 
-    def sent(group: Group) -> tuple[Group, torch.cuda.Event]:
-        with torch.cuda.stream(stream):
+    def sent(group: Group) -> tuple[Group, Any]:
+        with gpu.stream(stream):
             return _with_each(group, lambda tensor: tensor.to(device, non_blocking=True)), stream.record_event()
 
     following = sent(next(groups))
     while True:
         group, arrived = following
         following = sent(next(groups))  # before `group` is yielded, so that its update hides the copy
-        yield _received(group, arrived, torch.cuda.current_stream(device))
+        yield _received(group, arrived, gpu.current_stream(device))
 
 
 def _page_locked(group: Group, device: torch.device) -> Group:
-    with torch.cuda.device(device):  # every thread starts on the first GPU, whichever one its process uses
+    with runtime(device).device(device):  # every thread starts on the first GPU, whichever one its process uses
         return _with_each(group, Tensor.pin_memory)
 
 
-def _received(group: Group, arrived: torch.cuda.Event, stream: torch.cuda.Stream) -> Group:
+def _received(group: Group, arrived: Any, stream: Any) -> Group:
     """Make `stream` wait for the copies, and keep their memory from being reused until `stream` is done with them."""
     stream.wait_event(arrived)
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from ziggurat.model.device import default_device, make_current, runtime
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, MachineError, TrainingError, ZigguratError
 from ziggurat.train.signals import end_at_once, leave_with_launcher
 
@@ -258,17 +259,22 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
         yield processes
         return
     backend = "gloo"
-    if device not in ("auto", "cpu", "cuda"):
+    try:
+        gpu = default_device() if device == "auto" else torch.device(device)
+        shared = gpu.index is not None
+    except RuntimeError:
+        shared = True
+    if shared:
         raise ConfigError(f"`training.device: {device}`: of several processes each has its own; set `auto` or `cuda`")
-    if device != "cpu" and torch.cuda.is_available():
-        if processes.local_rank >= torch.cuda.device_count():
+    if gpu.type != "cpu" and (count := runtime(gpu).device_count()):
+        if processes.local_rank >= count:
             raise ConfigError(
                 f"process {processes.local_rank} of this machine has no GPU of its own, there are "
-                f"{torch.cuda.device_count()}: lower torchrun's `--nproc-per-node`"
+                f"{count}: lower torchrun's `--nproc-per-node`"
             )
-        torch.cuda.set_device(processes.local_rank)
+        make_current(torch.device(gpu.type, processes.local_rank))
         # gloo as well: counts and texts are on the CPU, and NCCL takes tensors of GPUs only.
-        backend = "cpu:gloo,cuda:nccl"
+        backend = f"cpu:gloo,{gpu.type}:{torch.distributed.get_default_backend_for_device(gpu)}"
     _meet(backend, processes)
     try:
         processes.arrive()

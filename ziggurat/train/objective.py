@@ -25,7 +25,7 @@ from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.model.attention.cache import KeptWeights
 from ziggurat.model.build import stack_residuals
 from ziggurat.model.counts import bare_model
-from ziggurat.model.directory import random_state_kept
+from ziggurat.model.device import random_state_kept
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.fast.int8 import quantise
 from ziggurat.model.fast.precision import maps_of, training_precision

@@ -23,7 +23,8 @@ from ziggurat.config.train import BatchConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.store_checks import other_files, unlike_store
 from ziggurat.data.subword import copy_tokenizers
-from ziggurat.model.directory import fill_model_directory, usable_device
+from ziggurat.model.device import device_name, usable_device
+from ziggurat.model.directory import fill_model_directory
 from ziggurat.model.run_folder import (
     BASE,
     CHECKPOINTS,
@@ -234,7 +235,7 @@ def _environment(device: str, processes: int) -> dict[str, str]:
         "Python": platform.python_version(),
         "system": platform.system(),
         "processor": f"{_processor()}, {os.cpu_count()} cores",
-        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
+        "device": device_name(place),
         "threads": str(threads),
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }

@@ -25,6 +25,7 @@ from ziggurat.config import Experiment
 from ziggurat.config.lifecycle import CheckpointConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.store_checks import StoreWatch, Verification
+from ziggurat.model.device import copies_aside, synchronize
 from ziggurat.model.run_folder import (
     CHECKPOINTS,
     best_link,
@@ -198,10 +199,11 @@ class Buffers:
             buffer = self._kept.get(name)
             if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
                 contiguous = torch.contiguous_format
-                buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, memory_format=contiguous)
-            kept[name] = buffer.copy_(tensor, non_blocking=tensor.is_cuda)
-        if any(tensor.is_cuda for tensor in tensors.values()):
-            torch.cuda.synchronize()  # once, for all copies: the thread reads them, and no stream orders it after them
+                buffer = torch.empty_like(tensor, device="cpu", memory_format=contiguous)
+                buffer = buffer.pin_memory() if copies_aside(tensor.device) else buffer
+            kept[name] = buffer.copy_(tensor, non_blocking=buffer.is_pinned())
+        for device in {tensor.device for tensor in tensors.values()}:
+            synchronize(device)  # once, for all copies: the thread reads them, and no stream orders it after them
         self._kept = kept
         return kept
 

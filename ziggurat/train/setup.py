@@ -23,7 +23,8 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch, Loader, LoaderState
 from ziggurat.data.store_checks import StoreWatch
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.model.directory import random_state_kept, refuse_other_vocabulary, refuse_two_vocabularies, usable_device
+from ziggurat.model.device import make_current, random_state_kept, usable_device
+from ziggurat.model.directory import refuse_other_vocabulary, refuse_two_vocabularies
 from ziggurat.model.run_folder import BASE, CHECKPOINTS, checkpoint_name, read_meta
 from ziggurat.model.tensors import local
 from ziggurat.system.errors import CheckpointError, ConfigError, Problem, Remedy, TrainingError, printable
@@ -308,8 +309,7 @@ def _usable_device(experiment: Experiment) -> torch.device:
     if config.threads:
         torch.set_num_threads(config.threads)
     share_cores(torch.get_num_threads())
-    if device.index is not None and device.type == "cuda":
-        torch.cuda.set_device(device)  # for calls of torch that mean the present GPU without naming it
+    make_current(device)
     refuse_unrecordable(experiment, device)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
     (give_back_freed_memory if config.recompute.compact else keep_freed_memory)()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -119,14 +120,14 @@ class IdHypothesis:
 
 
 class TrellisStep(NamedTuple):
-    """Candidates of one step, and the beams that they became."""
+    """Candidates of one step, and the beams that they became; arrays, since elements of tensors are slow to read."""
 
-    token: Tensor  # [N, C]
-    origin: Tensor  # [N, C] beam that the candidate extends
-    log_probability: Tensor  # [N, C] of the token
-    total: Tensor  # [N, C] of the hypothesis, as the search ranks it
-    chosen: Tensor  # [N, K] candidates that are beams after this step
-    attention: Tensor | None = None  # [N, K, S] of the beams that were extended, where results need it
+    token: npt.NDArray[Any]  # [N, C]
+    origin: npt.NDArray[Any]  # [N, C] beam that the candidate extends
+    log_probability: npt.NDArray[Any]  # [N, C] of the token
+    total: npt.NDArray[Any]  # [N, C] of the hypothesis, as the search ranks it
+    chosen: npt.NDArray[Any]  # [N, K] candidates that are beams after this step
+    attention: npt.NDArray[Any] | None = None  # [N, K, S] of the beams that were extended, where results need it
 
 
 @dataclass
@@ -162,29 +163,28 @@ class Trellis:
     """Steps of a search, numbered from 0; those that no live sentence needs any more are dropped."""
 
     def __init__(self) -> None:
-        self._new: list[TrellisStep] = []  # as tensors, where the search runs
-        self._read: deque[tuple[npt.NDArray[Any] | None, ...]] = deque()  # the ones before, as arrays
+        self._steps: deque[TrellisStep] = deque()
         self._first = 0  # number of the oldest step that is kept
 
     def __len__(self) -> int:
         """Number of steps that were taken, dropped ones included."""
-        return self._first + len(self._read) + len(self._new)
+        return self._first + len(self._steps)
 
     def append(self, step: TrellisStep) -> None:
-        """Add the next step; its tensors must not change afterwards."""
-        self._new.append(step)
+        """Add the next step; its arrays must not change afterwards."""
+        self._steps.append(step)
 
     def forget(self, tracks: Sequence[RowTrack]) -> None:
         """Drop the steps before the first one of all `tracks`."""
         oldest = min((track.start for track in tracks), default=len(self))
-        while self._first < oldest and self._read:
-            self._read.popleft()
+        while self._first < oldest and self._steps:
+            self._steps.popleft()
             self._first += 1
 
     def beam(self, track: RowTrack, position: int, rank: int) -> int:
         """Return the candidate that became beam `rank` of the sentence at `position` (from 0)."""
         row = next(row for since, row in reversed(track.rows) if since <= track.start + position)
-        return int(self._step(track.start + position)[4][row, rank])
+        return int(self._step(track.start + position).chosen[row, rank])
 
     def path(self, track: RowTrack, position: int, candidate: int) -> TrellisPath:
         """Return the hypothesis of the sentence that ends with `candidate` at `position` (from 0)."""
@@ -209,17 +209,26 @@ class Trellis:
                 attention.append(weights[row, beam])
         return TrellisPath(tokens[::-1], scores[::-1], total, attention[::-1])
 
-    def _step(self, number: int) -> tuple[Any, ...]:
-        # NumPy, since reading a single element of a tensor takes many times as long, and waits for a GPU.
-        if self._new:
-            self._read.extend(tuple(None if t is None else _array(t) for t in step) for step in self._new)
-            self._new.clear()
-        return self._read[number - self._first]
+    def _step(self, number: int) -> TrellisStep:
+        return self._steps[number - self._first]
 
 
-def _array(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return a tensor as an array; NumPy has no bfloat16."""
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+def to_host(*tensors: Tensor | None) -> list[Any]:
+    """Return tensors of one device as arrays, after one copy from an accelerator; None stays None.
+
+    Each copy waits for all that the accelerator has been asked to do. An array of bfloat16, which NumPy lacks, is one
+    of float32.
+    """
+    known = [t.float() if t.dtype == torch.bfloat16 else t for t in tensors if t is not None]
+    if known[0].device.type == "cpu":
+        arrays = [t.numpy() for t in known]
+    else:
+        whole = torch.cat([t.flatten().contiguous().view(torch.uint8) for t in known]).cpu().numpy()
+        parts = np.split(whole, np.cumsum([t.nbytes for t in known])[:-1])
+        types = [str(t.dtype).removeprefix("torch.") for t in known]
+        arrays = [part.view(kind).reshape(t.shape) for part, kind, t in zip(parts, types, known, strict=True)]
+    found = iter(arrays)
+    return [None if t is None else next(found) for t in tensors]
 
 
 # The best tokens of a step
@@ -239,19 +248,30 @@ def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         every = scores.sort(dim=-1, descending=True, stable=True)
         return every.values, every.indices
     # One more than asked for: where it equals the last one taken, topk's choice between the two was arbitrary.
-    values, ids = _largest(scores, count + 1)
-    tied = (values[..., -1] == values[..., -2]) & (values[..., -1] > NEVER)
-    ids = ids[..., :count]
-    if bool(tied.any()):
-        rows, last = scores[tied], values[tied][:, -1:]
-        above, equal = rows > last, rows == last
-        room = count - above.sum(-1, keepdim=True)
-        taken = above | (equal & (equal.cumsum(-1) <= room))
-        ids[tied] = taken.nonzero()[:, 1].view(-1, count)
+    largest, ids = _largest(scores, count + 1)
+    values, ids = largest[..., :count], ids[..., :count]
+    if scores.device.type != "cpu":
+        # To ask whether there are ties would wait for the answer; another pass over the scores costs less.
+        ids = _smallest_of_equals(scores, values, ids)
+    elif bool((tied := (largest[..., -1] == largest[..., -2]) & (largest[..., -1] > NEVER)).any()):
+        ids[tied] = _smallest_of_equals(scores[tied], values[tied], ids[tied])
     # Ids first, then a stable sort by value: equal values stay in the order of their ids.
     ids = ids.sort(dim=-1).values
     values, order = scores.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(-1, order)
+
+
+def _smallest_of_equals(scores: Tensor, values: Tensor, ids: Tensor) -> Tensor:
+    """Return the ids [..., count] of the largest `values`, those of the last one the smallest that have it.
+
+    `values` and `ids` [..., count] are a choice of the largest, best first.
+    """
+    vocabulary, count = scores.shape[-1], values.shape[-1]
+    above = values > values[..., -1:]
+    numbers = torch.arange(vocabulary, dtype=torch.int32, device=scores.device)
+    equal = torch.where(scores == values[..., -1:], numbers, vocabulary - 1).topk(count, largest=False).values.long()
+    place = torch.arange(count, device=scores.device) - above.sum(-1, keepdim=True)
+    return torch.where(above, ids, equal.gather(-1, place.clamp(min=0)))
 
 
 def _best(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,12 +9,26 @@ Shapes: N live sentences, K beams, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import NEVER
+
+
+def _may_hold(rows: Tensor) -> bool:
+    """Return whether a condition [N] holds anywhere; always of an accelerator, which a step would wait for.
+
+    A mask over all rows is one more pass over the vocabulary, which on a CPU is left out where it would do nothing.
+    """
+    return rows.device.type != "cpu" or bool(rows.any())
+
+
+def _put(values: Tensor, rows: Tensor, new: Tensor) -> None:
+    """Set `values` [N, K] to `new` [N, K] in the rows [N] that are true."""
+    values.copy_(torch.where(rows[:, None], new, values))
 
 
 class Rules:
@@ -61,12 +75,15 @@ class Rules:
         if self._held is not None:
             self._held = self._held.index_select(0, rows)
 
-    def follow(self, parents: Tensor, tokens: Tensor, position: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam `parents`[i, k] with `tokens`[i, k] at `position`[i]."""
+    def follow(self, parents: Tensor, tokens: Tensor, position: Tensor, longest: int) -> None:
+        """Let beam k of sentence i continue its old beam `parents`[i, k] with `tokens`[i, k] at `position`[i].
+
+        `longest` is the largest position.
+        """
         if self._held is None:
             return
         held = self._held.gather(1, parents[..., None].expand(-1, -1, self._held.shape[2]))
-        if int(position.max()) >= held.shape[2]:
+        if longest >= held.shape[2]:
             held = _widened(held, 2 * held.shape[2] + 8)  # doubled, so that few steps have to copy all of it
         place = position[:, None, None].expand(-1, parents.shape[1], 1)
         self._held = held.scatter(2, place, tokens[..., None])
@@ -110,27 +127,26 @@ class Rules:
             log_probabilities.scatter_(-1, forced.clamp(min=0), torch.where(forced >= 0, kept, free))
 
         # (5) At the limit only end-of-sentence is left. Prefixes are no longer than the limit, so (4) and (5) never
-        # meet. Only rows at their limit are written: a mask over all would be one more pass over the vocabulary.
-        if own_end is not None and len(rows := (position >= max_length).nonzero().squeeze(1)):
-            log_probabilities.index_fill_(0, rows, NEVER)
-            log_probabilities[rows, :, self.eos] = own_end[rows]
+        # meet.
+        if own_end is not None and _may_hold(at_limit := position >= max_length):
+            log_probabilities.masked_fill_(at_limit[:, None, None], NEVER)
+            _put(log_probabilities[..., self.eos], at_limit, own_end)
 
     def _end_words(self, log_probabilities: Tensor, position: Tensor) -> None:
         """Let words end where they must: at the end of a complete prefix, and with `one_word` the result."""
         first = position == self._begin
-        if len(rows := (first & self._complete).nonzero().squeeze(1)):
-            some = log_probabilities[rows]
-            kept = torch.full_like(some, NEVER).index_copy_(-1, self._boundary, some.index_select(-1, self._boundary))
-            log_probabilities[rows] = kept
+        if _may_hold(ending := first & self._complete):
+            kept = log_probabilities.index_select(-1, self._boundary)
+            log_probabilities.masked_fill_(ending[:, None, None], NEVER)
+            log_probabilities.index_copy_(-1, self._boundary, kept)
         if not self.options.one_word:
             return
-        log_probabilities[..., self.eos].masked_fill_(first[:, None], NEVER)  # there is to be a word
-        if len(rows := (position > self._begin).nonzero().squeeze(1)):
-            some = log_probabilities[rows]
-            end = some.index_select(-1, self._boundary).logsumexp(-1)
-            some.index_fill_(-1, self._boundary, NEVER)
-            some[..., self.eos] = end
-            log_probabilities[rows] = some
+        ends = log_probabilities[..., self.eos]
+        ends.masked_fill_(first[:, None], NEVER)  # there is to be a word
+        if _may_hold(later := position > self._begin):
+            boundary = log_probabilities.index_select(-1, self._boundary)
+            log_probabilities.index_copy_(-1, self._boundary, boundary.masked_fill(later[:, None, None], NEVER))
+            _put(ends, later, boundary.logsumexp(-1))
 
 
 def penalise_repetition(log_probabilities: Tensor, held: Tensor, penalty: float) -> None:
@@ -140,10 +156,12 @@ def penalise_repetition(log_probabilities: Tensor, held: Tensor, penalty: float)
     """
     if penalty == 1:  # `held` may be kept for another rule
         return
-    sentence, beam, place = (held >= 0).nonzero().unbind(1)
-    where = (sentence, beam, held[sentence, beam, place])
-    # Read before written: a token that is held twice gets the same value twice.
-    log_probabilities[where] = log_probabilities[where] * penalty
+    tokens = held.clamp(min=0)
+    own = log_probabilities.gather(-1, tokens)
+    # A token is written as often as it is held, and the first one for each place that holds none. Which of these wins
+    # is settled by the value: the penalised one is the smaller or, with a penalty below 1, the larger.
+    wins: Literal["amin", "amax"] = "amin" if penalty > 1 else "amax"
+    log_probabilities.scatter_reduce_(-1, tokens, torch.where(held >= 0, own * penalty, own), wins)
 
 
 def ban_repeated_ngrams(log_probabilities: Tensor, held: Tensor, position: Tensor, size: int) -> None:
@@ -159,8 +177,9 @@ def ban_repeated_ngrams(log_probabilities: Tensor, held: Tensor, position: Tenso
     last = (position[:, None] + torch.arange(1 - size, 0, device=held.device)).clamp(min=0)
     suffix = held.gather(2, last[:, None].expand(-1, held.shape[1], -1))
     same = (before == suffix[:, :, None]).all(-1) & (ending >= 0)
-    sentence, beam, window = same.nonzero().unbind(1)
-    log_probabilities[sentence, beam, ending[sentence, beam, window]] = NEVER
+    tokens = ending.clamp(min=0)
+    own = log_probabilities.gather(-1, tokens)
+    log_probabilities.scatter_reduce_(-1, tokens, own.masked_fill(same, NEVER), "amin")
 
 
 class BannedPhrases:

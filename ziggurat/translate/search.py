@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ziggurat.system.errors import ConfigError, ZigguratError
 from ziggurat.translate.choice import SearchSettings, Sentence, choice_of, searched_together
-from ziggurat.translate.hypotheses import NEVER, IdHypothesis, RowTrack, Trellis, TrellisStep
+from ziggurat.translate.hypotheses import NEVER, IdHypothesis, RowTrack, Trellis, TrellisStep, to_host
 from ziggurat.translate.rules import Rules
 from ziggurat.translate.scorers import Scorer, padded
 
@@ -234,7 +234,6 @@ class Search:
         going = candidates.total.masked_fill(ends, NEVER)
         chosen = self.choice.beams(going, candidates)
         tokens, parents = candidates.token.gather(1, chosen), candidates.origin.gather(1, chosen)
-        self.trellis.append(TrellisStep(*candidates, chosen, attention if self.settings.keep_attention else None))
 
         # (5) Rank the candidates that end among the finished hypotheses.
         counted = self._counted(ends, candidates.total)
@@ -242,7 +241,8 @@ class Search:
         score, ticket = self._ranked(ended, candidates.origin)
 
         # (6) Advance to the next position.
-        self.rules.follow(parents, tokens, state.position)
+        longest = len(self.trellis) - min(each.track.start for each in self.live)
+        self.rules.follow(parents, tokens, state.position, longest)
         self.state = state._replace(
             tokens=tokens,
             total=going.gather(1, chosen),
@@ -255,14 +255,18 @@ class Search:
         if self.attended is not None:
             self.attended = self.attended.gather(1, parents[..., None].expand(-1, -1, self.attended.shape[2]))
 
-        # (7) Settle the sentences that can no longer improve. The check for NaN waits until here, so that the step
-        # reads both from the device at once.
-        done = torch.cat((self._done(), broken.any()[None])).tolist()
-        if done.pop():
+        # (7) Settle the sentences that can no longer improve. All that the host wants to know of a step, whether it was
+        # all finite too, is read here at once: each reading waits for the device.
+        state = self.state
+        ranked = self._done(), state.score, state.ticket, state.total, broken.any()
+        kept = attention if self.settings.keep_attention else None
+        *read, failed, token, origin, own, total, beams, weights = to_host(*ranked, *candidates, chosen, kept)
+        if failed:
             raise self._non_finite(broken)
-        settled = {}
+        self.trellis.append(TrellisStep(token, origin, own, total, beams, weights))
+        done, settled = read[0].tolist(), {}
         if any(done):
-            settled = self._results([row for row, is_done in enumerate(done) if is_done])
+            settled = self._results(*(each.tolist() for each in read))
             parents = self._leave(done, parents)
 
         # (8) Let the scorer's beams continue their parents; when sampling, each beam continues itself.
@@ -374,14 +378,18 @@ class Search:
         bound = self.settings.penalty.best_reachable(best, *limits)
         return (state.position > state.max_length) | (bound <= state.score[..., -1]).all(1)
 
-    def _results(self, rows: Sequence[int]) -> dict[int, list[IdHypothesis]]:
-        index = torch.tensor(rows, device=self.state.score.device)
-        scores, tickets = self.state.score[index].tolist(), self.state.ticket[index].tolist()
+    def _results(
+        self,
+        done: Sequence[bool],
+        scores: Sequence[Sequence[Sequence[float]]],
+        tickets: Sequence[Sequence[Sequence[int]]],
+        totals: Sequence[Sequence[float]],
+    ) -> dict[int, list[IdHypothesis]]:
+        """Return the hypotheses of the sentences that are `done`, of what the state has of all of them."""
         found = {}
-        for row, its_scores, its_tickets in zip(rows, scores, tickets, strict=True):
-            each = self.live[row]
-            results = []
-            for group, finished in enumerate(zip(its_scores, its_tickets, strict=True)):
+        for row in (row for row, is_done in enumerate(done) if is_done):
+            each, results = self.live[row], []
+            for group, finished in enumerate(zip(scores[row], tickets[row], strict=True)):
                 ended = [pair for pair in zip(*finished, strict=True) if pair[0] > NEVER]
                 for score, ticket in ended:
                     position, candidate = divmod(ticket, self.choice.width)
@@ -390,7 +398,7 @@ class Search:
                     results.append(path.hypothesis(score, len(each.sentence.source), finished=True, forced=forced))
                 # A group may have been given up (`prune`); of some other one there is more.
                 if self.settings.endings == "marian":
-                    results += self._left(each, row)
+                    results += self._left(each, totals[row])
                 elif not ended and (cut := self._cut(each, group)).score > NEVER:
                     results.append(cut)
             results.sort(key=lambda h: (not h.finished and self.settings.endings != "marian", -h.score))
@@ -410,11 +418,11 @@ class Search:
         score = self.settings.penalty.score(path.total, float(length))
         return path.hypothesis(score, len(each.sentence.source), finished=False)
 
-    def _left(self, each: LiveSentence, row: int) -> list[IdHypothesis]:
+    def _left(self, each: LiveSentence, totals: Sequence[float]) -> list[IdHypothesis]:
         """Return the hypotheses of a sentence that have not ended, scored without a coverage term."""
         length = len(self.trellis) - each.track.start
         left = []
-        for rank in (self.state.total[row] > NEVER).nonzero()[:, 0].tolist():
+        for rank in (rank for rank, total in enumerate(totals) if total > NEVER):
             path = self.trellis.path(each.track, length - 1, self.trellis.beam(each.track, length - 1, rank))
             score = self.settings.penalty.score(path.total, float(length))
             left.append(path.hypothesis(score, len(each.sentence.source), finished=False))

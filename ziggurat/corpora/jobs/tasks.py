@@ -24,7 +24,8 @@ from ziggurat.corpora.jobs.job import JobOutcome, Plan, Work, complete_shards, r
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles
 from ziggurat.data.aligner import Aligner, format_links, read_aligner
 from ziggurat.data.vocabulary import several_languages
-from ziggurat.model.directory import locate_weights, open_model, usable_device
+from ziggurat.model.device import default_device, free_cache, usable_device
+from ziggurat.model.directory import locate_weights, open_model
 from ziggurat.model.low_rank import weights_fingerprint
 from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
@@ -290,7 +291,7 @@ class Translating:
         """Raise ConfigError for what the engine or the model does not have; opens the models in this process."""
         self._translated([], 0)
         opened.cache_clear()  # this process translates nothing itself
-        torch.cuda.empty_cache()  # and PyTorch keeps what was freed on a GPU
+        free_cache(default_device())  # and PyTorch keeps what was freed on a GPU
 
     def _translated(self, lines: Sequence[LineWithInputs], first: int) -> list[Any]:
         translator = opened(self.choice)

@@ -253,7 +253,7 @@ def _explicit_is_faster(query: Tensor, key: Tensor, dropout: float) -> bool:
 
 def _hides_the_future_itself(query: Tensor) -> bool:
     """Return whether scaled_dot_product_attention shall hide the future by itself; on CPU a bias is as fast."""
-    return query.is_cuda
+    return query.device.type != "cpu"
 
 
 def _flash_takes(query: Tensor, dropout: float) -> bool:

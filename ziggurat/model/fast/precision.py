@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 
+from ziggurat.model.device import has_bf16
 from ziggurat.model.fast.compiled import Precision
 from ziggurat.model.fast.packed import available, packed
 from ziggurat.model.linear import linear
@@ -83,7 +84,7 @@ def training_precision(
     if device.type == "cpu":
         worth = faster(training_rates(widths), "fp32") == "bf16"
         return "bf16" if worth and not wrong_maps(maps()) else "fp32"
-    return "bf16" if _has_bf16(device) else "fp32"
+    return "bf16" if has_bf16(device) else "fp32"
 
 
 def wrong_maps(maps: Iterable[Widths]) -> list[str]:
@@ -160,11 +161,11 @@ def settled(
     Raises ConfigError for bfloat16 on a GPU that emulates it, and for a precision in which this CPU is wrong.
     """
     if device.type != "cpu":
-        if asked == "bfloat16" and device.type == "cuda" and not _has_bf16(device):
+        if asked == "bfloat16" and not has_bf16(device):
             raise ConfigError(
                 "`decoding.precision: bfloat16` needs a GPU that computes with it, NVIDIA's from Ampere on; use float32"
             )
-        return ("bfloat16" if _has_bf16(device) else "float32") if asked == "auto" else asked
+        return ("bfloat16" if has_bf16(device) else "float32") if asked == "auto" else asked
     if asked == "auto":
         narrow = faster(decoding_rates(widths), "float32") is not None and not wrong_packed(maps, "bfloat16")
         return "bfloat16" if narrow else "float32"
@@ -185,7 +186,7 @@ def decoding_notice(
     """
     if asked == "auto":
         return f"precision: {chosen}, chosen by `auto`"
-    if hints and chosen == "float32" and _has_bf16(device):
+    if hints and chosen == "float32" and has_bf16(device):
         return "this GPU is faster in bfloat16 than in float32: `precision=bfloat16`"
     if not hints or device.type != "cpu" or (other := faster(rates := decoding_rates(widths), chosen)) is None:
         return ""
@@ -193,13 +194,6 @@ def decoding_notice(
     return (
         f"{other} products are {times:.1f} times as fast as {chosen} on this CPU ({speeds(rates)}): `precision={other}`"
     )
-
-
-def _has_bf16(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return False
-    with torch.cuda.device(device):  # torch tells it of the current one, which is the first
-        return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def faster(rates: Mapping[str, float], than: str) -> str | None:
@@ -211,7 +205,7 @@ def faster(rates: Mapping[str, float], than: str) -> str | None:
 def precision_notice(chosen: str, device: torch.device, widths: Widths) -> str:
     """Return how fast the precisions of training are on a CPU, and which to choose where another is faster."""
     if device.type != "cpu":
-        faster_in_bf16 = chosen == "fp32" and _has_bf16(device)
+        faster_in_bf16 = chosen == "fp32" and has_bf16(device)
         return "this GPU is faster in bf16 than in fp32: `training.precision=bf16` or `auto`" if faster_in_bf16 else ""
     rates = training_rates(widths)
     other, told = faster(rates, chosen), speeds(rates)

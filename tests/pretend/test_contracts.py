@@ -1,0 +1,133 @@
+"""What training and search ask of an accelerator: how often they wait for it, what they copy, what they launch.
+
+The bounds are those of docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ziggurat
+from tests.composition import model
+from tests.conftest import tiny_experiment
+from tests.small import merged, small_config
+from tests.test_composition import OPTIONS, PAIRS, VOCABULARY, named, padded_batch, stepwise
+from tests.train.runs import QUIET
+from tools.pretend_device import NAME, Counts, counted
+from ziggurat.config import ModelConfig
+from ziggurat.config.train import GuidedAlignmentConfig, LossConfig, OptimiserConfig
+from ziggurat.model.build import build_model, parameter_roles
+from ziggurat.train.loop import train
+from ziggurat.train.optim import Optimiser
+from ziggurat.train.update import Parallel, train_update
+
+
+
+def update_of(config: ModelConfig, loss: LossConfig, *, double: bool = False, precision: str = "fp32") -> Counts:
+    """Return the counts of a model's second update; in the first one optimisers make their state."""
+    built = build_model(config, VOCABULARY, VOCABULARY, seed=5)
+    built = (built.double() if double else built).to(NAME)
+    built.train()
+    optimiser = Optimiser(built, parameter_roles(built), OptimiserConfig())
+    batch, parallel = padded_batch().to(NAME), Parallel(built, loss, precision)
+    for _ in range(2):
+        with counted() as counts:
+            assert train_update(parallel, [batch], optimiser, rate=1e-2, clip_norm=1.0).finite
+    return counts
+
+
+CASES = [
+    pytest.param(case, id=named(case), marks=() if number % 12 == 0 else pytest.mark.slow)
+    for number, case in enumerate([*PAIRS, *OPTIONS])
+]
+
+
+@pytest.mark.parametrize("choices", CASES)
+def test_an_update_waits_once_and_copies_nothing(choices: dict[str, Any]) -> None:
+    # In float64, since without any norm a few of them overflow.
+    counts = update_of(model(choices), LossConfig(alignment=GuidedAlignmentConfig()), double=True)
+    assert counts.waits.total() == 1
+    assert counts.to_device == Counter()
+
+
+@pytest.mark.parametrize("choices", CASES)
+def test_steps_of_a_decoder_stay_on_the_device(choices: dict[str, Any]) -> None:
+    built = build_model(model(choices), VOCABULARY, VOCABULARY, seed=5).double().to(NAME)
+    with counted() as counts:
+        steps, whole = stepwise(built, padded_batch().to(NAME))
+    done = ~steps.isnan()
+    torch.testing.assert_close(steps[done].cpu(), whole[done].cpu(), atol=1e-10, rtol=1e-10)
+    assert counts.waits.total() <= 2  # the lengths of the sentences of each of two admissions
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "post": {"residual": "post"},
+    "pre": {"residual": "pre"},
+    "dlcl": {"encoder": {"history": "dlcl"}, "decoder": {"history": "dlcl"}},
+    "merged": {"decoder": {"attention": "merged"}},
+    "ssru": {"decoder": {"attention": "ssru"}},
+}
+LAUNCHES = {
+    ("post", "fp32"): (38, 63),
+    ("pre", "fp32"): (38, 63),
+    ("dlcl", "fp32"): (59, 84),
+    ("merged", "fp32"): (38, 62),
+    ("ssru", "fp32"): (38, 84),
+    ("post", "bf16"): (61, 103),
+    ("pre", "bf16"): (61, 103),
+}
+"""LAUNCHES has the operators of one more layer, forward and backward: (encoder, decoder), from two layers to three."""
+
+
+@pytest.mark.parametrize(("kind", "precision"), LAUNCHES)
+def test_a_layer_launches_no_more_than_it_did(kind: str, precision: str) -> None:
+    def launches(encoder: int, decoder: int) -> int:
+        dropout = {"dropout": {"attention": 0.1, "activation": 0.1, "residual": 0.1}}
+        config = small_config(encoder, decoder, **merged(KINDS[kind], dropout))
+        return update_of(config, LossConfig(), precision=precision).launches
+
+    two = launches(2, 2)
+    most = LAUNCHES[kind, precision]
+    assert launches(3, 2) - two <= most[0]
+    assert launches(2, 3) - two <= most[1]
+
+
+LINES = ["Madona dogun nobelim.", "Vi vados.", "", "Ko madon vados la dogun ko nobelim de vi."]
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of four updates, trained on the CPU."""
+    run = tmp_path_factory.mktemp("pretend") / "run"
+    train(run, tiny_experiment(tiny_folder, stop={"updates": 4}, device="cpu"), console=QUIET)
+    return run
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam_size": 1},
+        {"beam_size": 4},
+        {"beam_size": 4, "n_best": 3, "length_penalty": {"kind": "lingvo", "coverage": 0.2}},
+        {"beam_size": 4, "diverse_groups": 2},
+        {"beam_size": 4, "alignments": True},
+        {"beam_size": 2, "min_length": 3, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2},
+        {"endings": "fairseq", "beam_size": 3},
+        {"endings": "marian", "beam_size": 3},
+    ],
+    ids=str,
+)
+def test_a_search_finds_the_same_and_waits_once_a_step(options: dict[str, Any], trained: Path) -> None:
+    expected = ziggurat.load(trained, device="cpu").translate(LINES, **options)
+    translator = ziggurat.load(trained, device=NAME)
+    with counted() as counts:
+        found = translator.translate(LINES, **options)
+    assert [t.text for t in found] == [t.text for t in expected]
+    steps = sum(n for place, n in counts.waits.items() if "hypotheses.py" in place)
+    assert steps > 5
+    assert counts.waits.total() - steps <= 1  # the lengths of the one batch

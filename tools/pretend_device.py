@@ -1,0 +1,640 @@
+"""A pretend accelerator: `torch.device("pretend")`, whose tensors live in the CPU's memory and behave as on a GPU.
+
+    from tools import pretend_device
+
+    with pretend_device.present(), pretend_device.counted() as counts:
+        ...
+    counts.launches, counts.waits, counts.to_device
+
+What a GPU refuses it refuses: an operator over tensors of two devices, a generator of another device, `.numpy()`.
+What costs time on a GPU it counts: operators that are launched, copies either way with their bytes, and moments at
+which the CPU waits for the device because it wants a number (`item`, `tolist`, `bool`, `nonzero`, a mask as an index).
+docs/gpu.md says what this can show and what it cannot.
+
+A tensor of the device is a wrapper around one of the CPU. Operators reach `_launch` through `__torch_dispatch__`, and
+those without a tensor of the device (factories) through a fallback of the dispatch key that PyTorch keeps for backends
+of others. Of the other ways, a backend in C++ takes a compiler and a minute before the first test, fake tensors have no
+values, without which no search ends, and a dispatch mode sees the tensors of the CPU, too, but not those of autograd's
+threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "pretend"
+_CPU = torch.device("cpu")
+_LIBRARIES: list[torch.library.Library] = []
+"""_LIBRARIES keeps the registrations alive, which cannot be undone; empty before the first `present`."""
+_here = False
+
+
+@dataclass
+class Counts:
+    """What happened on the device.
+
+    Attributes:
+        operators: launched operators by name. Views and allocations launch nothing.
+        waits: moments at which the CPU waited, by the innermost line of the package and the operator.
+        to_device, from_device: copies, likewise.
+        bytes_to_device, bytes_from_device: their bytes.
+        peak: most bytes of the device's tensors alive at once, those from before included.
+    """
+
+    operators: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
+    to_device: Counter[str] = field(default_factory=Counter)
+    from_device: Counter[str] = field(default_factory=Counter)
+    bytes_to_device: int = 0
+    bytes_from_device: int = 0
+    peak: int = 0
+
+    @property
+    def launches(self) -> int:
+        """Number of launched operators."""
+        return self.operators.total()
+
+
+_counting: list[Counts] = []
+_lock = threading.RLock()  # finalizers of tensors may run while it is held
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Counts]:
+    """Count what happens on the device inside the block, in all threads."""
+    counts = Counts(peak=_memory.bytes)
+    with _lock:
+        _counting.append(counts)
+    try:
+        yield counts
+    finally:
+        with _lock:
+            _counting[:] = [other for other in _counting if other is not counts]
+
+
+def _place(name: str) -> str:
+    """Return the innermost line of the package, and the operator."""
+    for frame in reversed(traceback.extract_stack(limit=60)):
+        if "/ziggurat/" in frame.filename:
+            return f"{frame.filename.rpartition('/ziggurat/')[2]}:{frame.lineno} {name}"
+    return name
+
+
+class _Memory:
+    """Bytes of the storages that tensors of the device hold."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._holders: Counter[int] = Counter()
+
+    def enter(self, key: int, size: int) -> None:
+        """Take note of a tensor that holds a storage."""
+        with _lock:
+            self._holders[key] += 1
+            if self._holders[key] == 1:
+                self.bytes += size
+                for counts in _counting:
+                    counts.peak = max(counts.peak, self.bytes)
+
+    def leave(self, key: int, size: int) -> None:
+        """Take note that a tensor is gone."""
+        with _lock:
+            self._holders[key] -= 1
+            if not self._holders[key]:
+                del self._holders[key]
+                self.bytes -= size
+
+
+_memory = _Memory()
+
+
+class _Hold:
+    """The hold of a tensor on its storage, which ends with it. A weak reference would forbid `swap_tensors`."""
+
+    def __init__(self, raw: Tensor) -> None:
+        storage = raw.untyped_storage()
+        self._storage = storage._cdata, storage.nbytes()
+        _memory.enter(*self._storage)
+
+    def __del__(self) -> None:
+        _memory.leave(*self._storage)
+
+
+class PretendTensor(Tensor):
+    """A tensor on the pretend device; `raw` is the CPU's tensor that holds its values."""
+
+    raw: Tensor
+
+    @staticmethod
+    def __new__(cls, raw: Tensor) -> PretendTensor:  # noqa: D102
+        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
+            cls,
+            raw.size(),
+            strides=raw.stride(),
+            storage_offset=raw.storage_offset(),
+            dtype=raw.dtype,
+            device=torch.device(NAME, 0),
+        )
+
+    def __init__(self, raw: Tensor) -> None:
+        self.raw = raw
+        self._hold = _Hold(raw)
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator of the device."""
+        return _launch(func, *args, **(kwargs or {}))
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the storage of the CPU's tensor; a wrapper's own would not show which tensors share memory."""
+        return self.raw.untyped_storage()
+
+    def data_ptr(self) -> int:
+        """Return the address of the CPU's tensor, for comparison only."""
+        return self.raw.data_ptr()
+
+    def tolist(self) -> Any:
+        """Return the values after one copy; PyTorch refuses subclasses."""
+        return self.cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Refuse, as for a tensor on a GPU."""
+        if force:
+            return self.detach().cpu().numpy()
+        raise TypeError(f"can't convert {NAME}:0 device type tensor to numpy")
+
+    def record_stream(self, stream: Any) -> None:
+        """Do nothing: memory is freed when nobody holds it."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.numpy()
+
+    def __repr__(self, **_: Any) -> str:
+        return f"{NAME}:{self.raw!r}"
+
+    def __format__(self, specification: str) -> str:
+        return format(self.item() if self.dim() == 0 else repr(self), specification)
+
+
+class _Generator(torch.Generator):
+    """`torch.Generator` that also knows the pretend device, on which it draws the CPU's numbers."""
+
+    ours: ClassVar[set[int]] = set()
+    """ours are the addresses of those on the device: operators get another Python object of the same generator."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        kind = torch.device(device)
+        self = super().__new__(cls, _CPU if kind.type == NAME else kind)
+        self.kind = kind
+        if kind.type == NAME:
+            cls.ours.add(self._cdata)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Device whose tensors it fills."""
+        return self.kind
+
+    def __del__(self) -> None:
+        self.ours.discard(self._cdata)
+
+
+_WAIT = {
+    "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal",
+    "is_nonzero", "bincount", "histc",
+}  # fmt: skip
+"""_WAIT names the operators whose result, or its size, the CPU must know before it goes on."""
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+_FREE = {
+    "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "lift_fresh", "set_", "resize_",
+    "_unsafe_view", "_reshape_alias",
+}  # fmt: skip
+"""_FREE names the operators that launch nothing, besides views."""
+
+
+@torch.inference_mode(mode=False)  # a wrapper around a tensor of inference mode may not be used outside of it
+@torch.no_grad()
+def _launch(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator on the CPU's tensors after what a GPU would check, and count it."""
+    name = func._schema.name.partition("::")[2]
+    if name == "scaled_dot_product_attention":  # in inference mode operators arrive as they are called
+        return _attention(*args, **kwargs)
+    if _has_kernel(func, "CompositeImplicitAutograd"):
+        return func.decompose(*args, **kwargs)
+    if func.namespace == "ziggurat" and _has_kernel(func, "CompositeExplicitAutograd"):  # in Python, for all devices
+        return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+    if name == "_to_copy":
+        return _copied(func, args[0], kwargs)
+    if name in ("copy_", "_copy_from"):
+        into, source = args[:2] if name == "copy_" else (args[1], args[0])
+        return _copied_into(into, source, kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    _check(func, name, tensors, args, kwargs)
+    _count(func, name, args, kwargs)
+    if kwargs.get("device") is not None:
+        kwargs = kwargs | {"device": _CPU}
+    raw_args, raw_kwargs = tree_map(_raw, args), tree_map(_raw, kwargs)
+    own = {id(tensor.raw): tensor for tensor in tensors if isinstance(tensor, PretendTensor)}
+    with _device_numbers(func, kwargs):
+        out = func(*raw_args, **raw_kwargs)
+    for tensor in own.values():
+        if tensor.shape != tensor.raw.shape:
+            raise NotImplementedError(f"{func} changes the shape of a tensor of the pretend device in place")
+    return tree_map(lambda leaf: _wrapped(leaf, own), out)
+
+
+def _has_kernel(func: Any, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def _wrapped(leaf: Any, own: dict[int, PretendTensor]) -> Any:
+    """Return the operand itself where an operator returns one, such as those that end in `_`."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return own[id(leaf)] if id(leaf) in own else PretendTensor(leaf)
+
+
+def _raw(leaf: Any) -> Any:
+    return leaf.raw if isinstance(leaf, PretendTensor) else leaf
+
+
+def _check(func: Any, name: str, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse what a GPU refuses."""
+    if func.namespace not in ("aten", "prims", "c10d", "_c10d_functional"):
+        raise NotImplementedError(f"{func}: there is no kernel for the pretend device")
+    indices = set(map(id, tree_leaves(args[1]))) if name in _INDEXING else set()
+    for tensor in tensors:
+        of_another = not isinstance(tensor, PretendTensor)
+        if of_another and tensor.dim() == 0 and torch.Tag.pointwise in func.tags:
+            continue  # one number of the CPU is an argument of the kernel
+        if of_another and id(tensor) in indices and isinstance(args[0], PretendTensor):
+            continue  # copied by PyTorch, and counted
+        if of_another:
+            shapes = [f"{'pretend' if isinstance(t, PretendTensor) else 'cpu'} {list(t.shape)}" for t in tensors]
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found {', '.join(shapes)}")
+    generator = kwargs.get("generator")
+    if generator is not None and generator._cdata not in _Generator.ours:
+        raise RuntimeError(f"{func}: expected a generator of the device {NAME}, but found {generator.device}")
+
+
+def _count(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+    """Count an operator that runs on the device, and whether the CPU waits for its result."""
+    if not _counting:
+        return
+    indices = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor)] if name in _INDEXING else []
+    waits = name in _WAIT or any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+    waits |= name == "repeat_interleave" and kwargs.get("output_size") is None
+    foreign = [index for index in indices if not isinstance(index, PretendTensor)]
+    place = _place(name) if waits or foreign else name
+    with _lock:
+        for counts in _counting:
+            if not (name in _FREE or _is_view(func) or name == "_local_scalar_dense"):
+                counts.operators[name] += 1
+            if waits:
+                counts.waits[place] += 1
+            for index in foreign:
+                counts.to_device[place] += 1
+                counts.bytes_to_device += index.nbytes
+
+
+def _is_view(func: Any) -> bool:
+    """Say whether an operator returns views of what it takes."""
+    returned = func._schema.returns
+    return bool(returned) and all(one.alias_info is not None and not one.alias_info.is_write for one in returned)
+
+
+def _copied(func: Any, tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    """Return a copy of a tensor on the device that is asked for, which is its own where none is."""
+    to = torch.device(kwargs["device"]) if kwargs.get("device") is not None else tensor.device
+    place = kwargs | {"device": _CPU} if "device" in kwargs else kwargs
+    out = func(_raw(tensor), **place)
+    _moved(tensor, to.type, kwargs.get("non_blocking", False), out)
+    return PretendTensor(out) if to.type == NAME else out
+
+
+def _copied_into(into: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
+    """Copy the values of a tensor into another one."""
+    _raw(into).copy_(_raw(source))
+    _moved(source, into.device.type, non_blocking, into)
+    return into
+
+
+def _moved(source: Tensor, to: str, non_blocking: bool, into: Tensor) -> None:
+    """Count a copy. One to the CPU waits, but where it need not and goes to memory that is pinned."""
+    if not _counting:
+        return
+    place = _place("copy") if source.device.type != to else "copy"
+    with _lock:
+        for counts in _counting:
+            if source.device.type == to:
+                counts.operators["copy"] += 1
+            elif to == NAME:
+                counts.to_device[place] += 1
+                counts.bytes_to_device += source.nbytes
+            else:
+                counts.from_device[place] += 1
+                counts.bytes_from_device += source.nbytes
+                if not (non_blocking and into.is_pinned()):
+                    counts.waits[place] += 1
+
+
+# Random numbers: those of the device are a sequence of their own.
+
+_numbers = torch.Generator()
+
+
+@contextlib.contextmanager
+def _device_numbers(func: Any, kwargs: dict[str, Any]) -> Iterator[None]:
+    """Let an operator that draws random numbers, with no generator given, draw those of the device."""
+    if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+        yield
+    else:
+        with _drawn_from_device():
+            yield
+
+
+@contextlib.contextmanager
+def _drawn_from_device() -> Iterator[None]:
+    """Make the CPU's default random numbers those of the device."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.set_state(_numbers.get_state())
+    try:
+        yield
+    finally:
+        _numbers.set_state(torch.default_generator.get_state())
+        torch.default_generator.set_state(before)
+
+
+class _Stream:
+    """A stream or an event: everything is done in order here, so that there is nothing to wait for."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def record_event(self) -> _Stream:
+        return self
+
+    def wait_event(self, event: _Stream) -> None:
+        pass
+
+    wait_stream = wait_event
+
+    def synchronize(self) -> None:
+        with _lock:
+            for counts in _counting:
+                counts.waits[_place("synchronize")] += 1
+
+
+class _Module:
+    """`torch.pretend`, what `torch.cuda` is to a GPU, as far as the package asks."""
+
+    Stream = Event = _Stream
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return _here
+
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return int(_here)
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: Any) -> None:
+        pass
+
+    def device(self, device: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def stream(self, stream: _Stream) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def current_stream(self, device: Any = None) -> _Stream:
+        return _Stream()
+
+    def synchronize(self, device: Any = None) -> None:
+        _Stream().synchronize()
+
+    def get_device_name(self, device: Any = None) -> str:
+        return "pretend accelerator"
+
+    def empty_cache(self) -> None:
+        pass
+
+    def memory_allocated(self, device: Any = None) -> int:
+        return _memory.bytes
+
+    def manual_seed_all(self, seed: int) -> None:
+        _numbers.manual_seed(seed)
+
+    manual_seed = manual_seed_all
+
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return _numbers.get_state()
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        _numbers.set_state(state)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+
+# Attention, which is one kernel on a GPU each way.
+
+
+class _Attention(torch.autograd.Function):
+    """`scaled_dot_product_attention`; backward computes it again, with the same random numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any, options: dict[str, Any]) -> PretendTensor:  # type: ignore[override]
+        ctx.save_for_backward(query, key, value, bias)
+        ctx.options, ctx.numbers = options, _numbers.get_state()
+        return _launched("attention", partial(_attend, options=options), query, key, value, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+        saved = ctx.saved_tensors
+
+        def gradients(upstream: Tensor, *operands: Tensor | None) -> tuple[Tensor | None, ...]:
+            now = _numbers.get_state()
+            _numbers.set_state(ctx.numbers)
+            with torch.enable_grad():
+                leaves = [
+                    None if each is None else each.detach().requires_grad_(each.is_floating_point())
+                    for each in operands
+                ]
+                out = _attend(*leaves, options=ctx.options)
+            _numbers.set_state(now)
+            asked = [leaf for leaf, needed in zip(leaves, ctx.needs_input_grad, strict=False) if needed]
+            found = iter(torch.autograd.grad(out, asked, upstream))
+            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:4])
+
+        return *_launched("attention_backward", gradients, gradient, *saved), None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, options: dict[str, Any]) -> Tensor:
+    with _drawn_from_device():
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, bias, **options)
+
+
+def _launched(name: str, kernel: Callable[..., Any], *operands: Tensor | None) -> Any:
+    """Return what a kernel of the pretend device's own makes of the CPU's tensors."""
+    for operand in operands:
+        if isinstance(operand, Tensor) and not isinstance(operand, PretendTensor):
+            raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found one on the CPU")
+    with _lock:
+        for counts in _counting:
+            counts.operators[name] += 1
+    return tree_map(lambda leaf: _wrapped(leaf, {}), kernel(*map(_raw, operands)))
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    return _Attention.apply(query, key, value, attn_mask, options)
+
+
+# Automatic casts, as CUDA has them, for the operators that the package uses.
+
+_NARROW = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "mv", "scaled_dot_product_attention", "conv1d")
+_WIDE = (
+    "softmax.int", "log_softmax.int", "_softmax", "_log_softmax", "layer_norm", "rms_norm", "nll_loss",
+    "cross_entropy_loss", "exp", "log", "pow.Tensor_Scalar", "norm.ScalarOpt_dim", "cumsum", "sum", "sum.dim_IntList",
+    "logsumexp", "prod", "rsqrt", "reciprocal",
+)  # fmt: skip
+
+
+def _cast(operator: Any, wide: bool) -> Callable[..., Any]:
+    """Return the kernel that casts the operands of an operator and then calls it without casts."""
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.float32 if wide else torch.get_autocast_dtype(NAME)
+
+        def one(leaf: Any) -> Any:
+            fits = isinstance(leaf, Tensor) and leaf.device.type == NAME and leaf.is_floating_point()
+            return leaf.to(dtype) if fits and leaf.dtype not in (dtype, torch.float64) else leaf
+
+        with torch._C._ExcludeDispatchKeyGuard(key):
+            return operator(*tree_map(one, args), **tree_map(one, kwargs))
+
+    return kernel
+
+
+def _pin_memory(tensor: Tensor) -> Tensor:
+    pinned = tensor.clone()
+    pinned.is_page_locked = True  # type: ignore[attr-defined]
+    return pinned
+
+
+def _arange(operator: Any) -> Callable[..., Any]:
+    """Return the kernel of a factory that PyTorch makes of an empty tensor, which it then resizes."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return _launch(operator, *args, **kwargs)
+
+    return kernel
+
+
+_FOREACH_TYPES: list[list[type]] = [_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types]
+"""_FOREACH_TYPES are PyTorch's lists of the types of tensors that operators on many at once take."""
+
+
+@contextlib.contextmanager
+def present() -> Iterator[None]:
+    """Let the machine have the device, which `auto` then means, for as long as the block runs.
+
+    PyTorch is changed meanwhile where a backend in Python can do nothing: `torch.Generator`, memory that is
+    page-locked, and how modules move.
+    """
+    global _here
+    _register()
+    swap = torch.__future__
+    before = torch.Generator, Tensor.pin_memory, Tensor.is_pinned
+    swapped, was_here = swap.get_swap_module_params_on_conversion(), _here
+    torch.Generator = _Generator  # type: ignore[misc]
+    Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
+    Tensor.is_pinned = lambda tensor: getattr(tensor, "is_page_locked", False)  # type: ignore[method-assign, assignment]
+    for types in _FOREACH_TYPES:
+        types.append(PretendTensor)
+    swap.set_swap_module_params_on_conversion(True)  # or `to` would make two of weights that are tied
+    _here = True
+    try:
+        yield
+    finally:
+        _here = was_here
+        for types in _FOREACH_TYPES:
+            types.remove(PretendTensor)
+        torch.Generator, Tensor.pin_memory, Tensor.is_pinned = before  # type: ignore[misc, method-assign]
+        swap.set_swap_module_params_on_conversion(swapped)
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    """What PyTorch asks of a backend in C++."""
+
+    def is_available(self) -> bool:
+        return _here
+
+    def has_primary_context(self, device: int) -> bool:
+        return _here
+
+    def is_built(self) -> bool:
+        return True
+
+
+def _register() -> None:
+    """Make the device known to PyTorch; again does nothing."""
+    if _LIBRARIES:
+        return
+    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module(), hook=_Hooks())
+    every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    every.fallback(_launch, "PrivateUse1")
+    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    # `torch.tensor` copies with Python's dispatch off, where a fallback is not reached.
+    aten.impl("copy_", lambda into, source, non_blocking=False: _copied_into(into, source, non_blocking), "PrivateUse1")
+    for name in ("arange", "arange.start", "arange.start_step", "randperm", "randperm.generator"):
+        aten.impl(name, _arange(_operator(name)), "PrivateUse1")
+    for key in ("AutogradPrivateUse1", "PrivateUse1"):
+        aten.impl("scaled_dot_product_attention", _attention, key)
+    for names, wide in ((_NARROW, False), (_WIDE, True)):
+        for name in names:
+            aten.impl(name, _cast(_operator(name), wide), "AutocastPrivateUse1")
+    _LIBRARIES.extend((every, aten))
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
