@@ -27,7 +27,6 @@ from ziggurat.train.optim import Optimiser
 from ziggurat.train.update import Parallel, train_update
 
 
-
 def update_of(config: ModelConfig, loss: LossConfig, *, double: bool = False, precision: str = "fp32") -> Counts:
     """Return the counts of a model's second update; in the first one optimisers make their state."""
     built = build_model(config, VOCABULARY, VOCABULARY, seed=5)
