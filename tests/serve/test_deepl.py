@@ -245,5 +245,6 @@ def test_what_has_no_effect(serve: Serve) -> None:
     client = serve()
     plain = translated(client, text=SENTENCES[0])
     more = {"preserve_formatting": True, "formality": "prefer_less", "model_type": "quality_optimized",
-            "show_billed_characters": False, "tag_handling_version": "v2"}  # fmt: skip
+            "show_billed_characters": False, "tag_handling_version": "v2",
+            "context": "A letter about dogs."}  # fmt: skip
     assert translated(client, text=SENTENCES[0], **more) == plain

@@ -70,6 +70,9 @@ class Forwarded(ProxyHeadersMiddleware):
     ignored. The prefix is part of addresses in answers alone, since proxies that send it take it away.
     """
 
+    def __init__(self, app: Any, proxies: list[str]) -> None:
+        super().__init__(app, proxies)
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass the request on."""
         client = scope.get("client")
@@ -330,9 +333,10 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
             )
         if most < CONNECTIONS:
             say(f"at most {most} connections, since the process may open {files} more files (`ulimit -n`)")
+        behind = Forwarded(app, config.proxies) if config.proxies else app  # nobody else may name any address
         Server(
             uvicorn.Config(
-                Forwarded(app, config.proxies) if config.proxies else app,  # of others nobody may name any address
+                behind,
                 log_level="error",
                 access_log=False,  # addresses and what is asked are nobody's business
                 server_header=False,
