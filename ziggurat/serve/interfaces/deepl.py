@@ -226,8 +226,11 @@ class DeepL:
         """Return the code of a language as the models call it; DeepL's are in upper case, some with a region."""
         if not isinstance(given, str) or not given:
             raise Refused(400, f"Parameter '{name}' not specified.")
-        known = {code.lower(): code for pair in self.server.pool.pairs for code in pair}
-        found = known.get(given.lower()) or known.get(given.lower().partition("-")[0])
+        known = {code.lower().replace("_", "-"): code for pair in self.server.pool.pairs for code in pair}
+        given, main = given.lower(), given.lower().partition("-")[0]
+        # Their texts' languages have no regions: PT is pt-BR, where that is the only one that a model has.
+        regional = [code for name, code in known.items() if name.startswith(f"{given}-")]
+        found = known.get(given) or known.get(main) or (regional[0] if len(regional) == 1 else None)
         if found is None:
             raise Refused(400, f"Value for '{name}' not supported.")
         return found
