@@ -29,6 +29,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
         (("evaluate", "--hypothesis=a", "--hypothesis=a", "--reference", "r"), "--hypothesis"),
         (("recipes", "--find", "a", "--find", "b"), "--find"),
         (("translate", "run", "-o", "a", "--output", "b"), "--output"),
+        (("report", "run", "--out", "a", "--out=b"), "--out"),
         (("prepare", "my.yaml", "--workers", "2", "--workers", "3"), "--workers"),
         (("prepare", "my.yaml", "data.store=a", "data.store=b"), "data.store="),
         (("translate", "run", "beam=4", "batch_tokens=9", "beam=5"), "beam="),

@@ -202,8 +202,13 @@ def test_steps_that_made_a_run_or_a_store_have_its_report(ziggurat: Ziggurat, pi
     out = tmp_path / "data.html"
     assert ziggurat("report", pipeline / "teacher-data", "--out", out).status == 0
     assert out.is_file()
+    (pipeline / "distil" / "manifest.json").unlink()
     unfinished = ziggurat("report", pipeline)
     assert unfinished.status == 0
+    assert "begun and not done: distil\n" in unfinished.out
+    assert json.loads(ziggurat("report", pipeline, "--json").out)["unfinished"] == ["distil"]
+    assert json.loads(ziggurat("report", pipeline / "distil", "--json").out)["unfinished"] == ["distil"]
+    assert json.loads(ziggurat("report", pipeline / "clean", "--json").out)["unfinished"] == []
     assert "`ziggurat pipeline FILE`" in unfinished.err
     both = ziggurat("report", pipeline, pipeline / "teacher")
     assert both.status == 2

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.vocabulary import SENTENCES
 from ziggurat.serve import glossaries as glossaries_module
 from ziggurat.serve.access import new_key
 from ziggurat.serve.glossaries import Glossaries, read_entries
-from ziggurat.serve.interfaces.deepl import REFUSED, _xml_rules
+from ziggurat.serve.interfaces.deepl import REFUSED, DeepL, _xml_rules
 from ziggurat.serve.requests import Refused
 from ziggurat.serve.text.markup import xml, xml_tokens
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
@@ -120,6 +121,16 @@ def test_glossaries_belong_to_keys(serve: Serve, tmp_path: Path) -> None:
         ({"entries": "a\t "}, "empty"),
         ({"entries": "a\tb\na\tc"}, "twice"),
         ({"entries": 'a,"b', "entries_format": "csv"}, "Invalid glossary entries"),
+        ({"entries": "a,b,en,fr", "entries_format": "csv"}, "entry 1 is of other languages: en-fr"),
+        ({"entries": "a,b,en,de\nc,d,DE,EN", "entries_format": "csv"}, "entry 2 is of other languages: DE-EN"),
+        ({"entries": "source,target,source_lang,target_lang\na,b,en,de", "entries_format": "csv"}, "other languages"),
+        ({"entries": "\u200b\tx"}, "empty"),
+        ({"entries": "a\t\u2060"}, "empty"),
+        ({"entries": "\ufeff"}, "0, not 1 to"),
+        ({"entries": "a\x0bc\tb"}, "several lines"),
+        ({"entries": "a\tb\u2028c\td"}, "3 columns"),
+        ({"entries": "a\u0085\tb\x1cc"}, "several lines"),
+        ({"target_lang": "EN"}, "two languages"),
         ({"entries_format": "xls"}, "'entries_format' not supported"),
         ({"target_lang": "XX"}, "'target_lang' not supported"),
         ({"source_lang": ""}, "'source_lang' not specified"),
@@ -129,6 +140,47 @@ def test_glossaries_belong_to_keys(serve: Serve, tmp_path: Path) -> None:
 def test_glossaries_that_are_none(serve: Serve, fields: dict[str, str], said: str) -> None:
     answer = made(serve(), **{"entries": "a\tb", **fields})
     assert (answer.status_code, said in answer.json()["message"]) == (400, True), answer.text
+
+
+@pytest.mark.parametrize(
+    ("entries", "kind"),
+    [
+        ("\ufeffdog\tHund", "tsv"),
+        ("dog\tHund\r\n\r\n", "tsv"),
+        ("\rdog\tHund\r", "tsv"),
+        ("\ufeffdog,Hund\r\n", "csv"),
+        ('\ufeff"dog","Hund",EN,DE', "csv"),
+        ("dog,Hund, en-US , de_AT ", "csv"),
+    ],
+)
+def test_a_glossary_is_read_as_its_file_is_meant(entries: str, kind: str) -> None:
+    assert read_entries(entries, kind, ("en", "de")) == [("dog", "Hund")]
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ("PT", "pt-BR"),
+        ("PT-BR", "pt-BR"),
+        ("PT-PT", None),
+        ("ZH", None),
+        ("ZH-HANS", "zh_Hans"),
+        ("EN-US", "en"),
+        ("EN", "en"),
+        ("DEU", None),
+        ("DE", "de-AT"),
+        ("SR-LATN", "sr-Latn-RS"),
+    ],
+)
+def test_regions_do_not_matter_where_no_model_has_them(given: str, code: str | None) -> None:
+    pairs = [("en", "pt-BR"), ("en", "zh_Hans"), ("en", "zh_Hant"), ("de-AT", "en"), ("en", "sr-Latn-RS")]
+    server: Any = SimpleNamespace(pool=SimpleNamespace(pairs=pairs))
+    deepl = DeepL(server, Glossaries())
+    if code is None:
+        with pytest.raises(Refused, match="'target_lang' not supported"):
+            deepl.code(given, "target_lang")
+    else:
+        assert deepl.code(given, "target_lang") == code
 
 
 def test_glossaries_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -147,7 +199,7 @@ def test_glossaries_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     with pytest.raises(Refused, match="no room"):  # in memory alone they take room, too
         Glossaries().add("b", "2", "en", "de", [(str(n), "y" * 100) for n in range(6)])
     with pytest.raises(Refused, match="not 1 to"):
-        read_entries("a\tb\n" * (glossaries_module.MOST_ENTRIES + 1), "tsv")
+        read_entries("a\tb\n" * (glossaries_module.MOST_ENTRIES + 1), "tsv", ("en", "de"))
     (tmp_path / "g.json").write_text('{"glossaries": [{}]}')
     with pytest.raises(ConfigError, match=r"g\.json"):
         Glossaries(tmp_path / "g.json")
@@ -245,5 +297,6 @@ def test_what_has_no_effect(serve: Serve) -> None:
     client = serve()
     plain = translated(client, text=SENTENCES[0])
     more = {"preserve_formatting": True, "formality": "prefer_less", "model_type": "quality_optimized",
-            "show_billed_characters": False, "tag_handling_version": "v2"}  # fmt: skip
+            "show_billed_characters": False, "tag_handling_version": "v2",
+            "context": "A letter about dogs."}  # fmt: skip
     assert translated(client, text=SENTENCES[0], **more) == plain

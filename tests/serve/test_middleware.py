@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from ziggurat.serve.access import new_key
 from ziggurat.serve.config import ServeConfig
 from ziggurat.serve.pool import ModelSource
-from ziggurat.serve.server import app_of
+from ziggurat.serve.server import Forwarded, app_of
 from ziggurat.serve.translations import Detector
 
 ASKED = {"q": "Ein Hund rennt.", "source": "de", "target": "en"}
@@ -145,3 +145,37 @@ def test_a_model_that_cannot_be_opened_is_told_of_once_by_its_name(
     assert said == ["de-en: could not be opened: the disk\\nis gone"]
     reason = "could not be opened; the server's log has the reason"
     assert client.get("/health").json()["models"] == {"de-en": {"status": "failed", "reason": reason}}
+
+
+PUBLIC = "X-Forwarded-Host"
+
+
+@pytest.mark.parametrize(
+    ("peer", "headers", "address"),
+    [
+        ("127.0.0.1", {"X-Forwarded-Proto": "https", PUBLIC: "mt.example.org"}, "https://mt.example.org/"),
+        (
+            "127.0.0.1",
+            {"X-Forwarded-Proto": "https", PUBLIC: "mt.example.org", "X-Forwarded-Prefix": "/mt"},
+            "https://mt.example.org/mt/",
+        ),
+        ("127.0.0.1", {PUBLIC: "a.example:8443, b.example"}, "http://a.example:8443/"),
+        ("127.0.0.1", {PUBLIC: "[2001:db8::1]:81", "X-Forwarded-Prefix": "/a/b/, /c"}, "http://[2001:db8::1]:81/a/b/"),
+        ("127.0.0.1", {PUBLIC: "a.example", "X-Forwarded-Prefix": "/translate_file"}, "http://a.example/translate_file/"),
+        ("127.0.0.1", {"X-Forwarded-Prefix": "/mt"}, "http://inner:5000/mt/"),
+        ("127.0.0.1", {PUBLIC: "a.example/b", "X-Forwarded-Prefix": "//evil.example"}, "http://inner:5000/"),
+        ("127.0.0.1", {PUBLIC: "a.example:1:2", "X-Forwarded-Prefix": "/../x?y"}, "http://inner:5000/"),
+        ("127.0.0.1", {PUBLIC: "", "X-Forwarded-Prefix": "/"}, "http://inner:5000/"),
+        ("10.0.0.9", {"X-Forwarded-Proto": "https", PUBLIC: "a.example", "X-Forwarded-Prefix": "/mt"}, "http://inner:5000/"),
+    ],
+)  # fmt: skip
+def test_addresses_are_those_that_clients_of_a_proxy_know(
+    folders: dict[tuple[str, str], Path], peer: str, headers: dict[str, str], address: str
+) -> None:
+    models = [{"path": str(folders["de", "en"]), "threads": 1}]
+    config = ServeConfig.model_validate({"models": models, "proxies": ["127.0.0.1"]})
+    app = Forwarded(app_of(config, print), config.proxies)
+    with TestClient(app, base_url="http://inner:5000", client=(peer, 1)) as client:
+        file = {"file": ("f.txt", b"17")}
+        answer = client.post("/translate_file", files=file, data={"source": "de", "target": "en"}, headers=headers)
+        assert answer.json()["translatedFileUrl"].startswith(f"{address}download_file/")

@@ -12,6 +12,7 @@ from tests.serve.conftest import Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.serve.access import Access, new_key
 from ziggurat.serve.config import LimitsConfig
+from ziggurat.serve.interfaces.openai import _joined
 from ziggurat.translate.translator import load_translator
 
 LINES = [SENTENCES[0], SENTENCES[1]]
@@ -82,7 +83,15 @@ def test_deepl(serve: Serve, wanted: list[str], tmp_path: Path) -> None:
         ({"text": ["a"], "target_lang": "DE", "formality": ["less"]}, 400, "'formality' not supported"),
         ({"text": ["a"], "target_lang": "DE", "model_type": "best"}, 400, "'model_type' not supported"),
         ({"text": ["a"], "target_lang": "DE", "tag_handling_version": "v9"}, 400, "'tag_handling_version' not"),
-        ({"text": ["a"], "target_lang": "DE", "context": "a letter"}, 400, "'context' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "context": ["a letter"]}, 400, "'context' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "preserve_formatting": "x"}, 400, "'preserve_formatting' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "show_billed_characters": 2}, 400, "'show_billed_characters' not"),
+        ({"text": ["a"], "target_lang": "DE", "enable_beta_languages": [1]}, 400, "'enable_beta_languages' not"),
+        ({"text": ["a"], "target_lang": "DE", "outline_detection": "maybe"}, 400, "'outline_detection' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "ignore_tags": 5}, 400, "'ignore_tags' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "splitting_tags": ["x", None]}, 400, "'splitting_tags' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "tag_handling": ["html"]}, 400, "'tag_handling' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "split_sentences": True}, 400, "'split_sentences' not supported"),
         ({"text": ["a"], "target_lang": "DE", "glossary_ids": ["s"]}, 400, "'glossary_ids' not supported"),
         ({"text": ["a"], "target_lang": "DE", "split_sentences": "2"}, 400, "'split_sentences' not supported"),
         ({"text": ["<a>b"], "target_lang": "DE", "tag_handling": "xml"}, 400, "Tag handling parsing failed"),
@@ -136,7 +145,102 @@ def test_openai_s_choices(serve: Serve, wanted: list[str]) -> None:
     assert not any("usage" in each for each in events(client.post(CHAT, json=without).text))
 
 
-def test_parts_of_openai_s_messages_are_lines(serve: Serve) -> None:
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/translate", {"q": LINES[0], "source": "en", "target": "de", "glossary": "{}", "secret": "s"}),
+        ("/v2/translate", {"text": LINES[:1], "source_lang": "EN", "target_lang": "DE", "ignore_tag": "x", "ü\n": 1}),
+        ("/detect", {"q": LINES[0], "hint": "en"}),
+    ],
+)
+def test_fields_that_do_not_matter_are_named(serve: Serve, path: str, text: dict[str, Any]) -> None:
+    client = serve()
+    unknown = {"/translate": "glossary, secret", "/v2/translate": "ignore_tag, %C3%BC%0A", "/detect": "hint"}[path]
+    answer = client.post(path, json=text)
+    assert (answer.status_code, answer.headers["x-ziggurat-ignored"]) == (200, unknown)
+    known = {name: text[name] for name in list(text)[: len(text) - unknown.count(",") - 1]}
+    plain = client.post(path, json=known)
+    assert (plain.json(), "x-ziggurat-ignored" in plain.headers) == (answer.json(), False)
+
+
+UTF8 = "Für 漢字 ☕"
+
+
+@pytest.mark.parametrize("path", ["/translate", "/v2/translate"])
+def test_forms_and_queries_are_utf_8(serve: Serve, path: str) -> None:
+    """Also where bytes stand for themselves, as curl's `-d` sends them."""
+    client = serve()
+    deepl = path.startswith("/v2")
+    name, more = ("text", "source_lang=EN&target_lang=EN") if deepl else ("q", "source=en&target=en")
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+
+    def part(raw: bytes) -> dict[str, Any]:
+        others = [each.split("=") for each in more.split("&")]
+        fields = [(key, value.encode()) for key, value in others] + [(name, raw)]
+        body = b"".join(
+            b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (key.encode(), value)
+            for key, value in fields
+        )
+        return {"content": body + b"--x--\r\n", "headers": {"Content-Type": "multipart/form-data; boundary=x"}}
+
+    def asked(raw: bytes) -> list[dict[str, Any]]:
+        return [
+            {"content": f"{more}&{name}=".encode() + raw, "headers": form},
+            {"content": f"{more}&{name}=".encode() + b"".join(b"%%%02X" % byte for byte in raw), "headers": form},
+            part(raw),
+        ]
+
+    for request in asked(UTF8.encode()):
+        answer = client.post(path, **request).json()
+        assert (answer["translations"][0]["text"] if deepl else answer["translatedText"]) == UTF8
+    for raw in (b"\xff\xfe", b"a\xe4b", "Für".encode("utf-16"), b"\xed\xa0\x80", b"\xc3", b"\xc0\xaf"):
+        for request in asked(raw):
+            answer = client.post(path, **request)
+            assert (answer.status_code, list(answer.json().values())) == (400, ["forms must be UTF-8"]), raw
+        assert client.post(f"{path}?{more}&{name}={''.join(f'%{byte:02x}' for byte in raw)}").status_code == 400
+    for charset in ("latin-1", '"utf-16"', "utf-7"):
+        headers = {"Content-Type": f"application/x-www-form-urlencoded; charset={charset}"}
+        assert client.post(path, content=f"{more}&{name}=a", headers=headers).status_code == 400
+    headers = {"Content-Type": 'application/x-www-form-urlencoded; charset="UTF-8"'}
+    assert client.post(path, content=f"{more}&{name}=a", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("mark", ["\ufeff", "\u200b", "\ufeff \u200b"])
+def test_marks_without_width_at_the_ends_are_not_translated(serve: Serve, wanted: list[str], mark: str) -> None:
+    client, pair = serve(), {"source": "en", "target": "de"}
+    for given, best in ((f"{mark}{LINES[0]}", f"{mark}{wanted[0]}"), (f"{LINES[0]}{mark}", f"{wanted[0]}{mark}")):
+        assert client.post("/translate", json={"q": given, **pair}).json()["translatedText"] == best
+        marked = client.post("/translate", json={"q": f"<p>{given}</p>", "format": "html", **pair})
+        assert marked.json()["translatedText"] == f"<p>{best}</p>"
+    assert client.post("/translate", json={"q": mark, **pair}).json()["translatedText"] == mark
+
+
+@pytest.mark.parametrize("given", [True, 2.7, [1], {}, "two", "1e3", "inf"])
+def test_alternatives_are_a_whole_number(serve: Serve, given: object) -> None:
+    answer = serve().post("/translate", json={"q": "a", "source": "en", "target": "de", "alternatives": given or [0]})
+    assert (answer.status_code, "not a number" in answer.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        (["The do", "g runs."], "The dog runs."),
+        (["The dog", " runs."], "The dog runs."),
+        (["The dog ", "runs. It", " barks."], "The dog runs. It barks."),
+        (["A dog runs.", "It barks."], "A dog runs.\nIt barks."),
+        (["A dog runs. ", "It barks."], "A dog runs. It barks."),
+        (['"A dog runs."', '"Why?"'], '"A dog runs."\n"Why?"'),
+        (["It costs 3.", "5 euros."], "It costs 3.5 euros."),
+        (["A dog runs.\n", "", "It barks."], "A dog runs.\nIt barks."),
+        (["犬が走る。", "吠える。"], "犬が走る。\n吠える。"),
+        (["", ""], ""),
+    ],
+)
+def test_parts_of_openai_s_messages_are_one_text(parts: list[str], text: str) -> None:
+    assert _joined(parts) == text
+
+
+def test_parts_of_a_message_are_translated_as_one(serve: Serve) -> None:
     def said(content: object) -> str:
         asked = {"model": "en-de", "messages": [{"role": "user", "content": content}]}
         return str(client.post(CHAT, json=asked).json()["choices"][0]["message"]["content"])
@@ -144,6 +248,8 @@ def test_parts_of_openai_s_messages_are_lines(serve: Serve) -> None:
     client = serve()
     parts = [{"type": "text", "text": line} for line in LINES]
     assert said(parts) == said("\n".join(LINES)) == "\n".join(map(said, LINES))
+    cut = [{"type": "text", "text": part} for part in (LINES[0][:7], LINES[0][7:])]
+    assert said(cut) == said(LINES[0])
 
 
 @pytest.mark.parametrize(
@@ -168,7 +274,19 @@ def test_parts_of_openai_s_messages_are_lines(serve: Serve) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "`image_url`",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "`text`"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "need a text as `text`"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "need a text as `text`"),
+        ({"temperature": "x"}, "`temperature`"),
+        ({"temperature": 2.5}, "`temperature`"),
+        ({"top_p": 7}, "`top_p`"),
+        ({"max_tokens": -1}, "`max_tokens`"),
+        ({"max_completion_tokens": 1.5}, "`max_completion_tokens`"),
+        ({"seed": "3"}, "`seed`"),
+        ({"presence_penalty": -3}, "`presence_penalty`"),
+        ({"metadata": "x"}, "`metadata`"),
+        ({"metadata": {"a": 1}}, "`metadata`"),
+        ({"store": "yes"}, "`store`"),
+        ({"user": 5}, "`user`"),
         ({"messages": [{"role": "user", "content": ["a"]}]}, "`messages`"),
     ],
 )

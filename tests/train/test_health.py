@@ -230,3 +230,34 @@ def test_advice_names_nothing_that_the_run_has(
     }
     for setting, used in has.items():
         assert (setting in said) is (not used and setting != "`model.residual: post`")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("isqrt", "peak"),
+        ("noam", "factor"),
+        ("linear", "peak"),
+        ("wsd", "peak"),
+        ("constant", "peak"),
+        ("gnmt+", "base"),
+    ],
+)
+@pytest.mark.parametrize("family", ["transformer", "rnmt"])
+def test_advice_names_settings_that_the_run_can_have(family: str, kind: str, key: str) -> None:
+    model = ModelConfig.model_construct(**{**dict(ModelConfig()), "family": family})
+    training = TrainingConfig.model_validate({"schedule": {"kind": kind}, "stop": {"updates": 9}})
+    experiment = hand_made.EXPERIMENT.model_copy(update={"model": model, "training": training})
+    last = record(
+        LATE,
+        nll=None,
+        gradient_norm=norms([1e-9, 1.0], [1.0]),
+        variance={"encoder.ffn": [1e9]},
+        update_ratio=norms([0.5, 1e-6], [0.5]),
+        attention_entropy={"encoder.self_attn": [0.0]},
+    )
+    bad = [each for each in readings(last, [], warmup_updates=100, used=in_use(experiment)) if not each.healthy]
+    said = " ".join(each.message for each in bad)
+    assert len(bad) == 6
+    assert {each for each in ("peak", "factor", "base") if f"training.schedule.{each}`" in said} == {key}
+    assert ("`model." in said) is (family == "transformer")

@@ -352,7 +352,9 @@ def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
     assert "2 updates in a row had a non-finite loss or gradient, or a loss spike" in str(error.value)
     assert f"the first of them update 10; first {LAYER}: output is NaN in the forward pass" in str(error.value)
     assert "Earlier roll backs: 2." in str(error.value)
-    assert "Lower `training.schedule.peak`" in str(error.value)
+    assert "Lower `training.schedule.peak`, lengthen `warmup_updates`" in str(error.value)
+    assert "fp32" not in str(error.value)  # it trains in it already
+    assert ("training.clip_norm" in str(error.value)) is (experiment.training.clip_norm is None)
     assert "at 0.01 times the rate (2 of 2 roll backs)" in said.getvalue()
 
 

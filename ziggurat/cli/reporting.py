@@ -265,6 +265,8 @@ def _tell_pipeline(folder: Path, step: str | None, *, json: bool) -> None:
     scores = document(folder / "evaluate" / "scores.json").get("tests", {}) if step in (None, "evaluate") else {}
     made = [str(path) for name in ("run", "store") for path in sorted(folder.glob(f"{chosen}/{name}"))]
     pages = [str(path) for path in sorted(folder.glob(f"{chosen}/*.html"))]
+    begun = [path.parent for path in sorted(folder.glob(f"{chosen}/{_BEGUN}"))]
+    unfinished = [each.name for each in begun if not (each / MANIFEST).is_file()]
     report = folder / "report" / "report.html"
     pages += [str(report)] if report.is_file() and str(report) not in pages else []
     counts = {
@@ -279,6 +281,7 @@ def _tell_pipeline(folder: Path, step: str | None, *, json: bool) -> None:
                 "step": step,
                 "corpora": counts,
                 "scores": scores,
+                "unfinished": unfinished,
                 "reports": made,
                 "pages": pages,
             }
@@ -294,6 +297,8 @@ def _tell_pipeline(folder: Path, step: str | None, *, json: bool) -> None:
     if step in (None, "report"):
         for verdict in document(folder / "report" / "report.json").get("verdicts", []):
             print(verdict["said"])
+    if unfinished:
+        print(f"begun and not done: {', '.join(unfinished)}")
     for path in made:
         print(f"more on {path}: ziggurat report {path}")
     for page in pages:

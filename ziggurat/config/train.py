@@ -186,6 +186,11 @@ class ScheduleConfig(Section):
     """gnmt+: the same for the end of the decay."""
 
     @property
+    def rate_key(self) -> str:
+        """Key of this section that all rates are proportional to, or that the highest of them is."""
+        return {"noam": "factor", "gnmt+": "base"}.get(self.kind, "peak")
+
+    @property
     def warmup_end(self) -> int:
         """Update at which the warm-up ends."""
         return self.warmup_updates * (self.replicas if self.kind == "gnmt+" else 1)

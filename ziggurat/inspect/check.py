@@ -411,8 +411,7 @@ def applied(remedy: DepthRemedy, experiment: Experiment) -> Experiment | None:
     schedule = experiment.training.schedule
     rate: dict[str, Any] = {}
     if remedy.rate_factor != 1:
-        key = {"noam": "factor", "gnmt+": "base"}.get(schedule.kind, "peak")
-        rate = {"schedule": {key: getattr(schedule, key) * remedy.rate_factor}}
+        rate = {"schedule": {schedule.rate_key: getattr(schedule, schedule.rate_key) * remedy.rate_factor}}
     try:
         changed = change_section(experiment, {"model": remedy.model, "training": {**remedy.training, **rate}}, "")
     except ConfigError:

@@ -47,6 +47,7 @@ from ziggurat.serve.notices import HEADER
 from ziggurat.serve.pool import ModelPool
 from ziggurat.serve.queue import DeadlineExceeded, QueueFull
 from ziggurat.serve.requests import (
+    IGNORED,
     LIBRETRANSLATE,
     REQUEST,
     SERVER,
@@ -445,7 +446,7 @@ def build_app(
                 allow_origins=["*"],
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["Authorization", "Content-Type"],
-                expose_headers=["Authorization", "X-Request-ID", HEADER],
+                expose_headers=["Authorization", "X-Request-ID", HEADER, IGNORED],
             ),
             Middleware(
                 RequestLog,

@@ -111,8 +111,8 @@ class ServeConfig(Section):
     """Port; 0: a free one, which the first message names."""
     proxies: list[str] = Field(default_factory=list)
     """Addresses, or networks such as `10.0.0.0/8`, of reverse proxies: from them, and from nobody else, the client's
-    address and scheme are believed (`X-Forwarded-For`, `X-Forwarded-Proto`). Where there are any, names of requests
-    are taken over (`X-Request-ID`)."""
+    address is believed (`X-Forwarded-For`), and what it knows the server by: `X-Forwarded-Proto`, `X-Forwarded-Host`
+    and `X-Forwarded-Prefix`. Where there are any, names of requests are taken over (`X-Request-ID`)."""
     memory: int | None = Field(default=None, ge=1, le=1 << 50)
     """Bytes that models which are open or being opened may take, by their size; null: no limit. A model is opened when
     it is first asked for."""

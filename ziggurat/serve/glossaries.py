@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import threading
 import time
 import uuid
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from ziggurat.config.languages import main_language
 from ziggurat.serve.requests import Refused
 from ziggurat.system.errors import ConfigError, DataError, printable
 from ziggurat.system.files import write_atomically
@@ -133,14 +135,18 @@ class Glossaries:
         self._known = known
 
 
-def read_entries(text: str, kind: str) -> list[tuple[str, str]]:
-    """Return the entries of a glossary in text of the format `tsv` or `csv`.
+_LINE_END = re.compile(r"\r\n?|\n")
+
+
+def read_entries(text: str, kind: str, languages: tuple[str, str]) -> list[tuple[str, str]]:
+    """Return the entries of a glossary of these languages in text of the format `tsv` or `csv`.
 
     Raises Refused (400) for another format, no entries, too many, or a line with another number of columns: two, or in
-    CSV four, of which the last two are languages.
+    CSV four, of which the last two are the languages.
     """
+    text = text.removeprefix("\ufeff")  # of the file that it was
     if kind == "tsv":
-        rows = [line.split("\t") for line in text.splitlines() if line.strip()]
+        rows = [line.split("\t") for line in _LINE_END.split(text) if line.strip()]
     elif kind == "csv":
         try:
             rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(map(str.strip, row))]
@@ -153,6 +159,10 @@ def read_entries(text: str, kind: str) -> list[tuple[str, str]]:
     for number, row in enumerate(rows, start=1):
         if len(row) != 2 and not (kind == "csv" and len(row) == 4):
             raise Refused(400, f"Invalid glossary entries provided: entry {number} has {len(row)} columns")
+        own = [each.strip() for each in row[2:]]
+        if own and [main_language(each.lower()) for each in own] != [main_language(each.lower()) for each in languages]:
+            others = "-".join(printable(each, 20) for each in own)
+            raise Refused(400, f"Invalid glossary entries provided: entry {number} is of other languages: {others}")
     return [(row[0], row[1]) for row in rows]
 
 

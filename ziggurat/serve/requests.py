@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -26,10 +28,16 @@ from ziggurat.system.small_files import parse_json
 
 Value = TypeVar("Value")
 
+IGNORED = "X-Ziggurat-Ignored"
+"""IGNORED is the header of answers to requests with fields that do not matter here, with their names."""
 REQUEST: ContextVar[str] = ContextVar("REQUEST", default="none")
 """Name of the request that is being answered, for messages to the operator."""
 
 _UNREAD = "The browser (or proxy) sent a request that this server could not understand."
+_NOT_UTF8 = "forms must be UTF-8"
+_CHARSET = re.compile(r"""charset\s*+=\s*+["']?+([^"';\s]*+)""")
+_JSON, _FORM, _UPLOAD = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
+_MOST_FIELDS = 2000
 _LARGE = 1 << 16
 """Bytes of JSON that are read beside the event loop."""
 
@@ -53,19 +61,19 @@ async def fields_of(request: Request) -> dict[str, Any]:
 
     A field of a form or query that comes several times is a list. Raises Refused (400) for a body that is neither.
     """
-    query = _grouped(request.query_params.multi_items())
+    query = _grouped(_urlencoded(request.scope.get("query_string", b"")))
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
-        if "charset" in request.headers.get("content-type", "").lower().replace("charset=utf-8", ""):
-            raise Refused(400, "forms must be UTF-8")  # Python knows codecs that no browser has
-        async with _form(request, 2000) as form:
-            pairs = [(key, value) for key, value in form.multi_items() if not isinstance(value, UploadFile)]
-        # Line ends of forms are CR LF, whatever was typed (HTML, 4.10.21.8).
-        return {**query, **_grouped((key, str(value).replace("\r\n", "\n")) for key, value in pairs)}
+    if kind == _UPLOAD:
+        async with _form(request, _MOST_FIELDS) as form:
+            pairs = [(key, value) for key, value in form.multi_items() if isinstance(value, str)]
+        return {**query, **_typed(pairs)}
     try:
         body = await request.body()
     except ClientDisconnect:
         raise Refused(400, "the request broke off") from None
+    if kind == _FORM:
+        _check_charset(request)
+        return {**query, **_typed(_urlencoded(body))}
     # Programs that send JSON without saying so are understood; those that send all in the query have no body.
     if not body.strip() and "json" not in kind:
         return query
@@ -139,13 +147,48 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
 
 
+def _urlencoded(given: bytes) -> list[tuple[str, str]]:
+    """Return the fields of a query or form, whose bytes need not be in percent signs (`curl -d q=für`)."""
+    try:
+        return parse_qsl(given.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
+    except UnicodeDecodeError:
+        raise Refused(400, _NOT_UTF8) from None
+    except ValueError:
+        raise Refused(400, f"Too many fields. Maximum number of fields is {_MOST_FIELDS}.") from None
+
+
+def _typed(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return the fields of a form with line ends as they were typed: on their way they are CR LF (HTML, 4.10.21.8)."""
+    return _grouped((key, value.replace("\r\n", "\n")) for key, value in pairs)
+
+
+def _check_charset(request: Request) -> None:
+    """Raise Refused (400) where a form says that it is not UTF-8: Python knows codecs that no browser has."""
+    found = _CHARSET.search(request.headers.get("content-type", "").lower())
+    if found is not None and found[1] not in ("utf-8", "utf8"):
+        raise Refused(400, _NOT_UTF8)
+
+
+class _Parts(MultiPartParser):
+    """Starlette's parser of forms, to which text that is not UTF-8 is an error; by itself it takes it for Latin-1."""
+
+    def on_part_end(self) -> None:
+        """Take a part."""
+        if self._current_part.file is None:
+            try:
+                self._current_part.data.decode()
+            except UnicodeDecodeError:
+                raise MultiPartException(_NOT_UTF8) from None
+        super().on_part_end()
+
+
 @asynccontextmanager
 async def upload_of(request: Request) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
     """Read a form with one file; yield its other fields and the file, open for as long as the context lasts.
 
     Raises Refused (400): no such form, or no file; reading the file may raise DataError.
     """
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+    if not request.headers.get("content-type", "").lower().startswith(_UPLOAD):
         raise Refused(400, _UNREAD)
     async with _form(request, 100, _UNREAD) as form:
         pairs = [(key, value) for key, value in form.multi_items() if isinstance(value, str)]
@@ -158,13 +201,17 @@ async def upload_of(request: Request) -> AsyncIterator[tuple[dict[str, Any], Upl
 @asynccontextmanager
 async def _form(request: Request, fields: int, refusal: str = "") -> AsyncIterator[FormData]:
     """Read a form of at most so many fields. Raises Refused (400), without a text for it with the parser's."""
+    _check_charset(request)
     try:
-        async with request.form(max_files=1, max_fields=fields) as form:
-            yield form
-    except HTTPException as error:
-        raise Refused(400, refusal or str(error.detail)) from None
+        form = await _Parts(request.headers, request.stream(), max_files=1, max_fields=fields).parse()
+    except MultiPartException as error:
+        raise Refused(400, _NOT_UTF8 if error.message == _NOT_UTF8 else refusal or error.message) from None
     except ClientDisconnect:
         raise Refused(400, "the request broke off") from None
+    try:
+        yield form
+    finally:
+        await form.close()
 
 
 Schema = dict[str, Any]
@@ -286,7 +333,6 @@ def dialect_of(path: str) -> Dialect:
 
 
 _CONVERTER = re.compile(r":\w+\}")
-_JSON, _FORM, _UPLOAD = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 
 
 @dataclass(frozen=True)
@@ -309,8 +355,8 @@ class Operation:
         kinds: further kinds of content, each with what it is; of documents, any.
         status: of the answer.
         file: whether the request is a form with a file.
-        strict: whether other fields than its own are refused (400). Programs written for another server send some that
-            do not matter here; a misspelt field of our own API would be ignored silently.
+        strict: whether other fields than its own are refused (400), since one may be misspelt. Programs written for
+            another server send some that it does not know either: those are named in the answer (IGNORED).
         noticed: whether notices are in a header of the answer (ziggurat.serve.notices).
     """
 
@@ -325,17 +371,18 @@ class Operation:
 
     async def fields(self, request: Request) -> dict[str, Any]:
         """Return the fields of a request, as `fields_of` does; only those that it takes."""
-        return self._declared(await fields_of(request))
+        return self._declared(request, await fields_of(request))
 
     @asynccontextmanager
     async def upload(self, request: Request) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
         """Read a form with a file, as `upload_of` does; only the fields that it takes."""
         async with upload_of(request) as (fields, file):
-            yield self._declared(fields), file
+            yield self._declared(request, fields), file
 
-    def _declared(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _declared(self, request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
         names = [each.name for each in self.takes]
-        if self.strict and (unknown := [name for name in fields if name not in names]):
+        unknown = request.state.ignored = [name for name in fields if name not in names]
+        if self.strict and unknown:
             near = difflib.get_close_matches(unknown[0], names, n=1, cutoff=0.6)
             hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(names)}"
             raise Refused(400, f"unknown field `{printable(unknown[0])}`; {hint}")
@@ -378,8 +425,11 @@ class Operation:
         if self.answer is not None:
             content[_JSON] = {"schema": self.answer}
         found: Schema = {"content": content} if content else {}
-        if self.noticed:
-            found["headers"] = {HEADER: {"description": "notices, where there are any", "schema": text()}}
+        headers = {HEADER: "notices, where there are any"} if self.noticed else {}
+        if self.takes and not self.strict:
+            headers[IGNORED] = "unknown fields, where there are any"
+        if headers:
+            found["headers"] = {name: {"description": about, "schema": text()} for name, about in headers.items()}
         return found
 
     def _body(self) -> Schema:
@@ -400,7 +450,15 @@ class Described(Route):
         operation: Operation,
         methods: Sequence[str] = ("GET",),
     ) -> None:
-        super().__init__(path, endpoint, methods=list(methods))
+
+        @wraps(endpoint)
+        async def answer(request: Request) -> Response:
+            response = await endpoint(request)
+            if ignored := getattr(request.state, "ignored", None):
+                response.headers[IGNORED] = ", ".join(quote(name[:60], errors="replace") for name in ignored[:20])
+            return response
+
+        super().__init__(path, answer, methods=list(methods))
         self.operation = operation
         self.summary = (endpoint.__doc__ or "").partition("\n")[0].removesuffix(".")
 

@@ -26,6 +26,7 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ziggurat.serve.access import Access
@@ -55,6 +56,37 @@ those of open models never (ziggurat.serve.engine).
 """
 
 _HEAD_END = re.compile(rb"\n\r?\n")  # as h11 finds it
+
+
+_HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_PREFIX = re.compile(rb"(?:/[A-Za-z0-9._~-]{1,100}){1,10}/?")
+
+
+class Forwarded(ProxyHeadersMiddleware):
+    """Middleware that believes proxies what they say of a request: uvicorn's (client and scheme), and more.
+
+    That is the name of the server (`X-Forwarded-Host`, which takes the place of `Host`) and a path before its own
+    (`X-Forwarded-Prefix`), as clients know them: of several, the one that the first proxy added. What is neither is
+    ignored. The prefix is part of addresses in answers alone, since proxies that send it take it away.
+    """
+
+    def __init__(self, app: Any, proxies: list[str]) -> None:
+        super().__init__(app, proxies)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass the request on."""
+        client = scope.get("client")
+        if scope["type"] == "http" and client and client[0] in self.trusted_hosts:
+            said = dict(reversed(scope["headers"]))
+            host, prefix = (
+                said.get(name, b"").partition(b",")[0].strip() for name in (b"x-forwarded-host", b"x-forwarded-prefix")
+            )
+            if _HOST.fullmatch(host):
+                others = [each for each in scope["headers"] if each[0] != b"host"]
+                scope = {**scope, "headers": [(b"host", host), *others]}
+            if _PREFIX.fullmatch(prefix):
+                scope = {**scope, "app_root_path": prefix.decode("ascii").rstrip("/")}
+        await super().__call__(scope, receive, send)
 
 
 class _BoundedHead(h11.Connection):
@@ -301,14 +333,14 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
             )
         if most < CONNECTIONS:
             say(f"at most {most} connections, since the process may open {files} more files (`ulimit -n`)")
+        behind = Forwarded(app, config.proxies) if config.proxies else app  # nobody else may name any address
         Server(
             uvicorn.Config(
-                app,
+                behind,
                 log_level="error",
                 access_log=False,  # addresses and what is asked are nobody's business
                 server_header=False,
-                proxy_headers=bool(config.proxies),  # of others nobody may name any address as its own
-                forwarded_allow_ips=config.proxies,
+                proxy_headers=False,
                 http=with_timeouts(config.limits, most + few),
                 limit_concurrency=most,
                 backlog=few,

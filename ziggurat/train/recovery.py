@@ -223,14 +223,16 @@ def refuse_to_go_on(p: RunProgress, config: TrainingConfig, run: Path, wait_for_
     kept = [folder.name for folder in checkpoint_folders(run)]
     back = config.divergence
     rolled = f" Earlier roll backs: {p.roll_backs}." if p.roll_backs else ""
-    hint = ", set `training.divergence.action: roll_back`" if back.action == "stop" else ""
+    ways = [f"Lower `training.schedule.{config.schedule.rate_key}`", "lengthen `warmup_updates`"]
+    ways += ["set `training.clip_norm`"] if config.clip_norm is None else []
+    ways += ["use fp32"] if config.precision != "fp32" else []
+    ways += ["set `training.divergence.action: roll_back`"] if back.action == "stop" else []
     said = f"; first {p.fault}" if p.fault else ""
     raise TrainingError(
         f"{p.skipped_in_a_row} updates in a row had a non-finite loss or gradient, or a loss spike, the first of them "
-        f"update {p.update - p.skipped_in_a_row + 1}{said}.{rolled} Lower `training.schedule.peak`, lengthen "
-        f"`warmup_updates`, set `training.clip_norm`, use fp32{hint}. "
+        f"update {p.update - p.skipped_in_a_row + 1}{said}.{rolled} {', '.join(ways)}. "
         + (f"Checkpoints kept: {', '.join(kept)}; the newest may hold damaged weights." if kept else ""),
-        key="training.schedule.peak",
+        key=f"training.schedule.{config.schedule.rate_key}",
         named=["training.clip_norm", "training.divergence.action"],
     )
 
@@ -296,8 +298,8 @@ class Recovery:
             raise TrainingError(
                 f"after {p.skipped_in_a_row} bad updates in a row ({p.fault}) the run should roll back, but "
                 f"{self._run} holds no whole checkpoint from before them with finite weights; start a new run with a "
-                "lower `training.schedule.peak`",
-                key="training.schedule.peak",
+                f"lower `training.schedule.{self._config.schedule.rate_key}`",
+                key=f"training.schedule.{self._config.schedule.rate_key}",
             )
         self._learner.restore(checkpoint, self._run)
         good, bad, fault = checkpoint.progress, p.skipped_in_a_row, p.fault

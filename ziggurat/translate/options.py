@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import regex
 
 from ziggurat.config import DecodingConfig
+from ziggurat.data.lines import is_blank
 from ziggurat.data.subword import Tokenizer
 from ziggurat.system.errors import ConfigError, DataError, printable
 from ziggurat.translate.results import (
@@ -84,7 +85,7 @@ class Terms:
                 self._exact[term.source] = term
                 continue
             for text in term[:2]:
-                if not text or len(text) > MAX_TERM or len(text.splitlines()) > 1 or "\0" in text:
+                if is_blank(text) or len(text) > MAX_TERM or len(text.splitlines()) > 1 or "\0" in text:
                     raise DataError(
                         f"the glossary's term {printable(text, 60)!r} is empty, longer than {MAX_TERM} characters or "
                         "has several lines"

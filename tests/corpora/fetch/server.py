@@ -132,6 +132,11 @@ def claiming(length: int) -> Behaviour:
     return lambda handler, file: handler.answer(200, file.content, validators(file), length=length)
 
 
+def claiming_again(length: int) -> Behaviour:
+    """Send everything, and give its length and then another."""
+    return lambda handler, file: handler.answer(200, file.content, {**validators(file), "content-length": str(length)})
+
+
 def status(code: int, **headers: str) -> Behaviour:
     """Answer with an error."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -51,3 +51,16 @@ def test_pages_by_their_type(kind: str) -> None:
     refuse_page("http://h/a.gz", b"\x1f\x8b", kind)
     with pytest.raises(DataError, match=r"begins with b'Sign in', sent as"):
         refuse_page("http://h/a.gz", b"Sign in", kind)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/problem+json"])
+@pytest.mark.parametrize("name", ["train.en", "a?file=b.json", "a.tmx"])
+def test_messages_for_programs_are_no_corpora(kind: str, name: str) -> None:
+    with pytest.raises(DataError, match=r"the server sent a message \(sent as application.*in place of the file"):
+        refuse_page(f"http://h/{name}", b'{"error": "quota exceeded"}', kind)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl?x=1", "A.JSON"])
+def test_corpora_in_json_are_no_messages(name: str) -> None:
+    refuse_page(f"http://h/{name}", b'{"de": "a", "en": "b"}', "application/json")
+    refuse_page("http://h/a.gz", b"\x1f\x8b", "application/json")

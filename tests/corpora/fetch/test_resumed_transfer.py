@@ -346,6 +346,13 @@ def test_a_server_that_sends_single_bytes(server: Server, tmp_path: Path) -> Non
     assert "bytes in 0 seconds" in said
 
 
+def test_a_file_of_two_lengths_is_refused(server: Server, tmp_path: Path, network: Network) -> None:
+    assert "several lengths" in failed(server.add("a", TEXT, behaving.claiming_again(5)), tmp_path, network)
+    assert "several lengths" in failed(server.add("b", TEXT, behaving.claiming_again(10**6)), tmp_path, network)
+    download(server.add("c", TEXT, behaving.claiming_again(len(TEXT))), tmp_path / "c", network, lambda *told: None)
+    assert (tmp_path / "c").read_bytes() == TEXT
+
+
 def test_an_empty_file_is_refused(server: Server, tmp_path: Path, network: Network) -> None:
     assert "empty file" in failed(server.add("a", b""), tmp_path, network)
 

@@ -159,6 +159,8 @@ _PAGE = re.compile(
 # come as a page. Scripts that send a file and leave their type as it was do exist: a packed file tells by itself.
 _PAGE_TYPES = {"text/html", "application/xhtml+xml"}
 """Types of web pages."""
+_NOTE_TYPES = {"application/json", "application/problem+json", "application/ld+json"}
+"""Types of what programs are told in place of a file, often with status 200, unless the file is JSON by its name."""
 
 
 def _refuse_answer(url: str, status: int, retry_after: str | None) -> float:
@@ -177,15 +179,17 @@ def refuse_page(url: str, head: bytes, content_type: str) -> None:
 
     The type counts only where the name does not say how the file begins.
     """
-    typed = content_type in _PAGE_TYPES and _magic(url) is None
+    noted = content_type in _NOTE_TYPES and not url.partition("?")[0].lower().endswith(("json", "jsonl"))
+    typed = (noted or content_type in _PAGE_TYPES) and _magic(url) is None
     if typed or _PAGE.match(head):
         found = re.search(rb"<title[^>]*>(.*?)</title>", head, re.IGNORECASE | re.DOTALL)
         title = html.unescape(found[1].decode("utf-8", "replace")).strip() if found else ""
         title = " ".join(title.split()) or (f"sent as {content_type}" if typed else "")
         says = f" ({printable(title)})" if title else ""
         raise DataError(
-            f"{url}: the server sent a web page{says} in place of the file: a login, a licence to accept, an address "
-            f"that has moved, or the network's own sign-in page; open it in a browser, {_BRING}"
+            f"{url}: the server sent a {'message' if noted else 'web page'}{says} in place of the file: a login, a "
+            f"licence to accept, an address that has moved, or the network's own sign-in page; open it in a browser, "
+            f"{_BRING}"
         )
     refuse_content(url, head, f", sent as {printable(content_type)}")
 
@@ -382,6 +386,8 @@ def _accept(url: str, part: Part, response: http.client.HTTPResponse, blocks: It
         raise DataError(
             f"{url}: sent in the encoding {printable(headers['Content-Encoding'])}, which was not asked for"
         )
+    if len(set(headers.get_all("Content-Length", []))) > 1:
+        raise DataError(f"{url}: sent with several lengths, of which nobody knows the right one; {_BRING}")
     version, length = _version(headers), response.length
     if response.status == 206:
         found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("Content-Range", ""))

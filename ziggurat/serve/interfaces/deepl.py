@@ -49,11 +49,18 @@ REFUSED = [
         "translation_memory_threshold",
         "custom_instructions",
         "extra_body_parameters",
-        "context",
     )
 ]
 _NEUTRAL = ("default", "prefer_more", "prefer_less")
 _MODEL_TYPES = ("quality_optimized", "prefer_quality_optimized", "latency_optimized")
+_FLAGS = ("preserve_formatting", "enable_beta_languages", "show_billed_characters", "outline_detection")
+_VALUES = {
+    "formality": _NEUTRAL,
+    "model_type": _MODEL_TYPES,
+    "tag_handling_version": ("v1", "v2"),
+    **dict.fromkeys(_FLAGS, ("true", "false", "1", "0", "True", "False")),
+}
+_TAG_LISTS = ("ignore_tags", "splitting_tags", "non_splitting_tags")
 FORMALITY = Field("formality", text("no model knows any: `more` and `less` are refused", *_NEUTRAL))
 
 KEY = Field("auth_key", text("an API key, where no header has it"))
@@ -80,6 +87,7 @@ TRANSLATE = Operation(
         Field("preserve_formatting", flag("white space and punctuation always stay")),
         Field("enable_beta_languages", flag("no language here is one")),
         Field("show_billed_characters", flag("they are always told")),
+        Field("context", text("without effect: a sentence is translated by itself")),
         Field("tag_handling_version", text("", "v1", "v2")),
         *REFUSED,
         KEY,
@@ -179,9 +187,7 @@ class DeepL:
             raise Refused(400, "Value for 'tag_handling' not supported.")
         if not handling:
             return None
-        ignored, splitting, others = (
-            _names(fields.get(name)) for name in ("ignore_tags", "splitting_tags", "non_splitting_tags")
-        )
+        ignored, splitting, others = (_names(fields.get(name)) for name in _TAG_LISTS)
         if handling == "html":
             inline = (HTML.inline - splitting) | others | ignored
             return replace(HTML, copied=HTML.copied | ignored, inline=inline)
@@ -220,8 +226,11 @@ class DeepL:
         """Return the code of a language as the models call it; DeepL's are in upper case, some with a region."""
         if not isinstance(given, str) or not given:
             raise Refused(400, f"Parameter '{name}' not specified.")
-        known = {code.lower(): code for pair in self.server.pool.pairs for code in pair}
-        found = known.get(given.lower()) or known.get(given.lower().partition("-")[0])
+        known = {code.lower().replace("_", "-"): code for pair in self.server.pool.pairs for code in pair}
+        given, main = given.lower(), given.lower().partition("-")[0]
+        # Their texts' languages have no regions: PT is pt-BR, where that is the only one that a model has.
+        regional = [code for name, code in known.items() if name.startswith(f"{given}-")]
+        found = known.get(given) or known.get(main) or (regional[0] if len(regional) == 1 else None)
         if found is None:
             raise Refused(400, f"Value for '{name}' not supported.")
         return found
@@ -238,19 +247,19 @@ class DeepL:
 
     @staticmethod
     def refuse_unsupported(fields: Mapping[str, Any]) -> None:
-        """Raise Refused (400) for fields that would change translations in ways that this server cannot."""
+        """Raise Refused (400) for fields that would change translations in ways that this server cannot, or values."""
         for field in REFUSED:
             if fields.get(field.name):
                 raise Refused(400, f"Value for '{field.name}' not supported.")
         if fields.get("formality") in ("more", "less"):
             raise Refused(400, "'formality' is not supported for given 'target_lang'.")
-        for name, known in (
-            ("formality", _NEUTRAL),
-            ("model_type", _MODEL_TYPES),
-            ("tag_handling_version", ("v1", "v2")),
-        ):
-            if (fields.get(name) or known[0]) not in known:
-                raise Refused(400, f"Value for '{name}' not supported.")
+        fits = {name: str(fields.get(name) or known[0]) in known for name, known in _VALUES.items()}
+        fits["context"] = isinstance(fields.get("context") or "", str)
+        for name in _TAG_LISTS:
+            given = fields.get(name) or ""
+            fits[name] = all(isinstance(each, str) for each in (given if isinstance(given, list) else [given]))
+        for name in (name for name, is_fit in fits.items() if not is_fit):
+            raise Refused(400, f"Value for '{name}' not supported.")
 
     def terms(self, fields: Mapping[str, Any], client: str, source: str | None, target: str) -> Terms | None:
         """Return the glossary that a request names: soft, or hard where the model cannot search for its terms.
@@ -272,7 +281,7 @@ class DeepL:
 def _names(given: Any) -> frozenset[str]:
     """Return names of tags from a list, or from a text with commas between them."""
     every = given if isinstance(given, list) else [given]
-    return frozenset(name.strip() for each in every if isinstance(each, str) for name in each.split(",")) - {""}
+    return frozenset(name.strip() for each in every for name in (each or "").split(",")) - {""}
 
 
 def _xml_rules(

@@ -130,11 +130,13 @@ class DeepLResources:
         if not fields.get("source_lang"):
             raise Refused(400, "Parameter 'source_lang' not specified.")
         source, target = self._deepl.pair(fields)
+        if source is None or source == target:
+            raise Refused(400, "A glossary needs two languages.")
         kind = str(fields.get("entries_format") or "tsv")
 
         def make() -> Glossary:
             try:
-                return self._glossaries.add(owner, name, source or "", target, read_entries(entries, kind))
+                return self._glossaries.add(owner, name, source, target, read_entries(entries, kind, (source, target)))
             except DataError as error:
                 raise Refused(400, f"Invalid glossary entries provided: {error}") from None
 

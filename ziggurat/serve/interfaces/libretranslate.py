@@ -198,6 +198,8 @@ class LibreTranslate:
         most = self._server.limits.alternatives
         try:
             count = int(asked or 0)
+            if asked is True or (isinstance(asked, float) and count != asked):
+                raise ValueError(asked)  # LibreTranslate takes `true` for 1, and 2.7 for 2
         except (TypeError, ValueError, OverflowError):
             raise Refused(400, "Invalid request: alternatives parameter is not a number") from None
         if count > most:

@@ -6,9 +6,11 @@ import json
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+from pydantic import Field as PydanticField
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -31,20 +33,38 @@ from ziggurat.serve.translations import Translations, noticed
 from ziggurat.system.errors import printable
 from ziggurat.translate.options import TranslateOptions
 
-_PARTS = listed({"type": "object"}, "parts of the type `text`; each is a line of its own")
+_PARTS = listed({"type": "object"}, "parts of the type `text`, one text together")
 _MESSAGE = record({"role": text("`user` counts"), "content": {"anyOf": [text(), _PARTS]}})
 _NULL: Schema = {"type": "null"}
 _USAGE = record(
     dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), whole("words and punctuation marks"))
 )
 _TOKEN = re.compile(r"\w+|[^\w\s]")
+_LONGEST_END = 8
+_END = re.compile(r"""[.!?…。！？।؟]["'”’»)\]]*\Z""")  # of a sentence
 
-WITHOUT_EFFECT = (
-    *("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "max_tokens", "max_completion_tokens"),
-    *("reasoning_effort", "verbosity", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("store", "metadata", "service_tier", "parallel_tool_calls"),
-)
-"""WITHOUT_EFFECT are fields of sampling, cost and bookkeeping, which clients send whatever answers them."""
+
+class WithoutEffect(BaseModel, strict=True):
+    """Fields of sampling, cost and bookkeeping, which clients send whatever answers them, with the values they take."""
+
+    temperature: float | None = PydanticField(None, ge=0, le=2)
+    top_p: float | None = PydanticField(None, ge=0, le=1)
+    seed: int | None = None
+    presence_penalty: float | None = PydanticField(None, ge=-2, le=2)
+    frequency_penalty: float | None = PydanticField(None, ge=-2, le=2)
+    max_tokens: int | None = PydanticField(None, ge=1)
+    max_completion_tokens: int | None = PydanticField(None, ge=1)
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    parallel_tool_calls: bool | None = None
+
 
 _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("tools", "functions", "stop", "logit_bias", "logprobs", "top_logprobs"), lambda given: not given),
@@ -65,7 +85,10 @@ COMPLETE = Operation(
             "stream_options", {"type": "object", "description": "with `stream`; `include_usage` ends it with `usage`"}
         ),
         Field("n", whole("choices", minimum=1)),
-        *(Field(name, {"description": "without effect"}) for name in WITHOUT_EFFECT),
+        *(
+            Field(name, {"anyOf": schema["anyOf"], "description": "without effect"})
+            for name, schema in WithoutEffect.model_json_schema()["properties"].items()
+        ),
         *(Field(name, {"description": "refused unless it asks for nothing"}) for name in _REFUSED),
     ),
     record(
@@ -156,6 +179,11 @@ class OpenAI:
         for name, idle in _REFUSED.items():
             if not idle(fields.get(name)):
                 raise Refused(400, f"`{name}` is not supported: messages are translated, nothing more")
+        try:
+            WithoutEffect.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise Refused(400, f"`{first['loc'][0]}`: {first['msg'].lower()}") from None
         count, most = fields.get("n"), self._server.limits.alternatives + 1
         count = 1 if count is None else count
         if type(count) is not int or not 1 <= count <= most:
@@ -210,18 +238,30 @@ def _message(messages: Any) -> str:
                 continue
             content = message.get("content")
             if isinstance(content, list):
-                content = "\n".join(map(_part, content))  # a sentence does not go on from one to the next
+                content = _joined(map(_part, content))
             if isinstance(content, str) and content:
                 return content
     raise Refused(400, "`messages` has no text of the role `user`")
 
 
+def _joined(parts: Iterable[str]) -> str:
+    """Return the text of its parts. A sentence, or a word, may go on in the next; one that ends is a line."""
+    text = ""
+    for part in parts:
+        first = part[:1]
+        goes_on = not first or first.isspace() or first.islower() or first.isdigit()
+        text += part if goes_on or not _END.search(text[-_LONGEST_END:]) else f"\n{part}"
+    return text
+
+
 def _part(part: Any) -> str:
     """Return the text of a part of a message. Raises Refused for an image, a file and the like."""
-    if isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    kind = printable(str(part.get("type")), 60) if isinstance(part, dict) else "none"
-    raise Refused(400, f"parts of `messages` of the type `{kind}` are not supported; there is `text`")
+    if not isinstance(part, dict) or part.get("type", "text") != "text":
+        kind = printable(str(part.get("type")), 60) if isinstance(part, dict) else "none"
+        raise Refused(400, f"parts of `messages` of the type `{kind}` are not supported; there is `text`")
+    if not isinstance(part.get("text"), str):
+        raise Refused(400, "parts of `messages` of the type `text` need a text as `text`")
+    return str(part["text"])
 
 
 async def _events(head: dict[str, Any], texts: Sequence[str], usage: dict[str, int] | None) -> AsyncIterator[str]:

@@ -133,11 +133,16 @@ def _within_limit(text: str, begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def _stripped(text: str, begin: int, end: int) -> tuple[int, int]:
-    while begin < end and text[begin].isspace():
+    while begin < end and _is_gap(text[begin]):
         begin += 1
-    while begin < end and text[end - 1].isspace():
+    while begin < end and _is_gap(text[end - 1]):
         end -= 1
     return begin, end
+
+
+def _is_gap(character: str) -> bool:
+    """Return whether a character is white space, of no width (pasted byte order marks) too."""
+    return character.isspace() or character in "\u200b\ufeff"
 
 
 # What must come through unchanged

@@ -44,18 +44,26 @@ _METHODS = {
     "dlcl": "`model.encoder.history: dlcl`",
 }
 """_METHODS is a method for deep models -> the setting that advice names."""
-_SLOWER = "lower `training.schedule.peak` or lengthen `training.schedule.warmup_updates`"
+
+
+_OTHER_RESIDUAL = ", or use a kind that normalises or scales branches (`model.residual`)"
 
 
 def in_use(experiment: Experiment) -> frozenset[str]:
-    """Return what `experiment` has of the settings that advice may name, so that no advice names them."""
+    """Return what `experiment` has of the settings that advice may name, so that no advice names them.
+
+    The key that sets the rate is among them: of that one and its warm-up advice is given.
+    """
     training = experiment.training
+    of_others = experiment.model.family != "transformer"  # settings that it does not have
     settings = {
-        "qk_norm": experiment.model.attention.qk_norm != "none",
+        "transparent": of_others,
+        "qk_norm": of_others or experiment.model.attention.qk_norm != "none",
         "clip_norm": training.clip_norm is not None,
         "fp32": training.precision == "fp32",
     }
-    return frozenset((*experiment.model.methods(), *(name for name, has in settings.items() if has)))
+    rate = training.schedule.rate_key
+    return frozenset((*experiment.model.methods(), rate, *(name for name, has in settings.items() if has)))
 
 
 def _advice(used: Collection[str], first: str, *others: tuple[str, str]) -> str:
@@ -64,8 +72,16 @@ def _advice(used: Collection[str], first: str, *others: tuple[str, str]) -> str:
     return ", or ".join(ways)
 
 
+def _slower(used: Collection[str]) -> str:
+    """Return the advice for a run whose updates are too large."""
+    rate = next((key for key in ("factor", "base") if key in used), "peak")
+    return f"lower `training.schedule.{rate}` or lengthen `training.schedule.warmup_updates`"
+
+
 def _deeper(used: Collection[str]) -> str:
-    """Return the advice for a stack whose lower layers do not learn."""
+    """Return the advice for a stack whose lower layers do not learn; RNMT+ has none of the methods."""
+    if "rnmt" in used:
+        return "use fewer layers"
     methods = ", ".join(setting for name, setting in _METHODS.items() if name not in used)
     return f"use methods for deep models ({methods}) or fewer layers"
 
@@ -129,7 +145,7 @@ def _finiteness(record: Record, used: Collection[str]) -> Iterator[HealthReading
             said = f"{measure} is not finite"
             said += f" ({', '.join(p for p in where if p)})" if any(where) else ""
             ways = (("clip_norm", "set `training.clip_norm`"), ("fp32", "train in `training.precision: fp32`"))
-            said += f": {_advice(used, _SLOWER, *ways)}"
+            said += f": {_advice(used, _slower(used), *ways)}"
             yield HealthReading(f"finite.{measure}", None if where else 0.0, None, None, said, not where)
 
 
@@ -176,7 +192,7 @@ def _variance(record: Record, before: Sequence[Record], used: Collection[str]) -
             high = min(VARIANCE, VARIANCE_GROWTH * max(1.0, was))
             said = (
                 f"the variance of the stream at {place} is {largest:.1e} (healthy: at most {high:.1e}): it explodes; "
-                f"{_SLOWER}, or use a kind that normalises or scales branches (`model.residual`)"
+                f"{_slower(used)}{'' if 'rnmt' in used else _OTHER_RESIDUAL}"
             )
             yield _reading(f"variance.{place}", largest, high=high, said=said)
 
@@ -189,7 +205,7 @@ def _update_ratio(record: Record, before: Sequence[Record], used: Collection[str
         return
     said = (
         f"an update changes the weights of a layer by {max(layers):.1e} of their size (healthy: at most "
-        f"{MOST_UPDATE:g}): {_SLOWER}"
+        f"{MOST_UPDATE:g}): {_slower(used)}"
     )
     yield _reading("update_ratio.largest", max(layers), high=MOST_UPDATE, said=said)
     for stack in ("encoder", "decoder"):
@@ -213,7 +229,7 @@ def _entropy(record: Record, before: Sequence[Record], used: Collection[str]) ->
             said = (
                 f"the attention entropy at {place}, layer {values.index(least) + 1}, is {least:.1e} nats (healthy: at "
                 f"least {ENTROPY:g}): every head looks at one position only; "
-                f"{_advice(used, _SLOWER, ('qk_norm', 'set `model.attention.qk_norm`'))}"
+                f"{_advice(used, _slower(used), ('qk_norm', 'set `model.attention.qk_norm`'))}"
             )
             yield _reading(f"attention_entropy.{place}", least, low=ENTROPY, said=said)
 
