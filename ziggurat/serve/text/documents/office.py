@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import regex
 
+from ziggurat.serve.text.documents import direction
 from ziggurat.serve.text.documents.opendocument import xml_members
 from ziggurat.serve.text.documents.package import PACKED, content_types, is_left, main_part
 from ziggurat.serve.text.documents.runs import DIVIDER, Run, RunForm, joined
@@ -39,12 +40,18 @@ _SPACES = {
 # Parts are known by their content types, whatever their names; by the usual names where a file lists no types.
 _DRAWN = r"diagrams/(?:data|drawing)\d*|charts/chart\d*|drawings/drawing\d*"
 _DOCX = regex.compile(rf"word/(?:document\d*|header\d*|footer\d*|footnotes|endnotes|comments|{_DRAWN})\.xml")
-_PPTX = regex.compile(rf"ppt/(?:slides/slide\d+|notesSlides/notesSlide\d+|{_DRAWN})\.xml")
+_PPTX = regex.compile(
+    r"ppt/(?:slides/slide|notesSlides/notesSlide|slideMasters/slideMaster|slideLayouts/slideLayout)\d+\.xml"
+    rf"|ppt/(?:{_DRAWN})\.xml"
+)
 _TYPES = regex.compile(
-    r".*(?:wordprocessingml\.(?:header|footer|footnotes|endnotes|comments)|presentationml\.(?:slide|notesSlide)"
+    r".*(?:wordprocessingml\.(?:header|footer|footnotes|endnotes|comments)"
+    r"|presentationml\.(?:slide|notesSlide|slideMaster|slideLayout)"
     r"|(?:wordprocessingml\.(?:document|template)|ms-word\.(?:document|template)\.macroEnabled(?:Template)?)\.main"
     r"|drawingml\.(?:chart|chartshapes|diagramData|diagramDrawing))\+xml"
 )
+_STYLES = regex.compile(r"word/(?:styles|numbering)\.xml")
+_STYLE_TYPES = regex.compile(r".*wordprocessingml\.(?:styles|numbering)\+xml")
 # Text beside paragraphs that is not read, and is not for readers.
 _SILENT = frozenset(("w:moveFrom", "w:del", "w:rt", "a:fld"))
 # What is said of pictures, text drawn as one, and texts that a person chooses from or finds: the local names of
@@ -101,17 +108,26 @@ def _office(
         if part == main or parts.fullmatch(part) or _TYPES.fullmatch(types.get(part, ""))
         if part == main or not archive.read(part).startswith(PACKED)
     }
-    readers = {part: _Part(xml.tokens) for part, xml in documents.items()}
+    # Text of masters and layouts is shown on slides, but for that of placeholders, which stands for theirs.
+    readers = {
+        part: _Part(xml.tokens, models="/slideMasters/" in part or "/slideLayouts/" in part)
+        for part, xml in documents.items()
+    }
     templates = {part: reader.template() for part, reader in readers.items()}
     left = [part for part in archive.names if part not in documents and is_left(archive, part, types.get(part, ""))]
     left += [part for part, reader in readers.items() for _ in range(reader.unread())]
-    return (yield from xml_members(archive, documents, templates, settings, left))
+    for part in archive.names if direction.turned(settings) is not None else ():  # where looks are from
+        if part not in documents and (_STYLES.fullmatch(part) or _STYLE_TYPES.fullmatch(types.get(part, ""))):
+            documents[part] = read_xml(archive.markup(part), f"{name}: {part}", _SPACES)
+            templates[part] = ["".join(token.raw for token in documents[part].tokens)]
+    return (yield from xml_members(archive, documents, templates, settings, left, direction.office))
 
 
 class _Part:
     """One XML file of the archive."""
 
-    def __init__(self, tokens: Sequence[Token]) -> None:
+    def __init__(self, tokens: Sequence[Token], *, models: bool = False) -> None:
+        self.models = models  # whether placeholders are left as they are
         self.tokens, self.ends = tokens, xml_ends(tokens)
         # Templates of paragraphs by place: one in a text box is met again when the source of that around it is kept.
         self.made: dict[int, Template] = {}
@@ -153,6 +169,9 @@ class _Part:
             return [], after
         if token.kind != "open":
             return None
+        if self.models and token.name == "sp" and any(t.name == "ph" for t in self.tokens[place : place + 40]):
+            self.read.update(range(place, after))
+            return [self.raw(place, after)], after
         if token.name == "w:sdt" and bound is None and self._are_bound(place, after):
             free, tied = (self.template(place, after, bound=is_bound) for is_bound in (False, True))
             return [TemplateGroup(free, tied)], after

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from urllib.parse import unquote
 
 import regex
 
 from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.documents import direction
+from ziggurat.serve.text.documents.direction import Turn
 from ziggurat.serve.text.files import Archive, Settings
 from ziggurat.serve.text.markup import PAGES, MarkupRules, Template, markup_template, written
 from ziggurat.serve.text.sentences import Result, SentenceRequests, together
-from ziggurat.serve.text.tokens import Xml, read_xml, spelt
+from ziggurat.serve.text.tokens import Token, Xml, read_xml, spelt
 from ziggurat.system.errors import DataError
 
 
@@ -21,10 +23,10 @@ def _named(prefix: str, names: str) -> frozenset[str]:
     return frozenset(f"{prefix}:{name}" for name in names.split())
 
 
-_PREFIXES = {"drawing": "draw", "svg-compatible": "svg"}
+_PREFIXES = {"drawing": "draw", "svg-compatible": "svg", "xsl-fo-compatible": "fo"}
 _OPEN_DOCUMENT = {
     f"urn:oasis:names:tc:opendocument:xmlns:{name}:1.0": _PREFIXES.get(name, name)
-    for name in "text table drawing office presentation style meta form script svg-compatible".split()  # noqa: SIM905
+    for name in "text table drawing office presentation style meta form script svg-compatible xsl-fo-compatible".split()  # noqa: SIM905
 } | {"http://purl.org/dc/elements/1.1/": "dc"}
 _TEXT = MarkupRules(
     inline=_named("text", "span a meta meta-field ruby ruby-base"),
@@ -67,7 +69,7 @@ def opendocument(content: bytes, name: str, settings: Settings) -> SentenceReque
     documents = {part: read_xml(archive.markup(part), f"{name}: {part}", _OPEN_DOCUMENT) for part in parts}
     templates = {part: markup_template(xml.tokens, _TEXT) for part, xml in documents.items()}
     left = (part for part in archive.names if part.endswith("/content.xml") and _WRITTEN.search(archive.read(part)))
-    return (yield from xml_members(archive, documents, templates, settings, left))
+    return (yield from xml_members(archive, documents, templates, settings, left, direction.opendocument))
 
 
 _WRITTEN = regex.compile(rb"<text:(?:p|h|span)(?:\s[^<>]*+)?>[^<]*?(?:[A-Za-z]|[\xc3-\xf4][\x80-\xbf])")
@@ -79,16 +81,21 @@ def xml_members(
     templates: dict[str, Template],
     settings: Settings,
     left: Iterable[str],
+    turn: Turn | None = None,
 ) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating templates of an archive's members; all others keep their bytes.
 
-    `left`: members with text that is not read, which are counted.
+    `left`: members with text that is not read, which are counted; `turn` writes the others in another direction.
     """
     notices = TextNotices()
     for part in left:
         notices.add("left_out", part)
     said = yield from together([written(template, settings.options, notices) for template in templates.values()])
     changed = {part: documents[part].encoded(text) for part, text in zip(templates, said, strict=True)}
+    if turn is not None and (to_right := direction.turned(settings)) is not None:
+        for part, content in changed.items():
+            written_again = read_xml(content, f"{archive.name}: {part}", documents[part].prefixes)
+            changed[part] = written_again.encoded(turn(written_again.tokens, to_right))
     return Result(archive.replaced(changed), notices)
 
 
@@ -97,6 +104,8 @@ def xml_members(
 _CONTAINER = "META-INF/container.xml"
 _PAGES = ("application/xhtml+xml", "application/x-dtbook+xml")
 _OTHER_PAGES = ("text/html", "text/x-oeb1-document", "text/plain", "application/pdf")
+_DRAWING = "image/svg+xml"
+_DRAWN_TEXT = regex.compile(r"<(?:\w++:)?(?:text|tspan|textPath|a|p|div|span)(?:\s[^<>]*+)?>[^<]*?\p{L}")
 _CONTENTS = "application/x-dtbncx+xml"
 _NCX = MarkupRules(inline=frozenset(), copied=frozenset(("head",)), xml=True)
 _LANGUAGE = regex.compile(r"(<(?:[\w.-]++:)?+language\b[^<>]*+>)[^<]*+(</)")
@@ -116,15 +125,31 @@ def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resu
             continue
         kind = token.attributes.get("media-type", "")
         part = posixpath.normpath(posixpath.join(posixpath.dirname(package), unquote(token.attributes.get("href", ""))))
-        if part in archive.names and kind in _OTHER_PAGES:
+        if part in archive.names and (kind in _OTHER_PAGES or (kind == _DRAWING and _drawn(archive.read(part)))):
             left.append(part)
         if part in archive.names and part not in documents and kind in (*_PAGES, _CONTENTS):
             documents[part] = read_xml(archive.markup(part), f"{name}: {part}")
             templates[part] = markup_template(documents[part].tokens, _NCX if kind == _CONTENTS else rules)
     if settings.target and package not in documents:
-        text = "".join(token.raw for token in book.tokens)
+        text = "".join(_directed(book.tokens, settings))
         documents[package], templates[package] = book, [_LANGUAGE.sub(rf"\g<1>{spelt(settings.target)}\g<2>", text)]
     return (yield from xml_members(archive, documents, templates, settings, left))
+
+
+def _drawn(content: bytes) -> bool:
+    """Return whether a drawing, which may be a page, has text."""
+    return _DRAWN_TEXT.search(content.decode("utf-8", "replace")) is not None
+
+
+def _directed(tokens: Sequence[Token], settings: Settings) -> Iterator[str]:
+    """Yield a package, in whose spine pages follow each other in the direction of the target where that is another."""
+    to_right, can = direction.turned(settings), False  # EPUB 2 has no such attribute
+    for token in tokens:
+        can = can or (token.name == "package" and not token.attributes.get("version", "").startswith("2"))
+        if token.name == "spine" and token.kind in ("open", "empty") and can and to_right is not None:
+            yield direction.with_attribute(token.raw, "page-progression-direction", "rtl" if to_right else "ltr")
+        else:
+            yield token.raw
 
 
 def _package(archive: Archive, name: str) -> str:
