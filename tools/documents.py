@@ -39,7 +39,7 @@ FAULTS = ("changed", "lost", "doubled", "skipped", "not opening")
 """FAULTS are what is counted: documents, words, words, words, documents."""
 STAYS = {
     *("not_parsed", "endings_kept", "nothing_to_translate", "no_cues", "data_cues"),
-    *("not_shown", "left_out", "not_read"),
+    *("not_shown", "left_out", "not_read", "for_programs", "empty", "other_languages"),
 }
 """STAYS are the notices that say that text stayed."""
 BILINGUAL = {"XLIFF", "TMX", "gettext"}

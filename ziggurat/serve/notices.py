@@ -17,6 +17,7 @@ KINDS = {
     "protected_again": "translated again since something was missing",
     "not_parsed": "messages left as they are, since they could not be parsed",
     "endings_kept": "endings of ordinals left as they are",
+    "empty": "sentences left as they are, since their translation was empty",
     "in_segments": "paragraphs divided at their tags",
     "terms_again": "translated again since a term was missing",
     "nothing_to_translate": "document with nothing to translate",
@@ -26,9 +27,11 @@ KINDS = {
     "not_shown": "texts beside cues left as they are",
     "left_out": "parts of the file left as they are",
     "too_long": "translations longer than their units allow",
-    "other_languages": "units without a source in the model's language",
+    "other_languages": "texts in other languages left as they are",
+    "direction": "pages whose direction of writing is that of the source",
     "left_by_key": "texts left as they are for their keys",
-    "not_read": "resources of other types left as they are",
+    "for_programs": "values for programs left as they are",
+    "not_read": "texts in places that are not read, left as they are",
 }
 """KINDS is a kind that a work on a text or document counts -> the words that follow the number."""
 

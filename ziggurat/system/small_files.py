@@ -12,6 +12,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
@@ -155,15 +156,32 @@ def parse_json(content: bytes, name: str, *, error: type[ZigguratError] = DataEr
     """
     try:
         document = json.loads(content.decode("utf-8"))
-        if b"\\ud" in content.lower():  # raises UnicodeEncodeError for a lone surrogate, which cannot be written again
-            json.dumps(document, ensure_ascii=False).encode()
     except RecursionError:
         raise error(Problem("", f"{name}: damaged (nested too deeply)", remedy)) from None
     except ValueError as problem:
         raise error(Problem("", f"{name}: damaged ({printable(str(problem), 120)})", remedy)) from None
     if _is_deeper(document, MAX_DEPTH):
         raise error(Problem("", f"{name}: damaged (nested too deeply)", remedy))
+    if b"\\ud" in content.lower() and (lone := _lone_surrogate(document)):  # which cannot be written again
+        raise error(Problem("", f"{name}: {lone} has half of a character (\\ud800 to \\udfff stand in pairs)", remedy))
     return document
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _lone_surrogate(document: Any) -> str | None:
+    """Return where in a JSON value the first string is that is not Unicode, in words; None if there is none."""
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), document)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [part for key in reversed(value) for part in (((*path, key), value[key]), ((*path, key), key))]
+        elif isinstance(value, list):
+            waiting += [((*path, str(number)), part) for number, part in reversed(list(enumerate(value)))]
+        elif isinstance(value, str) and _SURROGATE.search(value):
+            return f"`{printable('.'.join(path), 120)}`" if path else "its text"
+    return None
 
 
 def _is_deeper(document: Any, limit: int) -> bool:

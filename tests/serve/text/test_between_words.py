@@ -154,8 +154,8 @@ def test_tabs_of_slides_and_of_plain_text_divide() -> None:
 def test_neighbours_in_html(page: str, asked: list[str]) -> None:
     found, said = asked_and_said("a.html", page.encode())
     assert found == asked
-    assert re.findall("<[^>]*>", said.decode()) == re.findall("<[^>]*>", page)
-    assert asked_and_said("a.html", page.encode(), identity)[1].decode() == page
+    assert re.findall("<[^>]*>", said.decode()) == re.findall("<[^>]*>", page.replace('"en"', '"de"'))
+    assert asked_and_said("a.html", page.encode(), identity)[1].decode() == page.replace('"en"', '"de"')
 
 
 @pytest.mark.parametrize(

@@ -281,3 +281,40 @@ def test_units_of_other_languages_are_told() -> None:
     units = '<tu><tuv xml:lang="fr"><seg>mots</seg></tuv></tu><tu><tuv xml:lang="en"><seg>words</seg></tuv></tu>'
     text = f'<tmx version="1.4"><header srclang="fr"/><body>{units}</body></tmx>'
     assert run(document(text.encode(), "a.tmx", SETTINGS), upper).notices == {"other_languages": 1}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "inside", "said"),
+    [
+        (' approved="yes"', "<source>App</source><target/>", ' approved="no"'),
+        (" approved='yes'", "<source>App</source>", " approved='no'"),
+        (' approved = "yes" resname="approved"', "<source>App</source>", ' approved = "no" resname="approved"'),
+        (' approved="no"', "<source>App</source>", ' approved="no"'),
+        (' approved="yes"', '<source>App</source><target state="new">App</target>', ' approved="no"'),
+        (' approved="yes"', '<source>App</source><target state="final">Da</target>', ' approved="yes"'),
+        (' approved="yes" translate="no"', "<source>App</source>", ' approved="yes" translate="no"'),
+        (
+            ' approved="yes"',
+            f"<source>A b</source><seg-source>{mark(1, 'A one')}{mark(2, 'B two')}</seg-source>"
+            f"<target>{mark(1, 'Da')}{mark(2, '')}</target>",
+            ' approved="no"',
+        ),
+        (
+            ' xmlns:m="urn:m" m:confirmed="1"',
+            "<source>App</source><target></target>",
+            ' xmlns:m="urn:m" m:confirmed="0"',
+        ),
+    ],
+)
+def test_nobody_has_approved_what_a_machine_wrote(attributes: str, inside: str, said: str) -> None:
+    _, outcome = read(inside, attributes=attributes)
+    assert f'<trans-unit id="u"{said}>' in outcome.value.decode()
+    assert outcome.value.count(b"<source>") == inside.count("<source>")
+
+
+@pytest.mark.parametrize("state", ["initial", "translated", "reviewed", "final"])
+def test_an_empty_segment_of_xliff_2_is_translated_and_no_more(state: str) -> None:
+    unit = f'<unit id="u"><segment state="{state}" subState="x:approved"><source>App</source><target/></segment></unit>'
+    whole = f'<xliff version="2.0" srcLang="en" trgLang="de"><file id="f">{unit}</file></xliff>'
+    outcome = run(document(whole.encode(), "a.xlf", SETTINGS), upper)
+    assert b'<segment state="translated"><source>App</source><target>aPP</target></segment>' in outcome.value

@@ -190,7 +190,6 @@ def test_other_paragraphs_are_texts_alone(body: str) -> None:
     ("translation", "said"),
     [
         ("«Il était", "«I|l était"),
-        ("", "|"),
         ("كان يا ما كان", "كان| يا ما كان"),
         ("क्षत्रिय लोग", "क्ष|त्रिय लोग"),
         ("&lt; x", "&amp;l|t; x"),

@@ -43,6 +43,34 @@ def test_a_document_of_which_nothing_changes_keeps_its_bytes(name: str) -> None:
     assert translated(name, identity) == FILES[name]
 
 
+@pytest.mark.parametrize("answer", ["", " ", "\u200b", "\xad\ufeff", "\x00\n"])
+@pytest.mark.parametrize("name", FILES)
+def test_an_empty_translation_leaves_the_source_and_is_counted(name: str, answer: str) -> None:
+    def translate(sentences: list[str]) -> list[SentenceTranslation]:
+        return [SentenceTranslation(answer, None if answer else []) for _ in sentences]
+
+    asked = list[str]()
+    said = run(document(FILES[name], name, SETTINGS), translate)
+    same = run(document(FILES[name], name, SETTINGS), lambda sentences: asked.extend(sentences) or identity(sentences))
+    assert said.value == same.value
+    assert said.notices["empty"] >= len(asked) > 0
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_only_what_was_empty_stays(aligned: bool) -> None:
+    def translate(sentences: list[str]) -> list[SentenceTranslation]:
+        answers = permuting(None, change=swapped)(sentences)
+        return [SentenceTranslation("", []) if "two" in s else a for s, a in zip(sentences, answers, strict=True)]
+
+    options = Settings(Options(sentencex_splitter("en"), aligned=aligned))
+    page = b"<p>One here. And two here.</p><p>Say {0} <b>two</b> and three</p><p>Four %s two</p>"
+    outcome = run(document(page, "a.html", options), translate)
+    assert b"oNE HERE. And two here." in outcome.value
+    assert b"two" in outcome.value.split(b"<p>")[2]
+    assert b"Four %s two" in outcome.value.replace(b"fOUR", b"Four")
+    assert outcome.notices["empty"] == 3
+
+
 def test_an_archive_keeps_order_dates_and_methods() -> None:
     import io
     import zipfile
@@ -153,7 +181,8 @@ def test_runs_of_any_kind_come_back_whole(parts: list[tuple[str, str]], seed: in
         ("<html xmlns='x' xml:lang='en-US' lang='EN'>", "<html xmlns='x' xml:lang='de' lang='de'>"),
         ('<html lang="fr" data-lang="en">', '<html lang="fr" data-lang="en">'),
         ("<html>", "<html>"),
-        ('<p lang="en">', '<p lang="en">'),
+        ('<p lang="en">', '<p lang="de">'),
+        ('<p title="lang" lang = "en-GB" hreflang="en">', '<p title="LANG" lang = "de" hreflang="en">'),
     ],
 )
 def test_the_language_of_a_page_becomes_the_targets_where_it_is_the_sources(tag: str, said: str) -> None:

@@ -179,7 +179,7 @@ class Settings:
     def refuse_languages(self, source: str, target: str, name: str) -> None:
         """Raise DataError for a file called `name` from or into another language; empty codes are not known ones."""
         pairs = ((source, self.source), (target, self.target))
-        if any(_differ(of_file, own) for of_file, own in pairs):
+        if any(differ(of_file, own) for of_file, own in pairs):
             raise DataError(
                 f"{name}: is from {printable(source or '?')!r} to {printable(target or '?')!r}, and the model from "
                 f"{self.source or '?'!r} to {self.target or '?'!r}; take another model, or change the file's languages"
@@ -234,7 +234,7 @@ def is_same(one: str, other: str) -> bool:
     return language_of(one) == language_of(other) and len(scripts) < 2
 
 
-def _differ(one: str, other: str) -> bool:
+def differ(one: str, other: str) -> bool:
     """Return whether two codes are of two languages or scripts; of two and three letters they are not compared."""
     first, second = language_of(one), language_of(other)
     is_known = first not in ("", "und", "mul", "mis", "zxx", "x", "i", "*all*") and 1 < len(first) == len(second) < 4

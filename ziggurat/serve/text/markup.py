@@ -20,12 +20,21 @@ from typing import Protocol, TypeAlias
 import regex
 
 from ziggurat.serve.notices import TextNotices
-from ziggurat.serve.text.files import language_of
+from ziggurat.serve.text.elements import Wishes, in_target, shown_blank, text_attributes, turns
 from ziggurat.serve.text.pairing import marked
 from ziggurat.serve.text.paragraphs import original_pieces, paragraphs
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
-from ziggurat.serve.text.tokens import ATTRIBUTE, Spelling, Spellings, Token, element_ends, html_tokens, read_xml
+from ziggurat.serve.text.tokens import (
+    ATTRIBUTE,
+    MAX_XML_DEPTH,
+    Spelling,
+    Spellings,
+    Token,
+    element_ends,
+    html_tokens,
+    read_xml,
+)
 from ziggurat.system.errors import DataError
 
 
@@ -197,7 +206,8 @@ class MarkupRules:
         attributes: attributes with text to be translated; none: attributes are kept.
         xml: whether text must be well-formed XML.
         collapses: whether several line ends are one blank, as in pages, and no sentence ends there.
-        languages: of the source and the translation: a page (`html`) that says that it is in the one says the other.
+        languages: of the source and the translation: what says that it is in the one says the other, and what is in
+            yet another stays.
         escape: what the format does to text before it is markup.
     """
 
@@ -219,46 +229,49 @@ class MarkupRules:
 HTML = MarkupRules(
     inline=_names(
         "a abbr acronym b bdi bdo big cite data del dfn em font i img ins label mark nobr output q rb ruby s small "
-        "span strike strong sub sup time tt u wbr"
+        "span strike strong sub sup textpath time tspan tt u wbr"
     ),
     void=_names("area base br col embed hr img input link meta param source track wbr"),
     copied=_names(
-        "audio canvas code iframe kbd map math noembed noframes object picture plaintext pre rp rt rtc samp script "
-        "style svg template textarea var video xmp"
+        "code iframe kbd math metadata noembed noframes plaintext pre rp rt rtc samp script style textarea var xmp"
     ),
+    nested=_names("audio canvas map object picture svg template video"),
     blank=_names("br"),
     seen=_names("img audio canvas iframe map object picture svg video"),
     collapses=True,
 )
 """HTML are the rules of HTML in texts and messages, whose attributes are kept."""
 
-PAGES = replace(HTML, attributes=_names("alt title placeholder aria-label"))
+PAGES = replace(
+    HTML,
+    attributes=_names(
+        "alt title placeholder aria-label aria-description aria-placeholder aria-roledescription aria-valuetext"
+    ),
+)
 """PAGES are the rules of HTML in documents: attributes that people read are translated, too."""
 
 _LONGEST_COPY = 100
 """Characters of a copied element that the model is shown; the text of a longer one would only disturb it."""
 
 # Copied elements whose text is not read as part of the sentence, or not at all.
-_UNREAD = _names(
-    "audio canvas iframe map math noembed noframes object picture rp rt rtc script style svg template video"
-)
+_UNREAD = _names("iframe math metadata noembed noframes rp rt rtc script style") | HTML.nested
+_MOST_NESTED = 8
+"""_MOST_NESTED is how deep paragraphs of HTML are inside of others; deeper ones divide those around them."""
 _IN_WORDS = _names("sub sup ruby rb wbr tt bdi bdo text:ruby text:ruby-base")  # elements that parts of words are in
 _STYLES = _names("b i em u s font big small strike strong ins del g pc text:span")
 _BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/\-][^\s\p{P}]")  # no blank between, and no sign that needs none
 _CODE, _RUBY = _names("code kbd samp var"), _names("ruby rb")
 _DIVIDING = _names("pre textarea xmp plaintext")  # copied ones that stand between sentences
-_LINE_BREAK = regex.compile(
-    r"<br\b|^\s*+(?:\\[nr])++$|^\[?(?:br|line.?break|lb|newline|LF)\]?$", flags=regex.IGNORECASE
-)
 _GAP = regex.compile(r"\s{2,}+")
-_LANGUAGE = regex.compile(r"""((?<=\s)(?:xml:)?lang\s*+=\s*+)(["']?+)(?P<code>[A-Za-z0-9-]++)\2""")
 
 
 def html(text: str, options: Options, rules: MarkupRules = HTML) -> SentenceRequests[Result[str]]:
     """Return the work of translating HTML, a document or a part of one; nothing is added around it."""
     notices = TextNotices()
     tokens = list(html_tokens(text))
-    said = yield from written(markup_template(tokens, rules), options, notices)
+    if turns(rules.languages) and not any(token.name == "html" for token in tokens):
+        notices["direction"] += 1
+    said = yield from written(markup_template(tokens, rules, notices), options, notices)
     return Result(said, notices)
 
 
@@ -280,9 +293,9 @@ def xml_tokens(text: str) -> list[Token]:
         return read_xml(f"<x>{text}</x>".encode("utf-8", "surrogatepass"), "the text").tokens[1:-1] if text else []
 
 
-def markup_template(tokens: Sequence[Token], rules: MarkupRules) -> Template:
-    """Return the template of markup."""
-    return _Segmenter(tokens, rules).template()
+def markup_template(tokens: Sequence[Token], rules: MarkupRules, notices: TextNotices | None = None) -> Template:
+    """Return the template of markup; what it leaves as it is though it may be text is counted in `notices`."""
+    return _Segmenter(tokens, rules, TextNotices() if notices is None else notices).template()
 
 
 def _one_line_end(gap: str) -> str:
@@ -294,23 +307,35 @@ def _one_line_end(gap: str) -> str:
 class _Segmenter:
     """Collects runs of text and inline tags between tags that break sentences."""
 
-    def __init__(self, tokens: Sequence[Token], rules: MarkupRules) -> None:
-        self.tokens, self.rules = tokens, rules
+    def __init__(self, tokens: Sequence[Token], rules: MarkupRules, notices: TextNotices, depth: int = 0) -> None:
+        self.tokens, self.rules, self.notices, self.depth = tokens, rules, notices, depth
         self.ends = element_ends(tokens, rules.void, rules.inline - _RUBY | _CODE, xml=rules.xml)
         self.done: Template = []
         self.run: list[Piece] = []
         self.run_raw: list[Token] = []
         self.last = ""  # character of the run's text
+        self.wishes = Wishes(tokens, self.ends, rules.void, rules.languages[0], notices)
 
     def template(self) -> Template:
         place = 0
         while place < len(self.tokens):
-            place = self._take(place, self.tokens[place])
+            token, becomes = self.tokens[place], self.wishes.of(place)
+            if becomes == "taken":
+                place = self._take(place, token)
+            elif becomes == "copied":
+                self._copy(place, self.ends[place], token.raw)
+                place = self.ends[place] + 1
+            else:
+                self._divide(token.raw)
+                place += 1
         self._flush()
         return self.done
 
+    def _most_nested(self) -> int:
+        return MAX_XML_DEPTH if self.rules.xml else _MOST_NESTED
+
     def _take(self, place: int, token: Token) -> int:
-        """Take the token at `place`, and return where to go on."""
+        """Take the token at `place`, which is translated, and return where to go on."""
         name = token.name
         is_void = token.kind == "empty" or name in self.rules.void
         if token.kind == "text":
@@ -327,16 +352,19 @@ class _Segmenter:
                 self._add(token, Close(token.raw, name))
             else:
                 self._divide(token.raw)
-        elif not is_void and (name in self.rules.copied or _untranslated(token)) and place in self.ends:
-            self._copy(place, self.ends[place])
+        elif not is_void and name in self.rules.copied and place in self.ends:
+            self.wishes.tell_unread(place)
+            self._copy(place, self.ends[place], self._raw(token))
             return self.ends[place] + 1
         elif name in self.rules.spaces and token.kind == "empty":
             self._add(token, EmptyElement(token.raw, " "))
-        elif name in self.rules.points | self.rules.nested:
+        elif name in self.rules.points or (name in self.rules.nested and self.depth < self._most_nested()):
             end = self.ends.get(place, place)
             inside = "".join(part.text for part in self.tokens[place + 1 : min(end, place + 4)])
-            element = EmptyElement(self._whole(place, end), _shown_blank(token, inside), name in self.rules.seen)
-            self._add(token._replace(kind="other"), element)
+            blank = shown_blank(token, inside) if name in self.rules.points else ""
+            self._add(
+                token._replace(kind="other"), EmptyElement(self._whole(place, end), blank, name in self.rules.seen)
+            )
             return end + 1
         elif name in self.rules.blank:
             if self._goes_on(place):
@@ -398,9 +426,11 @@ class _Segmenter:
             self.done += filled(self.run, form)
             self.run, self.run_raw, self.last = [], [], ""
 
-    def _copy(self, place: int, end: int) -> None:
+    def _copy(self, place: int, end: int, tag: Raw) -> None:
+        """Take an element that comes through untouched, but for what is translated in its tag."""
         inside = self.tokens[place : end + 1]
-        raw = "".join(token.raw for token in inside)
+        rest = "".join(token.raw for token in inside[1:])
+        raw = tag + rest if isinstance(tag, str) else [*tag, rest]
         name = self.tokens[place].name
         if name in _DIVIDING or name not in self.rules.inline | self.rules.copied:
             self._divide(raw)
@@ -408,14 +438,18 @@ class _Segmenter:
             shown = shown_text(inside)
             is_seen = not shown and name in self.rules.seen
             self.run.append(EmptyElement(raw, is_seen=True) if is_seen else Verbatim(raw, shown))
-            self.run_raw.append(Token("other", raw))
+            self.run_raw.append(Token("other", ""))
 
     def _whole(self, place: int, end: int) -> Raw:
         """Return an element with what is in it: as it is, or with its paragraphs as slots."""
-        inside = self.tokens[place : end + 1]
-        if self.tokens[place].name in self.rules.points or place == end:
+        inside = list(self.tokens[place : end + 1])
+        if inside[0].name in self.rules.points or (place == end and self.rules.xml):
             return "".join(token.raw for token in inside)
-        return [inside[0].raw, *markup_template(inside[1:-1], self.rules), inside[-1].raw]
+        last = [inside.pop()] if inside[-1].kind == "close" and inside[-1].name == inside[0].name else []
+        nested = _Segmenter(inside[1:], self.rules, self.notices, self.depth + 1).template()
+        template: Template = []
+        add(template, self._raw(inside[0]))
+        return [*template, *nested, *(token.raw for token in last)]
 
     def _goes_on(self, place: int) -> bool:
         """Return whether a sentence goes on after a break: small letters follow, or a comma is before it."""
@@ -429,34 +463,16 @@ class _Segmenter:
                 return False
         return False
 
-    def _language(self, found: regex.Match[str]) -> str:
-        """Return an attribute with the language of the translation in place of the source's."""
-        source, target = self.rules.languages
-        is_source = language_of(found["code"]) == language_of(source)
-        return f"{found[1]}{found[2]}{target}{found[2]}" if is_source else found[0]
-
     def _raw(self, token: Token) -> Raw:
         """Return a tag as it was written, with places for the attributes that are translated."""
-        if token.name == "html" and all(self.rules.languages):
-            return _LANGUAGE.sub(self._language, token.raw)
-        names = self.rules.attributes | (_said(token) if self.rules.attributes else frozenset())
-        if not any(token.attributes.get(name, "").strip() for name in names) or _untranslated(token):
+        if token.name not in self.rules.copied:
+            is_block = token.name not in self.rules.inline | self.rules.void | self.rules.blank
+            token = in_target(token, self.rules.languages, is_block=is_block)
+        names = self.rules.attributes | (text_attributes(token) if self.rules.attributes else frozenset())
+        is_left = not all(self.wishes.now.within(token, self.rules.languages[0]))
+        if is_left or not any(token.attributes.get(name, "").strip() for name in names):
             return token.raw
         return with_attributes(token, names, xml=self.rules.xml, escape=self.rules.escape)
-
-
-_BUTTONS = _names("submit button reset")
-_DESCRIPTIONS = _names("description og:description og:title twitter:description twitter:title")
-
-
-def _said(token: Token) -> frozenset[str]:
-    """Return the names of attributes that are text of this element alone."""
-    said = token.attributes
-    if token.name == "input" and said.get("type", "").lower() in _BUTTONS:
-        return frozenset(("value",))
-    if token.name == "meta" and (said.get("name") or said.get("property", "")).lower() in _DESCRIPTIONS:
-        return frozenset(("content",))
-    return frozenset(("label",)) if token.name in ("option", "optgroup", "track") else frozenset()
 
 
 def with_attributes(token: Token, names: Set[str], *, xml: bool, escape: Callable[[str], str] = str) -> Template:
@@ -473,21 +489,6 @@ def with_attributes(token: Token, names: Set[str], *, xml: bool, escape: Callabl
             template += [token.raw[begin : found.start(group)], MarkupSlot(SpannedText(text), form)]
             begin = found.end(group)
     return [*template, token.raw[begin:]]
-
-
-def _shown_blank(token: Token, inside: str) -> str:
-    """Return the text that a point stands for: a line's end where an inline code of XLIFF says so, else nothing."""
-    said = token.attributes
-    if said.get("ctype") == "lb" or said.get("subType") == "xlf:lb" or said.get("hex", "").lstrip("0").upper() == "A":
-        return "\n"
-    spelled = (*(said.get(name, "") for name in ("equiv-text", "equiv", "disp")), inside)
-    return "\n" if any(map(_LINE_BREAK.search, spelled)) else ""
-
-
-def _untranslated(token: Token) -> bool:
-    """Return whether an element says that it is not to be translated."""
-    attributes = token.attributes
-    return attributes.get("translate", "").lower() == "no" or "notranslate" in attributes.get("class", "").split()
 
 
 def shown_text(element: Sequence[Token]) -> str:

@@ -237,9 +237,9 @@ def sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceReq
         return _unchanged(unit)
     if unit.inner and not options.aligned:
         notices["unaligned"] += 1
-        return (yield from _segments(unit))
+        return (yield from _segments(unit, notices))
     (answer,) = yield [unit.text]
-    answer = _trimmed(answer)
+    answer = _answered(unit.text, answer, notices)
     text, links = answer.text, answer.links
     fixed = _located(unit, text, links, options.protect) if options.again else []
     if fixed is None:
@@ -248,7 +248,7 @@ def sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceReq
     if not links:
         if unit.inner:
             notices["unaligned"] += 1
-            return (yield from _segments(unit))
+            return (yield from _segments(unit, notices))
         links = [Link(0, len(unit.text), 0, len(text))]
     return Target(text, list(links), fixed)
 
@@ -259,7 +259,18 @@ def _unchanged(unit: Unit) -> Target:
     return Target(unit.text, [Link(start, end, start, end) for start, end in spans], fixed)
 
 
-def _trimmed(answer: SentenceTranslation) -> SentenceTranslation:
+_NOTHING = regex.compile(r"[\s\p{DI}\p{Cc}]*+")
+"""_NOTHING matches text of which readers see nothing: blanks, signs without width, controls."""
+
+
+def _answered(asked: str, answer: SentenceTranslation, notices: Counter[str]) -> SentenceTranslation:
+    """Return a translation without white space at its ends; where nothing is left of it, the source, which is counted.
+
+    A document must not lose text since a model had nothing to say.
+    """
+    if _NOTHING.fullmatch(answer.text):
+        notices["empty"] += 1
+        return SentenceTranslation(asked, [Link(*span, *span) for span in units(asked)])
     text = answer.text.strip()
     if text == answer.text:
         return answer
@@ -338,12 +349,12 @@ def _likeliest(unit: Unit, literal: str, here: list[int], own: int, links: Seque
 def _cut_out(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
     text, places = _without(unit)
     if not options.aligned or not text:
-        return (yield from _segments(unit))
+        return (yield from _segments(unit, notices))
     (answer,) = yield [text]
-    answer = _trimmed(answer)
+    answer = _answered(text, answer, notices)
     if not answer.links:
         notices["unaligned"] += 1
-        return (yield from _segments(unit))
+        return (yield from _segments(unit, notices))
     links = [
         Link(*_larger(places[link.source_start : link.source_end]), link.target_start, link.target_end)
         for link in answer.links
@@ -445,7 +456,7 @@ def _blank_after(source: str, at: int, first: str) -> bool:
 # The third form: segments
 
 
-def _segments(unit: Unit) -> SentenceRequests[Target]:
+def _segments(unit: Unit, notices: Counter[str]) -> SentenceRequests[Target]:
     """Return the work of translating each stretch between marks and items by itself; the order is the source's."""
     cuts = sorted({0, len(unit.text), *unit.inner, *(i.start for i in unit.items), *(i.end for i in unit.items)})
     inside = {place for item in unit.items for place in cuts if item.start < place < item.end}
@@ -461,7 +472,10 @@ def _segments(unit: Unit) -> SentenceRequests[Target]:
         n for n, core in enumerate(cores) if stretches[n][0] not in items and has_words(unit.text[slice(*core)], [])
     ]
     rendered = yield [unit.text[slice(*cores[n])] for n in asked]
-    answers = {n: answer.text.strip() for n, answer in zip(asked, rendered, strict=True)}
+    answers = {
+        n: _answered(unit.text[slice(*cores[n])], answer, notices).text
+        for n, answer in zip(asked, rendered, strict=True)
+    }
     text, links, fixed = "", list[Link](), list[Link]()
     for number, ((start, end), core) in enumerate(zip(stretches, cores, strict=True)):
         text += unit.text[start : core[0]]

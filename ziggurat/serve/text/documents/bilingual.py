@@ -34,6 +34,8 @@ _BEGINS, _ENDS = frozenset(("bpt", "bx", "sc")), frozenset(("ept", "ex", "ec"))
 _UNTRANSLATED_STATES = frozenset(("new", "needs-translation", "initial"))
 _REVIEW = ' state="needs-review-translation" state-qualifier="leveraged-mt"'
 _STATES = regex.compile(r"""\s+(?:state|state-qualifier|subState)\s*+=\s*+(?:"[^"]*+"|'[^']*+')""")
+# What a unit of 1.2, or of Phrase's, says of its target: that a person has approved it.
+_APPROVED = regex.compile(r"""(\s(?:approved|m:confirmed)\s*+=\s*+["'])(yes|1)(?=["'])""")
 _UNITS = frozenset(("trans-unit", "segment", "unit", "group", "file", "tu"))
 
 
@@ -52,10 +54,11 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
     """Return the work of translating XLIFF 1.2 or 2: units without a target, or with an untranslated one, get one.
 
     A target is untranslated if it is empty, if its state is `new` or `needs-translation` (1.2), or if its segment's
-    state is given as `initial` (2). New targets of 1.2 are marked as made by a machine and to be reviewed; a segment of
-    2 with a state gets `translated`, which `reviewed` follows. Of elements with `translate` the innermost decides: a
-    locked group may have open units. A source in segments (`seg-source`) gets a target with the same segments, those
-    without one. Source that is HTML is read as HTML. A target that is longer than its unit allows is told.
+    state is given as `initial` (2). New targets of 1.2 are marked as made by a machine and to be reviewed, and a unit
+    that says that it is approved says no more so; a segment of 2 with a state gets `translated`, which `reviewed`
+    follows. Of elements with `translate` the innermost decides: a locked group may have open units. A source in
+    segments (`seg-source`) gets a target with the same segments, those without one. Source that is HTML is read as
+    HTML. A target that is longer than its unit allows is told.
 
     Raises DataError: not XLIFF, or of other languages than those of `settings`.
     """
@@ -96,9 +99,11 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
             done = [gap, *done]
         else:
             begin, end = target, ends.get(target, target) + 1
+        tag = _APPROVED.sub(lambda found: found[1] + {"yes": "no", "1": "0"}[found[2]], segment.raw)
         if second and state is not None:
-            between = [token.raw for token in xml.tokens[place + 1 : begin]]
-            return place, end, [f'{_STATES.sub("", segment.raw)[:-1]} state="translated">', *between, *done]
+            tag = f'{_STATES.sub("", tag)[:-1]} state="translated">'
+        if tag != segment.raw:
+            return place, end, [tag, *(token.raw for token in xml.tokens[place + 1 : begin]), *done]
         return begin, end, done
 
     notices = TextNotices()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import regex
 
 from ziggurat.config.languages import is_right_to_left
+from ziggurat.serve.text.elements import turns
 from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.tokens import Token, xml_ends
 
@@ -21,9 +22,7 @@ Turn = Callable[[Sequence[Token], bool], str]
 
 def turned(settings: Settings) -> bool | None:
     """Return whether a translation is written from the right; None where its direction is that of its source."""
-    to_right = is_right_to_left(settings.target)
-    is_other = to_right != is_right_to_left(settings.source) if settings.source else to_right
-    return to_right if settings.target and is_other else None
+    return is_right_to_left(settings.target) if turns((settings.source, settings.target)) else None
 
 
 def with_attribute(raw: str, name: str, value: str) -> str:

@@ -10,6 +10,7 @@ with an indented body), tabs, imports and exports of MDX, lines of templates. Th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.lines import LINE, file_work
 from ziggurat.serve.text.documents.markdown_inline import Inline, folded
 from ziggurat.serve.text.files import Settings, decoded
-from ziggurat.serve.text.markup import PAGES, Template, markup_template
+from ziggurat.serve.text.markup import PAGES, MarkupRules, Template, markup_template
 from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import html_tokens
 from ziggurat.system.errors import ConfigError
@@ -191,8 +192,9 @@ def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     Raises ConfigError where the parser is not installed.
     """
     text, charset = decoded(content, name)
-    reader = _Reader(LINE.findall(text), is_mdx=name.lower().endswith(".mdx"))
     notices = TextNotices()
+    rules = replace(PAGES, languages=(settings.source, settings.target))
+    reader = _Reader(LINE.findall(text), rules, notices, is_mdx=name.lower().endswith(".mdx"))
     for number, body in enumerate(reader.bodies):
         if number in reader.marks and _GRID.fullmatch(body) and number - 1 not in reader.marks:
             notices.add("left_out", f"line {number + 1}")
@@ -235,8 +237,8 @@ def _parser() -> Any:
 class _Reader:
     """Reader of one file, of which it has the lines with their ends."""
 
-    def __init__(self, lines: Sequence[str], *, is_mdx: bool) -> None:
-        self.lines = lines
+    def __init__(self, lines: Sequence[str], rules: MarkupRules, notices: TextNotices, *, is_mdx: bool) -> None:
+        self.lines, self.rules, self.notices = lines, rules, notices
         self.bodies = [line.rstrip("\r\n") for line in lines]
         self.starts = [0]  # of each line in what the parser reads
         for body in self.bodies:
@@ -288,7 +290,7 @@ class _Reader:
         if any(line[:column].strip() for line, column in zip(lines[1:], columns[1:], strict=True)):
             return list(lines)
         text = "".join(lines)[columns[0] :]
-        return [lines[0][: columns[0]], *markup_template(list(html_tokens(text)), PAGES)]
+        return [lines[0][: columns[0]], *markup_template(list(html_tokens(text)), self.rules, self.notices)]
 
     def _row(self, line: int, column: int) -> Template:
         template: Template = [self.bodies[line][:column]]

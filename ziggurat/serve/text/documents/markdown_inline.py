@@ -33,7 +33,7 @@ _INLINE = regex.compile(
     rf"""(?P<code>(?<!`)(?P<ticks>`{{1,8}})(?!`)[^`].{{0,500}}?(?<!`)(?P=ticks)(?!`))
       | (?P<comment><!--.{{0,1000}}?-->)
       | (?P<auto><(?:https?|ftp|mailto):[^<>\s]{{1,500}}>)
-      | (?P<kept><(?P<name>(?i:{"|".join(sorted(HTML.copied))})|[A-Za-z]{{1,10}}\b
+      | (?P<kept><(?P<name>(?i:{"|".join(sorted(HTML.copied | HTML.nested))})|[A-Za-z]{{1,10}}\b
             (?=[^<>]{{0,300}}(?:\btranslate=["']?no\b|\bnotranslate\b)))\b[^<>]{{0,300}}>.{{0,500}}?</(?P=name)\s*+>)
       | (?P<tag></?[A-Za-z](?>\{{[^{{}}\n]{{0,300}}+\}}|=\s?"[^"]{{0,500}}+"|=\s?'[^']{{0,500}}+'|[^<>]){{0,500}}+>)
       | (?P<math>\$\$[^$]{{1,1000}}\$\$|\$`[^`\n]{{1,300}}`\$

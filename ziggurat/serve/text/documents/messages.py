@@ -66,7 +66,7 @@ def references(*more: str) -> regex.Pattern[str]:
 
 
 _TAG_WITH_NUMBER = regex.compile(_NUMBERED)
-_ELEMENTS = HTML.inline | HTML.void | HTML.copied | HTML.seen | BLOCKS
+_ELEMENTS = HTML.inline | HTML.void | HTML.copied | HTML.nested | HTML.seen | BLOCKS
 # MessageFormat 2, and MediaWiki's {{PLURAL:$1|file|files}}.
 _OTHER_SYNTAX = regex.compile(r"\A\s*+\.(?:match|input|local)\s*+\{|\{\{(?:PLURAL|GENDER|GRAMMAR|FORMAL):")
 # Not all in a file of ICU's messages is: '{name}' is a placeholder between quotation marks, as in FORMATTED.
@@ -198,7 +198,7 @@ def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
 def with_own_elements(tokens: Sequence[Token], rules: MarkupRules = HTML) -> MarkupRules:
     """Return rules with elements that only a program knows (`<link>terms</link>`) inside of sentences."""
     own = {token.name for token in tokens if token.kind == "close" or token.name.isdigit()}
-    own -= rules.inline | rules.copied | BLOCKS | {"br"}
+    own -= rules.inline | rules.copied | rules.nested | BLOCKS | {"br"}
     return replace(rules, inline=rules.inline | own, void=rules.void - own) if own else rules
 
 

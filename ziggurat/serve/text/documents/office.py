@@ -120,7 +120,7 @@ def _office(
         if part not in documents and (_STYLES.fullmatch(part) or _STYLE_TYPES.fullmatch(types.get(part, ""))):
             documents[part] = read_xml(archive.markup(part), f"{name}: {part}", _SPACES)
             templates[part] = ["".join(token.raw for token in documents[part].tokens)]
-    return (yield from xml_members(archive, documents, templates, settings, left, direction.office))
+    return (yield from xml_members(archive, documents, templates, settings, left, turn=direction.office))
 
 
 class _Part:

@@ -69,7 +69,7 @@ def opendocument(content: bytes, name: str, settings: Settings) -> SentenceReque
     documents = {part: read_xml(archive.markup(part), f"{name}: {part}", _OPEN_DOCUMENT) for part in parts}
     templates = {part: markup_template(xml.tokens, _TEXT) for part, xml in documents.items()}
     left = (part for part in archive.names if part.endswith("/content.xml") and _WRITTEN.search(archive.read(part)))
-    return (yield from xml_members(archive, documents, templates, settings, left, direction.opendocument))
+    return (yield from xml_members(archive, documents, templates, settings, left, turn=direction.opendocument))
 
 
 _WRITTEN = regex.compile(rb"<text:(?:p|h|span)(?:\s[^<>]*+)?>[^<]*?(?:[A-Za-z]|[\xc3-\xf4][\x80-\xbf])")
@@ -81,13 +81,21 @@ def xml_members(
     templates: dict[str, Template],
     settings: Settings,
     left: Iterable[str],
+    notices: TextNotices | None = None,
     turn: Turn | None = None,
 ) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating templates of an archive's members; all others keep their bytes.
 
-    `left`: members with text that is not read, which are counted; `turn` writes the others in another direction.
+    Args:
+        archive: the archive.
+        documents: the members that are written, by name.
+        templates: of these.
+        settings: how they are translated.
+        left: members with text that is not read, which are counted.
+        notices: what was counted before.
+        turn: writes a member in the other direction; none: nothing is turned.
     """
-    notices = TextNotices()
+    notices = TextNotices() if notices is None else notices
     for part in left:
         notices.add("left_out", part)
     said = yield from together([written(template, settings.options, notices) for template in templates.values()])
@@ -104,8 +112,10 @@ def xml_members(
 _CONTAINER = "META-INF/container.xml"
 _PAGES = ("application/xhtml+xml", "application/x-dtbook+xml")
 _OTHER_PAGES = ("text/html", "text/x-oeb1-document", "text/plain", "application/pdf")
-_DRAWING = "image/svg+xml"
-_DRAWN_TEXT = regex.compile(r"<(?:\w++:)?(?:text|tspan|textPath|a|p|div|span)(?:\s[^<>]*+)?>[^<]*?\p{L}")
+_PICTURE = "image/svg+xml"
+_WRITTEN_IN_PICTURE = regex.compile(
+    rb"<(?:\w++:)?+(?:text|title|desc|tspan|textPath|p|div|span)\b[^<>]*+>[^<]*?(?:[A-Za-z]|[\xc3-\xf4][\x80-\xbf])"
+)
 _CONTENTS = "application/x-dtbncx+xml"
 _NCX = MarkupRules(inline=frozenset(), copied=frozenset(("head",)), xml=True)
 _LANGUAGE = regex.compile(r"(<(?:[\w.-]++:)?+language\b[^<>]*+>)[^<]*+(</)")
@@ -120,25 +130,23 @@ def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resu
     documents: dict[str, Xml] = {}
     templates: dict[str, Template] = {}
     left: list[str] = []
+    notices = TextNotices()
     for token in book.tokens:
         if token.name != "item" or token.kind not in ("open", "empty"):
             continue
         kind = token.attributes.get("media-type", "")
         part = posixpath.normpath(posixpath.join(posixpath.dirname(package), unquote(token.attributes.get("href", ""))))
-        if part in archive.names and (kind in _OTHER_PAGES or (kind == _DRAWING and _drawn(archive.read(part)))):
+        if part not in archive.names:
+            continue
+        if kind in _OTHER_PAGES or (kind == _PICTURE and _WRITTEN_IN_PICTURE.search(archive.read(part))):
             left.append(part)
-        if part in archive.names and part not in documents and kind in (*_PAGES, _CONTENTS):
+        if part not in documents and kind in (*_PAGES, _CONTENTS):
             documents[part] = read_xml(archive.markup(part), f"{name}: {part}")
-            templates[part] = markup_template(documents[part].tokens, _NCX if kind == _CONTENTS else rules)
+            templates[part] = markup_template(documents[part].tokens, _NCX if kind == _CONTENTS else rules, notices)
     if settings.target and package not in documents:
         text = "".join(_directed(book.tokens, settings))
         documents[package], templates[package] = book, [_LANGUAGE.sub(rf"\g<1>{spelt(settings.target)}\g<2>", text)]
-    return (yield from xml_members(archive, documents, templates, settings, left))
-
-
-def _drawn(content: bytes) -> bool:
-    """Return whether a drawing, which may be a page, has text."""
-    return _DRAWN_TEXT.search(content.decode("utf-8", "replace")) is not None
+    return (yield from xml_members(archive, documents, templates, settings, left, notices))
 
 
 def _directed(tokens: Sequence[Token], settings: Settings) -> Iterator[str]:

@@ -1,0 +1,179 @@
+"""What the tag of an element says of it: which of its attributes are text, whether it is translated, its language.
+
+A translated page says the language and direction of the translation where it said those of the source.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence, Set
+from typing import Literal, NamedTuple
+
+import regex
+
+from ziggurat.config.languages import is_right_to_left
+from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.files import differ, language_of
+from ziggurat.serve.text.splitting import has_words
+from ziggurat.serve.text.tokens import ATTRIBUTE, Token
+from ziggurat.system.errors import printable
+
+_BUTTONS = frozenset(("submit", "button", "reset"))
+_DESCRIPTIONS = frozenset(
+    f"{prefix}{name}"
+    for prefix in ("", "og:", "twitter:", "dc.", "dcterms.", "og:image:", "twitter:image:")
+    for name in ("description", "title", "alt", "keywords")
+)
+_OF_ELEMENTS = {"option": "label", "optgroup": "label", "track": "label", "th": "abbr"}
+_LINE_BREAK = regex.compile(
+    r"<br\b|^\s*+(?:\\[nr])++$|^\[?(?:br|line.?break|lb|newline|LF)\]?$", flags=regex.IGNORECASE
+)
+
+
+def text_attributes(token: Token) -> frozenset[str]:
+    """Return the names of attributes that are text of this element alone."""
+    said = token.attributes
+    if token.name == "input" and said.get("type", "").lower() in _BUTTONS:
+        return frozenset(("value",))
+    if token.name == "meta":
+        meaning = said.get("name") or said.get("property") or said.get("itemprop", "")
+        return frozenset(("content",)) if meaning.lower() in _DESCRIPTIONS else frozenset()
+    return frozenset((_OF_ELEMENTS[token.name],)) if token.name in _OF_ELEMENTS else frozenset()
+
+
+def shown_blank(token: Token, inside: str) -> str:
+    """Return the text that a point stands for: a line's end where an inline code of XLIFF says so, else nothing."""
+    said = token.attributes
+    if said.get("ctype") == "lb" or said.get("subType") == "xlf:lb" or said.get("hex", "").lstrip("0").upper() == "A":
+        return "\n"
+    spelled = (*(said.get(name, "") for name in ("equiv-text", "equiv", "disp")), inside)
+    return "\n" if any(map(_LINE_BREAK.search, spelled)) else ""
+
+
+def is_translated(token: Token) -> bool | None:
+    """Return whether an element says that it is to be translated; None: it says nothing."""
+    said = token.attributes
+    if said.get("translate", "").lower() == "no" or "notranslate" in said.get("class", "").split():
+        return False
+    return True if said.get("translate", "no").lower() in ("", "yes") else None
+
+
+def language_said(token: Token) -> str:
+    """Return the language that an element says that it is in; empty: it says none."""
+    return (token.attributes.get("xml:lang") or token.attributes.get("lang", "")).strip()
+
+
+class Wish(NamedTuple):
+    """What an element and those around it say of it, of each the innermost.
+
+    Attributes:
+        is_translated: whether it is to be translated.
+        is_own: whether it is in the language that is translated.
+    """
+
+    is_translated: bool = True
+    is_own: bool = True
+
+    def within(self, token: Token, source: str) -> Wish:
+        """Return what holds in an element, whose tag this is, inside of another; `source` is the language."""
+        said = is_translated(token)
+        language = "" if token.name == "html" else language_said(token)  # many pages name that of the page wrongly
+        return Wish(
+            self.is_translated if said is None else said,
+            not differ(language, source) if language and source else self.is_own,
+        )
+
+
+class Wishes:
+    """What the elements of markup wish, asked in the order of its tokens.
+
+    Args:
+        tokens: of the markup.
+        ends: the last tokens of elements, by their first.
+        void: names of elements without an end.
+        source: the language that is translated; empty: not known, and no element is in another.
+        notices: where elements in other languages are counted.
+    """
+
+    def __init__(
+        self, tokens: Sequence[Token], ends: Mapping[int, int], void: Set[str], source: str, notices: TextNotices
+    ) -> None:
+        self.tokens, self.ends, self.void, self.source, self.notices = tokens, ends, void, source, notices
+        self.now = Wish()
+        self._outer: list[tuple[int, Wish]] = []  # ends of elements that wish otherwise than those around, and of these
+        opened = [(place, token) for place, token in enumerate(tokens) if token.kind == "open" and token.attributes]
+        # Of elements that are translated inside of others that stay: for their wish, and for their language.
+        self._turns = (
+            [place for place, token in opened if is_translated(token)],
+            [place for place, token in opened if (said := language_said(token)) and not differ(said, source)],
+        )
+
+    def of(self, place: int) -> Literal["taken", "copied", "left"]:
+        """Return what becomes of a token: it is read, copied with all of its element, or left, but not what follows."""
+        while self._outer and self._outer[-1][0] < place:
+            self.now = self._outer.pop()[1]
+        token, before = self.tokens[place], self.now
+        if token.kind == "open" and token.name not in self.void and place in self.ends:
+            end = self.ends[place]
+            wish = before.within(token, self.source)
+            if before.is_own and not wish.is_own:
+                self._tell("other_languages", place, end)
+            if all(before) and not all(wish):
+                own = self._turns[wish.is_translated]
+                at = bisect_right(own, place)
+                if at == len(own) or own[at] > end:
+                    return "copied"
+            if wish != before:
+                self._outer.append((end, before))
+                self.now = wish
+        return "taken" if all(self.now) else "left"
+
+    def tell_unread(self, place: int) -> None:
+        """Count a copied element with text that people read: what a field begins with, a page in an attribute."""
+        token = self.tokens[place]
+        if token.name == "textarea":
+            self._tell("not_read", place, self.ends[place])
+        elif has_words(token.attributes.get("srcdoc", ""), []):
+            self.notices.add("not_read", f"element {printable(token.raw, 60)}")
+
+    def _tell(self, kind: str, place: int, end: int) -> None:
+        """Count an element that stays, if it has text."""
+        if any(has_words(token.text, []) for token in self.tokens[place : end + 1]):
+            self.notices.add(kind, f"element {printable(self.tokens[place].raw, 60)}")
+
+
+def turns(languages: tuple[str, str]) -> bool:
+    """Return whether source and translation are written in two directions."""
+    source, target = languages
+    return bool(target) and is_right_to_left(source) != is_right_to_left(target)
+
+
+def in_target(token: Token, languages: tuple[str, str], *, is_block: bool) -> Token:
+    """Return a tag with the language and direction of the translation in place of the source's.
+
+    A page gets a direction if it has none. Of others blocks change theirs: inside of sentences a direction is that of
+    what stands there, such as a number.
+    """
+    source, target = languages
+    values = {}
+    if all(languages):
+        names = (name for name in ("lang", "xml:lang") if name in token.attributes)
+        values = {name: target for name in names if language_of(token.attributes[name]) == language_of(source)}
+    if turns(languages) and (token.name == "html" or is_block):
+        before, after = ("ltr", "rtl") if is_right_to_left(target) else ("rtl", "ltr")
+        said = token.attributes.get("dir", "").lower()
+        if said == before or (token.name == "html" and not said):
+            values["dir"] = after
+    return token._replace(raw=_with_values(token, values)) if values else token
+
+
+def _with_values(token: Token, values: dict[str, str]) -> str:
+    """Return a tag with these values of attributes, which it gets where it has none of the name."""
+    left, out, begin = dict(values), list[str](), 0
+    for found in ATTRIBUTE.finditer(token.raw, 1 + len(token.name)):
+        group = next((number for number in (2, 3, 4) if found[number] is not None), 0)
+        if group and (value := left.pop(found[1].lower(), None)) is not None:
+            out += [token.raw[begin : found.start(group)], value]
+            begin = found.end(group)
+    name, rest = token.raw[: 1 + len(token.name)], "".join([*out, token.raw[begin:]])[1 + len(token.name) :]
+    return "".join([name, *(f' {added}="{value}"' for added, value in left.items()), rest])
