@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.serve.text.fakes import Translate, identity, permuting, steps, swapped, upper
-from tests.serve.text.files import docx, members, packed, run
+from tests.serve.text.files import docx, members, odt, packed, run
 from ziggurat.serve.text.documents.kinds import document
 from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation
@@ -216,3 +216,102 @@ def test_any_letters_in_frames_come_back(cap: str, texts: list[str], seed: int) 
     said = main_text(body, permuting(seed, change=swapped))
     letters = sorted(swapped(re.sub(r"[^\w]|amp|lt", "", cap + "".join(texts))))
     assert sorted(re.sub(r"[\W|]|amp|lt", "", shown(said))) == letters
+
+
+# OpenDocument
+
+
+URN = "urn:oasis:names:tc:opendocument:xmlns"
+LOEXT = "urn:org:documentfoundation:names:experimental:office:xmlns:loext:1.0"
+SPACES = f'xmlns:form="{URN}:form:1.0" xmlns:loext="{LOEXT}"'
+
+
+def open_document(inside: str) -> tuple[list[str], str]:
+    """What is asked for in a paragraph, and the paragraph."""
+    asked: list[str] = []
+
+    def watched(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return upper(sentences)
+
+    parts = members(odt())
+    content = parts["content.xml"].replace(b"<office:text>", f"<office:text><text:p>{inside}</text:p>".encode(), 1)
+    parts["content.xml"] = content.replace(b" xmlns:xlink", f" {SPACES} xmlns:xlink".encode())
+    whole = packed(parts)
+    assert run_work(document(whole, "a.odt", SETTINGS), identity).value == whole
+    said = members(run_work(document(whole, "a.odt", SETTINGS), watched).value)["content.xml"].decode()
+    ElementTree.fromstring(said)
+    return asked, said.split("<office:text><text:p>")[1].split("</text:p>")[0]
+
+
+@pytest.mark.parametrize(
+    ("inside", "asked", "said"),
+    [
+        ('Say <text:drop-down><text:label text:value="One"/><text:label text:value="Two"/>One</text:drop-down>!',
+         ["One", "Two"], '<text:label text:value="oNE"/><text:label text:value="tWO"/>oNE</text:drop-down>'),
+        ('A <loext:content-control><loext:list-item loext:display-text="Red" loext:value="r"/>Pick'
+         "</loext:content-control>",
+         ["A Pick", "Red"], '<loext:list-item loext:display-text="rED" loext:value="r"/>pICK</loext:content-control>'),
+        ('<text:conditional-text text:condition="x" text:string-value-if-true="Yes" text:string-value-if-false="No">Yes'
+         "</text:conditional-text>, sir.", ["Yes, sir.", "No"],
+         'text:string-value-if-true="yES" text:string-value-if-false="nO">yES</text:conditional-text>'),
+        ('Hi <text:hidden-text text:string-value="Hidden words"/> all', ["Hi  all", "Hidden words"],
+         'value="hIDDEN WORDS"'),
+        ("Dear <text:placeholder>&lt;Name here></text:placeholder>!", ["Dear <Name here>!"], "&lt;nAME HERE"),
+        ('An <text:alphabetical-index-mark text:string-value="apple" text:key1="fruit"/>apple', ["An apple", "fruit"],
+         'text:string-value="APPLE" text:key1="FRUIT"'),
+        ("See <text:bookmark-ref>Figure one</text:bookmark-ref> now.", ["See Figure one now."],
+         "<text:bookmark-ref>fIGURE ONE</text:bookmark-ref> NOW."),
+        ("The <text:title>Report</text:title> ends.", ["The Report ends."], "<text:title>rEPORT</text:title>"),
+        ('<text:text-input text:description="Your name">Peter</text:text-input> is here', ["Peter is here"],
+         'text:description="yOUR NAME">pETER'),
+        ('<text:a office:title="More about it">link</text:a>', ["link", "More about it"],
+         'office:title="mORE ABOUT IT"'),
+        ('x<office:forms><form:button form:name="B1" form:label="Press me"/></office:forms>', ["Press me"],
+         'form:name="B1" form:label="pRESS ME"'),
+        ("Page <text:sequence>one</text:sequence>, <text:author-name>Bob</text:author-name>", ["Page "],
+         "<text:sequence>one</text:sequence>, <text:author-name>Bob</text:author-name>"),
+    ],
+)  # fmt: skip
+def test_fields_of_opendocument(inside: str, asked: list[str], said: str) -> None:
+    found, text = open_document(inside)
+    assert all(any(one.strip() in other for other in found) for one in asked)
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    ("tag", "told"),
+    [
+        ('<text:user-field-decls><text:user-field-decl office:string-value="Two words"/></text:user-field-decls>', 1),
+        ('<text:user-field-decls><text:user-field-decl office:string-value="7"/></text:user-field-decls>', 0),
+        ('<x style:num-prefix="Chapter "/>', 1),
+        ('<x style:num-suffix=" of them"/>', 1),
+        ('<x style:num-suffix="."/>', 0),
+        ('<x style:num-prefix="a)"/>', 0),
+    ],
+)
+def test_text_of_opendocument_that_stays_is_told(tag: str, told: int) -> None:
+    parts = members(odt())
+    parts["styles.xml"] = parts["styles.xml"].replace(b"<style:footer>", f"{tag}<style:footer>".encode())
+    outcome = run_work(document(packed(parts), "a.odt", SETTINGS), upper)
+    assert outcome.notices == ({"left_out": 1} if told else {})
+
+
+PROPERTY = "<dc:{0}>My report</dc:{0}>"
+
+
+@pytest.mark.parametrize("name", ["title", "subject", "description", "creator", "language"])
+def test_properties_of_documents(name: str) -> None:
+    said = "My report" if name in ("creator", "language") else "mY REPORT"
+    space = 'xmlns:dc="http://purl.org/dc/elements/1.1/"'
+    for document_name, part, content in (
+        ("a.docx", "docProps/core.xml", f"<cp:coreProperties xmlns:cp='urn:cp' {space}>{PROPERTY.format(name)}"
+         "<cp:lastModifiedBy>Bob Lee</cp:lastModifiedBy></cp:coreProperties>"),
+        ("a.odt", "meta.xml", f"<office:document-meta xmlns:office='{URN}:office:1.0' {space}><office:meta>{PROPERTY.format(name)}"
+         "</office:meta></office:document-meta>"),
+    ):  # fmt: skip
+        parts = members({"a.docx": docx, "a.odt": odt}[document_name]()) | {part: content.encode()}
+        outcome = run_work(document(packed(parts), document_name, SETTINGS), upper)
+        assert f">{said}<" in members(outcome.value)[part].decode()
+        assert "bOB" not in members(outcome.value)[part].decode()
+        assert outcome.notices == {}

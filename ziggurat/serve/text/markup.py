@@ -443,8 +443,10 @@ class _Segmenter:
     def _whole(self, place: int, end: int) -> Raw:
         """Return an element with what is in it: as it is, or with its paragraphs as slots."""
         inside = list(self.tokens[place : end + 1])
-        if inside[0].name in self.rules.points or (place == end and self.rules.xml):
+        if inside[0].name in self.rules.points:
             return "".join(token.raw for token in inside)
+        if place == end and self.rules.xml:
+            return self._raw(inside[0])
         last = [inside.pop()] if inside[-1].kind == "close" and inside[-1].name == inside[0].name else []
         nested = _Segmenter(inside[1:], self.rules, self.notices, self.depth + 1).template()
         template: Template = []

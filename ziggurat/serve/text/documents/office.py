@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import regex
 
 from ziggurat.serve.text.documents import direction
-from ziggurat.serve.text.documents.opendocument import xml_members
+from ziggurat.serve.text.documents.opendocument import PROPERTIES, xml_members
 from ziggurat.serve.text.documents.package import PACKED, content_types, is_left, main_part
 from ziggurat.serve.text.documents.runs import DIVIDER, Run, RunForm, joined
 from ziggurat.serve.text.files import Archive, Settings
@@ -20,6 +20,7 @@ from ziggurat.serve.text.markup import (
     Template,
     TemplateGroup,
     filled,
+    markup_template,
     with_attributes,
 )
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText
@@ -114,6 +115,10 @@ def _office(
         for part, xml in documents.items()
     }
     templates = {part: reader.template() for part, reader in readers.items()}
+    for part in archive.names:
+        if part == "docProps/core.xml" or types.get(part, "").endswith("core-properties+xml"):
+            documents[part] = read_xml(archive.markup(part), f"{name}: {part}", _SPACES)
+            templates[part] = markup_template(documents[part].tokens, PROPERTIES)
     left = [part for part in archive.names if part not in documents and is_left(archive, part, types.get(part, ""))]
     left += [part for part, reader in readers.items() for _ in range(reader.unread())]
     for part in archive.names if direction.turned(settings) is not None else ():  # where looks are from
