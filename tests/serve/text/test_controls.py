@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from xml.etree import ElementTree
 
 import pytest
@@ -124,6 +125,106 @@ def test_names_are_known_whatever_the_prefix() -> None:
     said = members(run_work(document(packed(parts), "a.docx", SETTINGS), upper).value)["word/document.xml"]
     assert b'ns0:displayText="rED"' in said
     assert b"dataBinding" not in said
+
+
+# Instructions of fields
+
+
+def field(*instruction: str, result: str = "") -> str:
+    parts = "".join(f'<w:r><w:instrText xml:space="preserve">{part}</w:instrText></w:r>' for part in instruction)
+    begin, separate, end = (f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>' for kind in ("begin", "separate", "end"))
+    return f"{begin}{parts}{separate}{run(result)}{end}" if result else f"{begin}{parts}{end}"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "said"),
+    [
+        (' XE "apple tree" ', ' XE "APPLE TREE" '),
+        (' XE "tree:apple &amp; pear" \\b ', ' XE "TREE:APPLE &amp; PEAR" \\b '),
+        ('TC "Heading" \\l 2', 'TC "hEADING" \\l 2'),
+        (' XE "42" ', ' XE "42" '),
+        (" REF _x \\h ", " REF _x \\h "),
+    ],
+)
+def test_entries_of_indexes(instruction: str, said: str) -> None:
+    body = paragraph(run("The apple"), field(instruction), run(" grows."))
+    assert f">{said}</w:instrText>" in main_text(body)
+    assert translated(body, identity).value == docx(body)
+    assert translated(body).notices == {}
+
+
+def test_entries_stay_entries_whatever_is_said() -> None:
+    def answer(sentences: list[str]) -> list[SentenceTranslation]:
+        return [SentenceTranslation('a "b": c\\', [Link(0, len(s), 0, 9)]) for s in sentences]
+
+    assert ">XE \"a 'b'\\: c\"</w:instrText>" in main_text(paragraph(run("x y"), field('XE "apple"')), answer)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "told"),
+    [
+        (('IF 1 = 1 "Dear Sir" "Dear Madam"',), 1),
+        (("IF ", '"x" = "y" "Dear', ' Sir"'), 1),
+        (('IF 1 = 2 "1" "2"',), 0),
+        ((' XE "apple', ' tree" '), 1),
+        ((' FILLIN "Your name?" ',), 1),
+        ((" MACROBUTTON NoMacro [Click here] ",), 1),
+        ((" DOCPROPERTY Company ",), 1),
+        ((' DOCPROPERTY "Title" ',), 0),
+        ((" TITLE ",), 0),
+        ((' HYPERLINK "http://abc.de" \\o "Screen tip"',), 1),
+        ((' HYPERLINK "http://abc.de" \\l "mark"',), 0),
+        ((' MERGEFIELD "First name" \\* MERGEFORMAT',), 0),
+        ((' MERGEFIELD name \\b "Dear "',), 1),
+        ((' TOC \\o "1-3" \\t "My style,1" ',), 0),
+    ],
+)
+def test_text_in_instructions_that_stays_is_told(instruction: tuple[str, ...], told: int) -> None:
+    for body in (
+        paragraph(run("Say "), field(*instruction, result="this"), run(" now.")),
+        paragraph(f"<w:fldSimple w:instr='{''.join(instruction)}'>{run('this')}</w:fldSimple>"),
+    ):
+        assert translated(body).notices == ({"left_out": 1} if told else {})
+
+
+@pytest.mark.parametrize(
+    "soup", ['IF "', 'IF "a" ', "MACROBUTTON a ", "HYPERLINK \\o", 'XE "a', "SET ", 'MERGEFIELD \\b "']
+)
+def test_instructions_are_read_in_linear_time(soup: str) -> None:
+    def counted(number: int) -> float:
+        began = time.process_time()
+        translated(paragraph(run("x y"), field(soup * number)))
+        return time.process_time() - began
+
+    assert counted(100_000) < 5
+
+
+@pytest.mark.parametrize(
+    ("inside", "said", "told"),
+    [
+        ('<p:cNvPr id="1"><a:hlinkClick tooltip="Go there"/></p:cNvPr>', 'tooltip="gO THERE"', 0),
+        ('<a:p><a:r><a:rPr><a:hlinkClick tooltip="Go there"/></a:rPr><a:t>x y</a:t></a:r></a:p>', "Go there", 1),
+        ('<a:p><a:r><a:rPr><a:hlinkClick tooltip=""/></a:rPr><a:t>x y</a:t></a:r></a:p>', 'tooltip=""', 0),
+    ],
+)
+def test_tooltips_of_slides(inside: str, said: str, told: int) -> None:
+    space = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" xmlns:p="urn:p"'
+    part = "ppt/slides/slide1.xml"
+    content = packed({"ppt/presentation.xml": "<x/>", part: f"<p:sld {space}>{inside}<a:p/></p:sld>"})
+    outcome = run_work(document(content, "a.pptx", SETTINGS), upper)
+    assert said in members(outcome.value)[part].decode()
+    assert outcome.notices["left_out"] == told
+    assert run_work(document(content, "a.pptx", SETTINGS), identity).value == content
+
+
+@pytest.mark.parametrize(
+    "odd", [field(' XE "apple" '), '<w:helpText w:val="Words"/>', '<w:listItem w:displayText="Red"/>']
+)
+def test_text_in_odd_places_is_kept(odd: str) -> None:
+    ruby = f"<w:r><w:ruby><w:rt>{odd}</w:rt><w:rubyBase>{run('base')}</w:rubyBase></w:ruby></w:r>"
+    for body in (paragraph(run("x y", odd)), paragraph(ruby), f"<w:p><w:pPr>{odd}</w:pPr>{run('x y')}</w:p>"):
+        assert translated(body, identity).value == docx(body)
+        assert main_text(body)
 
 
 # Letters in frames
@@ -307,7 +408,8 @@ def test_properties_of_documents(name: str) -> None:
     for document_name, part, content in (
         ("a.docx", "docProps/core.xml", f"<cp:coreProperties xmlns:cp='urn:cp' {space}>{PROPERTY.format(name)}"
          "<cp:lastModifiedBy>Bob Lee</cp:lastModifiedBy></cp:coreProperties>"),
-        ("a.odt", "meta.xml", f"<office:document-meta xmlns:office='{URN}:office:1.0' {space}><office:meta>{PROPERTY.format(name)}"
+        ("a.odt", "meta.xml", f"<office:document-meta xmlns:office='{URN}:office:1.0' {space}><office:meta>"
+         f"{PROPERTY.format(name)}"
          "</office:meta></office:document-meta>"),
     ):  # fmt: skip
         parts = members({"a.docx": docx, "a.odt": odt}[document_name]()) | {part: content.encode()}

@@ -177,7 +177,8 @@ def _text_of(template: Template, pieces: Mapping[int, list[Piece]]) -> str:
         if isinstance(part, str):
             out.append(part)
         elif isinstance(part, MarkupSlot):
-            waiting += reversed(part.form.write(pieces[id(part)]))
+            said = pieces[id(part)] if id(part) in pieces else original_pieces(part.text)  # of a source alone
+            waiting += reversed(part.form.write(said))
         elif part.finish is not None:
             out.append(part.finish(_text_of(part.template, pieces)))
         else:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import regex
 
 from ziggurat.serve.text.documents import direction
+from ziggurat.serve.text.documents.fields import entry_template, silent_fields
 from ziggurat.serve.text.documents.opendocument import PROPERTIES, xml_members
 from ziggurat.serve.text.documents.package import PACKED, content_types, is_left, main_part
 from ziggurat.serve.text.documents.runs import DIVIDER, Run, RunForm, joined
@@ -61,7 +62,7 @@ _SAID = {
     **dict.fromkeys(("docPr", "cNvPr", "textpath", "shape"), ("descr", "title", "string", "alt")),
     **dict.fromkeys(("w:helpText", "w:statusText", "w:listEntry", "w:tblCaption", "w:tblDescription"), ("val",)),
     "w:listItem": ("displayText",),
-    "w:hyperlink": ("tooltip",),
+    **dict.fromkeys(("w:hyperlink", "a:hlinkClick", "a:hlinkMouseOver"), ("tooltip",)),
 }
 _BINDINGS = ("w:dataBinding", "dataBinding")
 """_BINDINGS are elements by which Word takes the text of a control from another part, and so not from this one."""
@@ -153,7 +154,9 @@ class _Part:
                 place = group[1]
                 continue
             token = self.tokens[place]
-            if names := self._said(place):
+            if token.kind == "text" and place and self.tokens[place - 1].name == "w:instrText":
+                template += self.made.setdefault(place, entry_template(token.raw))
+            elif names := self._said(place):
                 template += self.made.setdefault(place, with_attributes(token, names, xml=True))
             else:
                 template.append(token.raw)
@@ -286,7 +289,13 @@ class _Part:
                 text = "".join(part.text for part in self.tokens[place : self.after(place)])
                 count += place not in self.read and _LETTER.search(text) is not None
             place = self.after(place) if token.name in _SILENT else place + 1
-        return count
+        looks = (place for place, token in enumerate(self.tokens) if token.name == "a:rPr")
+        links = (self.tokens[child] for place in looks for child in self.children(place))
+        return (
+            count
+            + silent_fields(self.tokens)
+            + sum(_LETTER.search(link.attributes.get("tooltip", "")) is not None for link in links)
+        )
 
     def raw(self, begin: int, end: int) -> str:
         return "".join(token.raw for token in self.tokens[begin:end])
