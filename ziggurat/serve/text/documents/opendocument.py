@@ -107,8 +107,8 @@ _WRITTEN = regex.compile(rb"<text:(?:p|h|span)(?:\s[^<>]*+)?>[^<]*?(?:[A-Za-z]|[
 
 def _is_left(token: Token) -> bool:
     """Return whether a tag has text that stays: what stands around numbers, the value of a field of the user's own."""
-    names = ("style:num-prefix", "style:num-suffix")
-    names = ("office:string-value",) if token.name == "text:user-field-decl" else names
+    is_value = token.name == "text:user-field-decl"
+    names = ["office:string-value"] if is_value else ["style:num-prefix", "style:num-suffix"]
     return any(_WORD.search(token.attributes.get(name, "")) for name in names)
 
 
