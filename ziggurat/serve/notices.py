@@ -29,6 +29,7 @@ KINDS = {
     "too_long": "translations longer than their units allow",
     "other_languages": "texts in other languages left as they are",
     "direction": "pages whose direction of writing is that of the source",
+    "headings_elsewhere": "links to headings of other files, which may have another name now",
     "left_by_key": "texts left as they are for their keys",
     "for_programs": "values for programs left as they are",
     "not_read": "texts in places that are not read, left as they are",

@@ -155,10 +155,10 @@ def in_target(token: Token, languages: tuple[str, str], *, is_block: bool) -> To
     what stands there, such as a number.
     """
     source, target = languages
-    values = {}
+    values: dict[str, str] = {}
     if all(languages):
         names = (name for name in ("lang", "xml:lang") if name in token.attributes)
-        values = {name: target for name in names if language_of(token.attributes[name]) == language_of(source)}
+        values |= {name: target for name in names if language_of(token.attributes[name]) == language_of(source)}
     if turns(languages) and (token.name == "html" or is_block):
         before, after = ("ltr", "rtl") if is_right_to_left(target) else ("rtl", "ltr")
         said = token.attributes.get("dir", "").lower()

@@ -9,10 +9,14 @@ with an indented body), tabs, imports and exports of MDX, lines of templates. Th
 
 from __future__ import annotations
 
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from html import escape, unescape
 from typing import Any
+from urllib.parse import unquote
 
 import regex
 
@@ -20,10 +24,10 @@ from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.lines import LINE, file_work
 from ziggurat.serve.text.documents.markdown_inline import Inline, folded
 from ziggurat.serve.text.files import Settings, decoded
-from ziggurat.serve.text.markup import PAGES, MarkupRules, Template, markup_template
+from ziggurat.serve.text.markup import PAGES, MarkupRules, Template, TemplateGroup, markup_template
 from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import html_tokens
-from ziggurat.system.errors import ConfigError
+from ziggurat.system.errors import ConfigError, printable
 
 # Behind the beginning of a line and the marks of quotations and items; `title` is translated.
 _MARKS = r"^[ \t>]*+(?:(?:[-*+]|\d{1,9}[.)])[ ]++)?"
@@ -186,6 +190,53 @@ def _mark_line(number: int, line: str, marks: dict[int, tuple[int, int]], parsed
         marks[number] = title if line[slice(*title)].strip() and title[0] >= 0 else (0, 0)
 
 
+# Links to headings
+
+# Where a link leads, behind its text, as a definition or in a tag: a heading of this file, or of another.
+_LEADS = r"""(?:\]\(\s*+<?|\]:[ \t]*+<?|\bhref\s*+=\s*+["']?)"""
+_TO_HEADING = regex.compile(rf"""{_LEADS}\#([^\s"'<>()]++)""")
+_TO_OTHER_FILE = regex.compile(rf"""{_LEADS}([^\s"'<>()#:]{{1,300}}+\#[^\s"'<>()]++)""")
+_ID = regex.compile(r"""\b(?:id|name)\s*+=\s*+["']?([^\s"'<>]++)|\{:?\s*+\#([^\s{}]++)""")
+_ATTRIBUTES = regex.compile(r"\{(?=[#.:])(:?)[^{}]*+\}\s*+$")  # behind a heading
+# What names of headings are made without: tags, where links lead, pictures, marks of emphasis beside words.
+_UNNAMED = regex.compile(
+    r"<[^<>]*+>|!\[[^\[\]]*+\]\([^()]*+\)|(?<=\])(?:\([^()]*+\)|\[[^\[\]]*+\])|(?<!\w)_++|(?<!_)_++(?!\w)"
+)
+_NO_LETTER = regex.compile(r"[^\p{L}\p{M}\p{N}\p{Pc}\- ]")
+
+
+def _heading_name(title: str) -> str:
+    """Return the name of a heading in links, by the rule of GitHub, Docusaurus, Hugo: small letters, `-` for blanks."""
+    title = _ATTRIBUTES.sub("", title)
+    return _NO_LETTER.sub("", unescape(_UNNAMED.sub("", title)).strip().lower()).replace(" ", "-")
+
+
+def _ascii_name(name: str) -> str:
+    """Return a name as MkDocs and VitePress make it: without accents, and no two hyphens beside each other."""
+    ascii_only = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return regex.sub("-{2,}", "-", ascii_only).strip("-")
+
+
+def _linked(titles: Sequence[str], text: str) -> dict[int, str]:
+    """Return which of the headings of a file its links lead to, by number, with the name in these links.
+
+    A heading that names itself is none of them: `{#id}`, or an `id` in a tag.
+    """
+    named = {name for names in _ID.findall(text) for name in names}
+    wanted = {unquote(name).lower(): unquote(name) for name in _TO_HEADING.findall(text) if name not in named}
+    found: dict[int, str] = {}
+    times = Counter[str]()
+    for number, title in enumerate(titles):
+        name = _heading_name(title)
+        again = times[name]
+        times[name] += 1
+        for one in (name, _ascii_name(name)):
+            for known in (f"{one}-{again}", f"{one}_{again}") if again else (one,):
+                if known in wanted:
+                    found.setdefault(number, wanted.pop(known))
+    return found
+
+
 def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating Markdown: paragraphs, headings, items, cells, notes; code and addresses stay.
 
@@ -198,6 +249,8 @@ def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     for number, body in enumerate(reader.bodies):
         if number in reader.marks and _GRID.fullmatch(body) and number - 1 not in reader.marks:
             notices.add("left_out", f"line {number + 1}")
+    for elsewhere in _TO_OTHER_FILE.finditer(text):
+        notices.add("headings_elsewhere", printable(elsewhere[1], 60))
     return (yield from file_work(reader.template(), charset, settings, notices))
 
 
@@ -234,6 +287,29 @@ def _parser() -> Any:
     return parser.use(footnote_plugin).use(front_matter_plugin).use(dollarmath_plugin)
 
 
+def _anchored(heading: Template, title: str, name: str, *, takes_ids: bool) -> TemplateGroup:
+    """Return a heading that keeps the name by which links lead to it, where its translation has another.
+
+    A file whose headings have ids gets one more; in others a tag has it, which all dialects take.
+    """
+    first, last = heading[0], heading[-1]
+    begin, length = (len(part) if isinstance(part, str) else 0 for part in (first, last))
+
+    def finish(text: str) -> str:
+        end = len(text) - length
+        if _heading_name(text[begin:end]) == _heading_name(title):
+            return text
+        if not takes_ids:
+            return f'{text[:begin]}<a id="{escape(name)}"></a>{text[begin:]}'
+        if has := _ATTRIBUTES.search(text, end):
+            at = has.end(1)
+            return f"{text[:at]}#{name} {text[at:].lstrip()}" if not has[1] else f"{text[:at]} #{name}{text[at:]}"
+        rest = text[end:].rstrip("\r\n")
+        return f"{text[:end]}{rest} {{#{name}}}{text[end + len(rest) :]}"
+
+    return TemplateGroup(heading, finish=finish)
+
+
 class _Reader:
     """Reader of one file, of which it has the lines with their ends."""
 
@@ -250,6 +326,10 @@ class _Reader:
         parser, known, tokens = _parser(), dict[str, Any](), list[Any]()
         parser.block.parse("\n".join(self.parsed), parser, known, tokens)
         self.inline.labels = {folded(label) for label in known.get("references", ())}
+        headings = [n for n, token in enumerate(tokens) if n and tokens[n - 1].type == "heading_open"]
+        linked = _linked([tokens[n].content for n in headings], "".join(self.lines))
+        anchors = {headings[number]: name for number, name in linked.items()}
+        takes_ids = any(map(_ATTRIBUTES.search, (tokens[n].content for n in headings)))
         template: Template = []
         at = 0  # line
         for number, token in enumerate(tokens):
@@ -263,8 +343,13 @@ class _Reader:
                 template += self._html(first, columns)
             elif token.type == "tr_open":
                 template += self._row(first, columns[0])
-            elif parent == "heading_open" and tokens[number - 1].markup.startswith("#"):
-                template += self._heading(first, columns[0])
+            elif parent == "heading_open":
+                is_line = tokens[number - 1].markup.startswith("#")
+                heading = (
+                    self._heading(first, columns[0]) if is_line else self._paragraph(first, columns, is_item=False)
+                )
+                name = anchors.get(number)
+                template += heading if name is None else [_anchored(heading, token.content, name, takes_ids=takes_ids)]
             else:
                 is_item = number > 1 and tokens[number - 2].type == "list_item_open"
                 template += self._paragraph(first, columns, is_item=is_item)
