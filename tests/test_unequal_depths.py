@@ -25,6 +25,7 @@ MADE_FOR: dict[str, dict[str, Any]] = {
     "admin log": {"residual": "admin", "init.kind": "admin", "init.omega": "log"},
     "admin linear": {"residual": "admin", "init.kind": "admin", "init.omega": "linear"},
     "deepnorm": {"residual": "deepnorm", "init.kind": "deepnorm"},
+    "lipschitz": {"residual": "post", "init.kind": "lipschitz"},
     "t_fixup": {"residual": "no_norm", "init.kind": "t_fixup"},
     "fixup": {"residual": "fixup", "init.kind": "fixup"},
     "uniform": {"residual": "pre", "init.kind": "uniform"},

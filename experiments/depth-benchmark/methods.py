@@ -9,6 +9,9 @@ def _history(kind: str, *more: str) -> list[str]:
     return ["model.residual=pre", *_BOTH.format(kind).split(), *more]
 
 
+WARMUP = 120
+"""Updates up to the peak rate."""
+
 METHODS: dict[str, list[str]] = {
     "pre": ["model.residual=pre"],
     "post": ["model.residual=post"],
@@ -70,6 +73,24 @@ METHODS: dict[str, list[str]] = {
     "mudd": [*_history("mudd"), "model.d_ff=480", "model.encoder.d_ff=472"],
     "transparent": ["model.residual=pre", "model.memory=transparent"],
     "completep": ["model.residual=pre", "model.transfer={width: 128, encoder_layers: 6, decoder_layers: 6}"],
+    "lipschitz": ["model.residual=post", "model.init.kind=lipschitz"],
+    "scale-norm": [
+        "model.residual=pre",
+        "model.norm=scale",
+        "model.embedding.unit_length=true",
+        "model.init={kind: uniform, uniform: 0.01}",
+    ],
+    "branch-norm": ["model.residual=branch_norm", f"model.wiring.branch_updates={WARMUP}"],
+    # Wider feed-forward networks, since there are half as many layers (`_of_depth` says which are one).
+    "tied": ["model.residual=pre", "model.d_ff=1536", "model.encoder.d_ff=1280"],
+    "ode-2": ["model.residual=pre", "model.encoder.solver=rk2_gated"],
+    "ode-4": ["model.residual=pre", "model.encoder.solver=rk4"],
+    "depth-growing": [*_history("cross_module"), "model.memory=hierarchical"],  # and growth, as the next two
+    "midas": ["model.residual=pre"],
+    "lidas": ["model.residual=pre"],
+    "r-drop": ["model.residual=pre", "training.loss.r_drop=5"],
+    "smoothed": ["model.residual=pre", "training.optimiser.weight_smoothing=1e-4"],
+    "wsd": ["model.residual=pre", "training.schedule.kind=wsd"],
 }
 """Method -> overrides. Everything else is the same for all (`common`), the rate is swept for each."""
 
@@ -85,20 +106,41 @@ SWEEP, UPDATES, LONG = 200, 600, 1500
 PRECISION = "fp32"
 """Of all runs from 2026-11-24 on. The trials of rates before were in bf16, which a processor without AVX-512 emulates
 twelve times slower; a result says which it had."""
-SLOWER = ("mhc", "attnres", "mudd", "blocks", "resformer", "svformer", "b2t", "hybrid")
-"""Methods that come last: their updates are slow, or a close relative is among the others."""
+SLOWER = ("blocks", "resformer", "svformer", "b2t", "hybrid")
+"""Methods that come last: a close relative is among the others."""
+BRIEF: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("lipschitz", "scale-norm", "wsd", "smoothed", "midas", "lidas", "depth-growing"), ()),
+    **dict.fromkeys(("branch-norm", "tied"), ("36-12",)),
+    **dict.fromkeys(("mudd", "ode-2", "r-drop", "ode-4", "mhc", "attnres"), ()),
+}
+"""Methods on which the fewest hours are spent (`run.py --brief`), cheap ones first: their rate is that of the trials,
+three seeds have it at 18-18, and one at these other depths."""
 SWEPT_AT = {"completep": "6-6"}
 """Methods whose rate is to be taken over from another depth: their base."""
 DEPTHS: dict[str, tuple[int, int]] = {"6-6": (6, 6), "18-18": (18, 18), "36-12": (36, 12)}
 """Encoder and decoder layers."""
 
 
-def _ranges(method: str, depth: tuple[int, int]) -> list[str]:
-    """Return Mix-LN's lower quarter of post-norm layers."""
-    if method != "mix-ln":
-        return []
-    stacks = zip(("encoder", "decoder"), depth, strict=True)
-    return [f"model.{stack}.ranges=[{{layers: {layers // 4}, residual: post}}]" for stack, layers in stacks]
+def _of_depth(method: str, depth: tuple[int, int], updates: int) -> list[str]:
+    """Return what of a method depends on the depth, or on the length of the run."""
+    stacks = tuple(zip(("encoder", "decoder"), depth, strict=True))
+    if method == "mix-ln":  # the lower quarter is post-norm
+        return [f"model.{stack}.ranges=[{{layers: {layers // 4}, residual: post}}]" for stack, layers in stacks]
+    if method == "tied":  # cycle (rev) of Takase and Kiyono (2021), with M = N / 2
+        halves = [(stack, list(range(1, layers // 2 + 1))) for stack, layers in stacks]
+        return [f"model.{stack}.tied_layers={half + half[::-1]}" for stack, half in halves]
+    if method == "depth-growing":
+        return [f"model.combination.period={depth[0] // 2}", _growth(depth, updates, 2, "random")]
+    return [_growth(depth, updates, 3, method)] if method in ("midas", "lidas") else []
+
+
+def _growth(depth: tuple[int, int], updates: int, parts: int, strategy: str) -> str:
+    """Return a growth of both stacks by a part of their layers after each part of the updates but the last."""
+    stages = [
+        {"layers": depth[0] * n // parts, "decoder_layers": depth[1] * n // parts, "updates": updates * n // parts}
+        for n in range(1, parts)
+    ]
+    return f"training.growth={{stages: {stages}, copy_strategy: {strategy}, keep_stages: false}}"
 
 
 def common(method: str, depth: tuple[int, int], rate: float, updates: int, seed: int) -> list[str]:
@@ -111,9 +153,9 @@ def common(method: str, depth: tuple[int, int], rate: float, updates: int, seed:
         f"model.decoder.layers={decoder}",
         "training.batch.max_tokens=512",
         "training.optimiser={kind: adam, betas: [0.9, 0.98], epsilon: 1e-8}",
+        f"training.schedule={{kind: isqrt, warmup_updates: {WARMUP}, peak: {rate}}}",
         *METHODS[method],
-        *_ranges(method, depth),
-        f"training.schedule={{kind: isqrt, warmup_updates: 120, peak: {rate}}}",
+        *_of_depth(method, depth, updates),
         "training.clip_norm=null",
         "training.log_every_updates=10",
         f"training.validation={{every_updates: {every}, decode: false, metric: loss}}",
@@ -127,7 +169,7 @@ def common(method: str, depth: tuple[int, int], rate: float, updates: int, seed:
     ]
 
 
-_USUAL = tuple(method for method in METHODS if method not in SLOWER)
+_USUAL = tuple(method for method in METHODS if method not in SLOWER and method not in BRIEF)
 CLIMBED: dict[str, tuple[str, ...]] = {
     "18-18": tuple(method for method in _USUAL if method not in SWEPT_AT),
     "6-6": _USUAL,

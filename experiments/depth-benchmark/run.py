@@ -1,6 +1,7 @@
 """Every depth method on one budget: a small sweep of rates for each, then seeds and depths at the best rate.
 
     python experiments/depth-benchmark/run.py --store STORE --work FOLDER [--jobs 2]    # all, in the order of worth
+    python experiments/depth-benchmark/run.py --store STORE --work FOLDER --brief       # the methods of BRIEF alone
     python experiments/depth-benchmark/run.py --store STORE --work FOLDER --cost        # seconds and memory, in turns
     python experiments/depth-benchmark/run.py --store STORE --work FOLDER --long        # best eight, Tatoeba fr-en
 
@@ -35,6 +36,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from measuring import commit, processor, seconds_in_turns  # noqa: E402
 from methods import (  # noqa: E402
     BEYOND,
+    BRIEF,
     CLIMBED,
     DEPTHS,
     LEAN,
@@ -173,7 +175,7 @@ def climbing(method: str, depth: str) -> list[Run]:
 
 def all_runs() -> list[Run]:
     """Return the runs of the table whose rates are known, the most wanted first."""
-    known = [method for method in METHODS if not missing(method)]
+    known = [method for method in (*(m for m in METHODS if m not in BRIEF), *BRIEF) if not missing(method)]
     first = sorted(known, key=lambda method: method in SLOWER)
     seeds = [
         Run(method, MAIN, seed, UPDATES, rate_of(method))
@@ -182,7 +184,12 @@ def all_runs() -> list[Run]:
         for method in known
         if (method in SLOWER) == slower
     ]
-    others = [Run(m, depth, 1, UPDATES, rate_of(m, depth)) for depth in DEPTHS if depth != MAIN for m in first]
+    others = [
+        Run(method, depth, 1, UPDATES, rate_of(method, depth))
+        for depth in DEPTHS
+        for method in first
+        if depth in BRIEF.get(method, DEPTHS) and depth != MAIN
+    ]
     return [*seeds, *others]
 
 
@@ -303,12 +310,15 @@ def main() -> None:
     parser.add_argument("--store")
     parser.add_argument("--work", type=Path)
     parser.add_argument("--method", choices=METHODS, nargs="*", default=list(METHODS))
+    parser.add_argument("--brief", action="store_true", help="the methods of BRIEF (methods.py), cheap ones first")
     parser.add_argument("--depth", choices=DEPTHS, nargs="*", default=list(DEPTHS))
     parser.add_argument("--seed", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, each of one thread")
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--long", action="store_true", help="the runs on the second corpus")
     o = parser.parse_args()
+    if o.brief:
+        o.method = [method for method in BRIEF if method in o.method]
     if o.store is None or o.work is None:
         parser.error("--store and --work say where the data is and where runs go")
     if o.cost:

@@ -8,6 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -17,16 +18,18 @@ from torch import Tensor
 from tests.config.update_golden import load_once
 from tests.exchange.conftest import Written
 from tests.exchange.examples import SENTENCES, random_model
+from tests.small import merged
 from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.recipes import recipe_names
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.exchange import ctranslate2
+from ziggurat.exchange.exporter import export_model
 from ziggurat.exchange.plain import ExportedModel
 from ziggurat.exchange.targets import TARGETS
 from ziggurat.model.directory import open_model
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
-from ziggurat.system.errors import ConfigError
+from ziggurat.system.errors import ConfigError, ExportError
 
 CLOSE = {"atol": 3e-5, "rtol": 0.0}
 
@@ -98,6 +101,46 @@ def check(experiment: Experiment, tokenizer: SentencePieceTokenizer, work: Path)
         model = dataclasses.replace(model, tensors={k: t.float() for k, t in model.tensors.items()})
         TARGETS[target].write(folder, model, None)
         check_target(folder, tokenizer, pairs, expected)
+
+
+POST: dict[str, Any] = {"residual": "post", "embedding": {"zero_start": True}, "layer_norm_epsilon": 1e-6}
+GROWN: dict[str, Any] = {"encoder": {"layers": 3}, "decoder": {"layers": 3}, "combination": {"period": 2}}
+NOT_PLAIN = {"plain", "ctranslate2", "huggingface", "argos", "marian"}
+DEPTH_METHODS: dict[str, tuple[dict[str, Any], set[str], str]] = {
+    "lipschitz": ({"init": {"kind": "lipschitz"}}, set(), ""),
+    "branch_norm": ({"residual": "branch_norm"}, set(), ""),
+    "scale_norm, fix_norm": ({"norm": "scale", "embedding": {"unit_length": True}}, {"huggingface"}, "norm: scale"),
+    "tied layers": (
+        {"encoder": {"layers": 4, "tied_layers": [1, 2]}, "decoder": {"layers": 4, "tied_layers": [1, 1, 2, 2]}},
+        set(),
+        "",
+    ),
+    **{kind: ({"encoder": {"solver": kind}}, NOT_PLAIN, f"encoder.solver: {kind}") for kind in ("rk2_gated", "rk4")},
+    "depth growing": (
+        merged(GROWN, {"memory": "hierarchical", "decoder": {"history": "cross_module"}}),
+        NOT_PLAIN,
+        "memory: hierarchical",
+    ),
+}
+"""Choices beside those of POST, the targets that refuse them, and the key that they name."""
+
+
+@pytest.mark.parametrize("name", DEPTH_METHODS)
+@pytest.mark.parametrize("target", [t if t == "marian" else pytest.param(t, marks=pytest.mark.slow) for t in TARGETS])
+def test_a_method_of_depth_is_verified_or_refused_with_its_key(
+    target: str, name: str, written: Written, text: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    choices, refused, key = DEPTH_METHODS[name]
+    if target == "huggingface":
+        request.getfixturevalue("transformers")
+    model = written(**merged(POST, choices))
+    if target in refused:
+        with pytest.raises(ExportError, match=f"`{key}`"):
+            export_model(model, target, tmp_path / "out", verify=text)
+        return
+    found = export_model(model, target, tmp_path / "out", verify=text)["verification"]
+    assert found["lines"] == len(SENTENCES)
+    assert found["identical"] + found["ties"] >= len(SENTENCES) - 1, "a search of another toolkit may find another tie"
 
 
 def test_models_without_positions_get_tables_as_long_as_the_model_reads(

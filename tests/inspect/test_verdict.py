@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ziggurat.inspect.check import DEAD, ENOUGH, READS, SHARE, STARVED, Reference, evenness, judge
+from ziggurat.inspect.check import CUT_OFF, DEAD, ENOUGH, READS, SHARE, STARVED, Reference, evenness, judge
 from ziggurat.inspect.trial import TrialMeasures
 
 UNIGRAM = 5.8
@@ -41,6 +41,10 @@ def trial(
         (UNIGRAM + 1, [DEAD * 0.99, 1.0], [DEAD, 1.0], "will not train"),
         (UNIGRAM + 1, [DEAD * 1.01, 1.0], [DEAD, 1.0], "risky"),
         (UNIGRAM + 1, [0.0, 0.0], EVEN, "will not train"),
+        (UNIGRAM + 1, EVEN, [CUT_OFF * 0.99, 1.0], "will not train"),
+        (UNIGRAM + 1, EVEN, [CUT_OFF * 1.01, 1.0], "risky"),
+        (UNIGRAM + 1, [CUT_OFF * 0.99, 1.0], EVEN, "risky"),
+        (UNIGRAM - LEARNING - 0.01, EVEN, [CUT_OFF * 0.99, 1.0], "trains"),
         (UNIGRAM + 1, [STARVED, 1.0], [STARVED, 1.0], "trains"),
         (UNIGRAM + 1, [STARVED * 0.99, 1.0], [STARVED, 1.0], "risky"),
         (9.0, EVEN, EVEN, "risky"),

@@ -61,13 +61,15 @@ def small(**choices: Any) -> Seq2Seq:
     return moved(build_model(small_config(5, 4, **merged({"dropout": DROPOUT}, choices)), V, V, seed=3), 0.1)
 
 
-def gradients(model: Seq2Seq, encoder: Recompute = None, decoder: Recompute = None) -> dict[str, Tensor]:
+def gradients(
+    model: Seq2Seq, encoder: Recompute = None, decoder: Recompute = None, *, r_drop: float = 0.0
+) -> dict[str, Tensor]:
     """Gradients of two batches, with a penalty on the outputs of all encoder layers, and torch's random state after."""
     set_recompute(model, RecomputeConfig(encoder=encoder, decoder=decoder))
     model.train().zero_grad()
     torch.manual_seed(7)
     for part in batches([4, 3]):
-        sums = batch_loss(model, part, LossConfig(inter_sim=0.3), tokens=30, sentences=7)
+        sums = batch_loss(model, part, LossConfig(inter_sim=0.3, r_drop=r_drop), tokens=30, sentences=7)
         sums.objective.backward()  # type: ignore[no-untyped-call]
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return {**found, "random state": torch.get_rng_state(), "loss": sums.objective.detach()}
@@ -157,6 +159,15 @@ def test_what_is_random_is_drawn_again(name: str, rule: tuple[Recompute, Recompu
     model = small(**RANDOM[name])
     expected = gradients(model)
     assert_same(gradients(model, *rule), expected)
+
+
+@pytest.mark.parametrize("rule", [(1, 1), ("segments", "segments")], ids=str)
+def test_layers_that_are_used_twice_and_batches_that_pass_twice(rule: tuple[Recompute, Recompute]) -> None:
+    encoder = {"layers": 6, "tied_layers": [1, 2], "solver": "rk2"}
+    model = small(
+        encoder=encoder, decoder={"tied_layers": [1, 2, 2, 1]}, memory="hierarchical", combination={"period": 2}
+    )
+    assert_same(gradients(model, *rule, r_drop=5.0), gradients(model, r_drop=5.0))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "exact dropout"])

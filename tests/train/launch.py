@@ -88,8 +88,8 @@ def finish(started: list[Started], timeout: float = 240.0) -> list[tuple[int, st
     return [(one.process.exitcode or 0, one.output.read_text(), one.errors.read_text()) for one in started]
 
 
-def run_together(module: str, function: str, count: int, *arguments: str) -> list[str]:
+def run_together(module: str, function: str, count: int, *arguments: str, timeout: float = 240.0) -> list[str]:
     """Run `function(*arguments)` in `count` processes, all of which must succeed; return what each printed."""
-    ended = finish(launch(module, function, count, *arguments))
+    ended = finish(launch(module, function, count, *arguments), timeout)
     assert [status for status, _, _ in ended] == [0] * count, "\n".join(errors for _, _, errors in ended)
     return [output for _, output, _ in ended]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.conftest import tiny_experiment
 from tests.train.launch import run_together
 from tests.train.runs import QUIET, final_bytes, records
 from ziggurat.config import Experiment, dump, load_experiment
+from ziggurat.config.load import change_section
 from ziggurat.data.prepare import prepare
 from ziggurat.system.errors import ZigguratError
 from ziggurat.train.checkpoint import load_checkpoint
@@ -124,6 +126,41 @@ def test_stopped_and_resumed_processes_end_alike_bit_for_bit(kind: str, count: i
     together(tmp_path / "parts", parts, count)
     together(tmp_path / "parts", whole, count, resume=True)
     assert final_bytes(tmp_path / "parts", UPDATES) == final_bytes(tmp_path / "whole", UPDATES)
+
+
+TIED: dict[str, Any] = {
+    "residual": "branch_norm",
+    "wiring": {"branch_updates": 4},
+    "encoder": {"layers": 4, "tied_layers": [1, 2], "solver": "rk2_gated"},
+    "decoder": {"layers": 4, "tied_layers": [1, 1, 2, 2], "history": "cross_module"},
+    "memory": "hierarchical",
+    "combination": {"period": 2},
+}
+TWICE: dict[str, Any] = {
+    "optimiser": {"epsilon": 1e-3, "weight_smoothing": 0.1},
+    "loss": {"r_drop": 5.0},
+    "schedule": {"kind": "wsd", "peak": 3e-3, "warmup_updates": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_means_of_weights_and_layers_used_twice_are_those_of_one_process(kind: str, data: Path, tmp_path: Path) -> None:
+    """Running means of weights, two passes of R-Drop, tied layers; and such a run resumes, there and in one process."""
+    whole = tiny(data, TIED, **TWICE, distributed={"kind": kind})
+    train(tmp_path / "alone", tiny(data, TIED, **TWICE), console=QUIET)
+    run = together(tmp_path / "run", whole, 2)
+    assert_alike(run, tmp_path / "alone")
+    parts = tiny(data, TIED, **TWICE, distributed={"kind": kind}, stop={"updates": 3})
+    parts = parts.model_copy(
+        update={"training": change_section(parts.training, {"schedule": {"decay_updates": 6}}, "")}
+    )
+    half = together(tmp_path / "half", parts, 2)
+    shutil.copytree(half, tmp_path / "moved", symlinks=True)
+    together(half, whole, 2, resume=True)
+    assert final_bytes(half, UPDATES) == final_bytes(run, UPDATES)
+    train(tmp_path / "moved", tiny(data, TIED, **TWICE), resume=True, console=QUIET)
+    assert_alike(tmp_path / "moved", tmp_path / "alone")
 
 
 CHANGES = [("ddp", 1, 3), ("ddp", 2, 1), ("ddp", 3, 2), ("fsdp", 1, 3), ("fsdp", 2, 1), ("fsdp", 3, 2)]

@@ -221,6 +221,9 @@ CHOICES: list[dict[str, Any]] = [
     {"combination.unit": "sublayer", "encoder.history": "dlcl", "decoder.history": "dlcl"},
     *({"decoder.attention": kind} for kind in ("relative", "average", "merged", "merged_full")),
     {"memory": "transparent"},
+    {"memory": "hierarchical", "decoder.history": "cross_module"},
+    *({"encoder.solver": kind} for kind in ("rk2", "rk2_gated", "rk4")),
+    {"encoder.tied_layers": [1, 2, 2], "decoder.tied_layers": [1], "residual": "branch_norm", "norm": "scale"},
     {"encoder.layer_drop": 0.9, "decoder.layer_drop": 0.9},
 ]
 
@@ -236,7 +239,7 @@ def test_every_kind_is_measured_and_left_as_it_was(choices: dict[str, Any]) -> N
     values = everything(model)
     assert set(values) >= set(MEASURES) - {"beta_ln", "history_weights", "transparent_weights"}
     assert ("history_weights" in values) == (choices.get("encoder.history", "latest") not in WITHOUT_TABLE)
-    assert ("transparent_weights" in values) == ("memory" in choices)
+    assert ("transparent_weights" in values) == (choices.get("memory") == "transparent")
     for name in ("beta_rc", "beta", "variance"):
         for row in values[name].values():
             assert len(row) == 3

@@ -112,6 +112,19 @@ LATER: dict[str, dict[str, Any]] = {
         "init": {"kind": "magneto"},
     },
     "transfer": {"residual": "pre", "transfer": {"width": 8, "encoder_layers": 1, "decoder_layers": 1}},
+    "tied-solver": {
+        "encoder": {"layers": 4, "tied_layers": [1, 2], "solver": "rk2_gated"},
+        "decoder": {"layers": 4, "tied_layers": [1, 2, 2, 1]},
+    },
+    "depth-growing-fix-norm": {
+        "encoder": {"layers": 3, "history": "cross_module"},
+        "decoder": {"layers": 3, "history": "cross_module"},
+        "memory": "hierarchical",
+        "combination": {"period": 2},
+        "norm": "scale",
+        "embedding": {"unit_length": True},
+        "init": {"kind": "lipschitz"},
+    },
 }
 
 
@@ -129,6 +142,39 @@ def test_three_updates_and_three_more_are_six_with_later_kinds(
     go(tmp_path / "halves", change_section(six, {"training": {"stop": {"updates": 3}}}, ""))
     go(tmp_path / "halves", six, resume=True)
     assert final_bytes(tmp_path / "halves", 6) == final_bytes(tmp_path / "whole", 6)
+
+
+MODULES: dict[str, Any] = {"history": "cross_module", "layers": 4}
+GROWN: dict[str, tuple[dict[str, Any], str]] = {
+    **{kind: ({"encoder": {"layers": 4}, "decoder": {"layers": 4}}, kind) for kind in ("midas", "lidas")},
+    "tied": ({side: {"layers": 4, "tied_layers": [1, 2]} for side in ("encoder", "decoder")}, "g_top"),
+    "depth-growing": (
+        {"encoder": MODULES, "decoder": MODULES, "memory": "hierarchical", "combination": {"period": 2}},
+        "random",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [1, 4])
+@pytest.mark.parametrize("name", GROWN)
+def test_a_growing_run_with_means_of_weights_resumes_before_and_after(
+    name: str, stop: int, tiny_folder: Path, tmp_path: Path
+) -> None:
+    choices, strategy = GROWN[name]
+    stages = [{"layers": 2, "decoder_layers": 2, "updates": 3}]
+    training = {
+        "optimiser": {"weight_smoothing": 0.1},
+        "loss": {"r_drop": 5.0},
+        "schedule": {"kind": "wsd", "peak": 3e-3, "warmup_updates": 1, "decay_updates": 6},
+    }
+    growth = {"stages": stages, "copy_strategy": strategy, "moments": "copy"}
+    six = tiny_experiment(tiny_folder, threads=1, stop={"updates": 6}, checkpoint={"every_updates": 1}, **training)
+    six = change_section(six, {"model": choices, "training": {"growth": growth}}, "")
+    go(tmp_path / "whole", six)
+    go(tmp_path / "parts", change_section(six, {"training": {"stop": {"updates": stop}}}, ""))
+    go(tmp_path / "parts", six, resume=True)
+    assert final_bytes(tmp_path / "parts", 6) == final_bytes(tmp_path / "whole", 6)
 
 
 @pytest.mark.slow

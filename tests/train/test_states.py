@@ -238,6 +238,8 @@ KINDS: list[dict[str, Any]] = [
     {"combination.unit": "sublayer", "encoder.history": "dlcl", "decoder.history": "dlcl"},
     {"combination.normalize_embedding": True, "encoder.history": "dlcl", "combination.norm": "sources"},
     {"decoder.attention": "merged", "decoder.history": "dlcl", "residual": "post"},
+    {"memory": "hierarchical", "decoder.history": "cross_module", "residual": "post"},
+    {"encoder.tied_layers": [1, 2, 2], "decoder.tied_layers": [1], "residual": "post"},
 ]
 
 
@@ -269,6 +271,13 @@ def test_contributions_add_up_to_the_state(choices: dict[str, Any]) -> None:
             assert not parts[number + 1 :].any()
             assert len(parts) == len(order) + 1
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@torch.no_grad()
+def test_a_layer_that_is_computed_several_times_is_no_sum_of_branches() -> None:
+    model, some = build_model(composed({"encoder.solver": "rk4"}), VOCABULARY, VOCABULARY).eval(), batch()
+    found = measure(model, some, LOSS, ("residual_dependency",))["residual_dependency"]
+    assert [*found] == ["decoder"]
 
 
 def deviation(values: list[float]) -> float:

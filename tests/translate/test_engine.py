@@ -43,6 +43,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "gelu": {"activation": "gelu", "decoder": {"layers": 2}},
     "swiglu": {"activation": "swiglu", "decoder": {"layers": 2}},
     "fixup": {"residual": "fixup", "init": {"kind": "fixup"}, "decoder": {"layers": 2}},
+    "lengths": {"norm": "scale", "embedding": {"unit_length": True}, "decoder": {"layers": 2}},
+    "modules": {
+        "memory": "hierarchical",
+        "combination": {"period": 1},
+        "encoder": {"layers": 2, "solver": "rk2_gated"},
+        "decoder": {"layers": 2, "history": "cross_module"},
+    },
+    "tied": {"encoder": {"layers": 2, "tied_layers": [1]}, "decoder": {"layers": 3, "tied_layers": [1, 2, 1]}},
     "rnmt": {
         "family": "rnmt",
         "decoder": {"layers": 2},
@@ -116,6 +124,9 @@ def test_models_whose_stream_is_bf16_are_searched() -> None:
         *KINDS.values(),
         *({"residual": kind} for kind in get_args(ResidualKind)),
         *({stack: {"history": kind}} for kind in get_args(HistoryKind) for stack in ("encoder", "decoder")),
+        *({"encoder": {"solver": kind}} for kind in ("rk2_gated", "rk4")),
+        {"norm": "scale", "embedding": {"unit_length": True}, "memory": "hierarchical"},
+        {"encoder": {"tied_layers": [1]}, "decoder": {"layers": 3, "tied_layers": [1, 2, 1]}},
     ],
     ids=str,
 )

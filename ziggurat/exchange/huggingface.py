@@ -43,8 +43,8 @@ def huggingface_reasons(config: ModelConfig) -> Iterator[str]:
         yield "`attention: relative`: the stock encoder-decoder classes have no Shaw et al. (2018) positions"
     if config.activation == "swiglu":
         yield "`activation: swiglu`: the stock classes have no gate in the feed-forward network"
-    if config.norm == "rms":
-        yield "`norm: rms`: the stock classes have layer normalisation with a bias"
+    if config.norm != "layer":
+        yield f"`norm: {config.norm}`: the stock classes have layer normalisation with a bias"
     if config.encoder_width != config.d_model:
         yield f"`encoder.d_model: {config.encoder_width}`: the stacks of the stock classes are equally wide"
     kinds = (config.encoder_residual, config.decoder_residual)

@@ -47,6 +47,10 @@ DEAD = 1e-5
 """Geometric mean of the evenness of encoder and decoder, below which a model that has learned only word frequencies
 does not learn more."""
 
+CUT_OFF = 1e-6
+"""Evenness of the decoder, below which the same is true whatever the encoder's is. (An encoder so uneven may still be
+that of a model that learns, as post-norm of 36-6 layers: its decoder begins as a language model.)"""
+
 READS = 0.01
 """Rise of the loss with another sentence's source, in nats per token, from which the decoder reads the source. In a
 short trial it may not do so yet, so a lower value is unhealthy only together with a starved stack."""
@@ -110,8 +114,8 @@ def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
     - `trains`: the loss is clearly below that of word frequencies, so gradients reach the layers that matter. Or it
       will be there in as many updates again at its present pace, and the lowest layers of both stacks get gradients;
       not beside a reference that has hardly learned anything, since so early every loss falls to word frequencies.
-    - `will not train`: neither, and gradients die out on their way down both stacks, as in plain deep post-norm; or a
-      number is not finite.
+    - `will not train`: neither, and gradients die out on their way down both stacks, or all but end at the top of the
+      decoder, as in plain deep post-norm; or a number is not finite.
     - `too early to tell`: neither, and the reference has hardly learned anything either.
     - `risky`: anything else. Most such runs learn, but late and slowly.
 
@@ -130,11 +134,12 @@ def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
     # The fall of the loss in the second half of the trial: at this pace twice as much in as many updates again
     pace = trial.points[sorted(trial.points)[-2]]["nll"] - nll
     arriving = nll - 2 * pace <= trial.unigram - reference.bar
-    reached = math.sqrt(evenness(last["gradient_norm"]["encoder"]) * evenness(last["gradient_norm"]["decoder"]))
+    evens = {side: evenness(last["gradient_norm"][side]) for side in ("encoder", "decoder")}
+    dead = math.sqrt(math.prod(evens.values())) < DEAD or evens["decoder"] < CUT_OFF
     label: Label
     if learned >= reference.bar or (reference.enough and fed and arriving):
         label = "trains"
-    elif reached < DEAD:
+    elif dead:
         label = "will not train"
     else:
         label = "risky" if reference.enough else "too early to tell"

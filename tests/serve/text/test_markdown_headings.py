@@ -29,7 +29,7 @@ def translated(text: str, translate: Translate = other, name: str = "a.md") -> R
     ("before", "after"),
     [
         ("# Getting started\n\n[a](#getting-started)\n", '# <a id="getting-started"></a>xgetting xstarted\n'),
-        ("Getting started\n===\n\n[a][b]\n\n[b]: #getting-started\n", '<a id="getting-started"></a>xgetting xstarted\n===\n'),
+        ("Use it\n===\n\n[a][b]\n\n[b]: #use-it\n", '<a id="use-it"></a>xuse xit\n===\n'),
         ("## Use it ##\n\n<a href='#use-it'>a</a>\n", '## <a id="use-it"></a>xuse xit ##\n'),
         ("# Use\n# Use\n[a](#use-1)\n", '# xuse\n# <a id="use-1"></a>xuse\n'),
         ("# Use\n# Use\n[a](#use_1)\n", '# xuse\n# <a id="use_1"></a>xuse\n'),

@@ -1,4 +1,4 @@
-"""What the tag of an element says of it: which of its attributes are text, whether it is translated, its language.
+"""Elements of markup by what their tags say: which attributes are text, whether they are translated, their language.
 
 A translated page says the language and direction of the translation where it said those of the source.
 """

@@ -75,7 +75,7 @@ def residual_dependency(
 
     Row i - 1 is the state after sub-layer i, column 0 the stack's input, column j the branch of sub-layer j:
     beta_ij = std(c_ij) / sqrt(sum_k std(c_ik)^2), with c_ij from `contributions` and the deviation over tokens and
-    channels. Squares of a row sum to 1. NaN above the diagonal. Empty for RNMT+, and if a layer was left out.
+    channels. Squares of a row sum to 1. NaN above the diagonal. A stack without terms (see there) is left out.
     """
     found = {}
     for stack in STACKS:
@@ -99,7 +99,8 @@ def contributions(
     Biases of norms are in none of them. Streams of hyper-connections are added up. Dropout counts as the identity.
 
     Args:
-        model: the model; nothing is yielded for RNMT+, whose layers are not sums, nor if a layer was left out.
+        model: the model; nothing is yielded for RNMT+, whose layers are not sums, for a stack with a solver, whose
+            layers are computed several times, nor if a layer was left out.
         trace: record of a forward pass.
         norms: inputs of norms in the same pass.
         stack: `encoder` or `decoder`.
@@ -111,7 +112,8 @@ def contributions(
         for number, layer in enumerate(layers_of(model, stack))
         for name in residuals_of(layer)
     ]
-    if not passed or any(sublayer is None for _, sublayer in passed):
+    solved = getattr(module, "solver", None) is not None
+    if solved or not passed or any(sublayer is None for _, sublayer in passed):
         return
     places = mask.flatten().nonzero().squeeze(1)[:TOKENS]
 

@@ -99,9 +99,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
             done = [gap, *done]
         else:
             begin, end = target, ends.get(target, target) + 1
-        tag = _APPROVED.sub(lambda found: found[1] + {"yes": "no", "1": "0"}[found[2]], segment.raw)
-        if second and state is not None:
-            tag = f'{_STATES.sub("", tag)[:-1]} state="translated">'
+        tag = _unit_tag(segment.raw, has_state=second and state is not None)
         if tag != segment.raw:
             return place, end, [tag, *(token.raw for token in xml.tokens[place + 1 : begin]), *done]
         return begin, end, done
@@ -278,6 +276,12 @@ def with_html(parts: Sequence[Token], own: Sequence[bool]) -> tuple[list[Token],
 
 def _has_text(tokens: Sequence[Token], ends: dict[int, int], place: int) -> bool:
     return any(token.text.strip() for token in tokens[place : ends.get(place, place)])
+
+
+def _unit_tag(raw: str, *, has_state: bool) -> str:
+    """Return the tag of a unit or segment whose target a machine has written: approved by nobody, and translated."""
+    tag = _APPROVED.sub(lambda found: found[1] + {"yes": "no", "1": "0"}[found[2]], raw)
+    return f'{_STATES.sub("", tag)[:-1]} state="translated">' if has_state else tag
 
 
 def _target_tag(source: Token, target: Token | None) -> str:
