@@ -12,7 +12,7 @@ from ziggurat.serve.text.documents import direction
 from ziggurat.serve.text.documents.fields import entry_template, silent_fields
 from ziggurat.serve.text.documents.opendocument import PROPERTIES, xml_members
 from ziggurat.serve.text.documents.package import PACKED, content_types, is_left, main_part
-from ziggurat.serve.text.documents.runs import DIVIDER, Run, RunForm, joined
+from ziggurat.serve.text.documents.text_runs import DIVIDER, Run, RunForm, joined
 from ziggurat.serve.text.files import Archive, Settings
 from ziggurat.serve.text.markup import (
     MarkupForm,
