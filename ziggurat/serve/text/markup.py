@@ -177,7 +177,8 @@ def _text_of(template: Template, pieces: Mapping[int, list[Piece]]) -> str:
         if isinstance(part, str):
             out.append(part)
         elif isinstance(part, MarkupSlot):
-            waiting += reversed(part.form.write(pieces[id(part)]))
+            said = pieces[id(part)] if id(part) in pieces else original_pieces(part.text)  # of a source alone
+            waiting += reversed(part.form.write(said))
         elif part.finish is not None:
             out.append(part.finish(_text_of(part.template, pieces)))
         else:
@@ -443,8 +444,10 @@ class _Segmenter:
     def _whole(self, place: int, end: int) -> Raw:
         """Return an element with what is in it: as it is, or with its paragraphs as slots."""
         inside = list(self.tokens[place : end + 1])
-        if inside[0].name in self.rules.points or (place == end and self.rules.xml):
+        if inside[0].name in self.rules.points:
             return "".join(token.raw for token in inside)
+        if place == end and self.rules.xml:
+            return self._raw(inside[0])
         last = [inside.pop()] if inside[-1].kind == "close" and inside[-1].name == inside[0].name else []
         nested = _Segmenter(inside[1:], self.rules, self.notices, self.depth + 1).template()
         template: Template = []

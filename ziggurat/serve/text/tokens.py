@@ -276,10 +276,11 @@ class Xml:
     Attributes:
         tokens: their `raw` joined is the text of the document.
         encoding: Python's name of the encoding.
+        prefixes: those by which names of known namespaces begin in `tokens`.
     """
 
-    def __init__(self, tokens: list[Token], encoding: str) -> None:
-        self.tokens, self.encoding = tokens, encoding
+    def __init__(self, tokens: list[Token], encoding: str, prefixes: Mapping[str, str]) -> None:
+        self.tokens, self.encoding, self.prefixes = tokens, encoding, prefixes
 
     def encoded(self, text: str) -> bytes:
         """Return a text in the document's encoding; characters that it lacks become references."""
@@ -299,7 +300,7 @@ def read_xml(content: bytes, name: str, prefixes: Mapping[str, str] | None = Non
     """
     text, encoding = _decoded(content, name)
     reader = _Reader(text.encode("utf-8", "strict"), prefixes or {}, name)
-    return Xml(reader.tokens, encoding)
+    return Xml(reader.tokens, encoding, reader.prefixes)
 
 
 def _decoded(content: bytes, name: str) -> tuple[str, str]:

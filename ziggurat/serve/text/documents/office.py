@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import posixpath
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from urllib.parse import unquote
+from collections.abc import Iterator, Sequence
 
 import regex
 
-from ziggurat.serve.text.documents.opendocument import xml_members
+from ziggurat.serve.text.documents import direction
+from ziggurat.serve.text.documents.fields import entry_template, silent_fields
+from ziggurat.serve.text.documents.opendocument import PROPERTIES, xml_members
+from ziggurat.serve.text.documents.package import PACKED, content_types, is_left, main_part
+from ziggurat.serve.text.documents.text_runs import DIVIDER, Run, RunForm, joined
 from ziggurat.serve.text.files import Archive, Settings
 from ziggurat.serve.text.markup import (
     MarkupForm,
@@ -18,13 +20,13 @@ from ziggurat.serve.text.markup import (
     Raw,
     Template,
     TemplateGroup,
-    add,
     filled,
+    markup_template,
     with_attributes,
 )
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.tokens import Spellings, Token, read_xml, spelt, xml_ends
+from ziggurat.serve.text.tokens import ATTRIBUTE, Spellings, Token, read_xml, xml_ends
 
 _SPACES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
@@ -40,28 +42,37 @@ _SPACES = {
 # Parts are known by their content types, whatever their names; by the usual names where a file lists no types.
 _DRAWN = r"diagrams/(?:data|drawing)\d*|charts/chart\d*|drawings/drawing\d*"
 _DOCX = regex.compile(rf"word/(?:document\d*|header\d*|footer\d*|footnotes|endnotes|comments|{_DRAWN})\.xml")
-_PPTX = regex.compile(rf"ppt/(?:slides/slide\d+|notesSlides/notesSlide\d+|{_DRAWN})\.xml")
+_PPTX = regex.compile(
+    r"ppt/(?:slides/slide|notesSlides/notesSlide|slideMasters/slideMaster|slideLayouts/slideLayout)\d+\.xml"
+    rf"|ppt/(?:{_DRAWN})\.xml"
+)
 _TYPES = regex.compile(
-    r".*(?:wordprocessingml\.(?:header|footer|footnotes|endnotes|comments)|presentationml\.(?:slide|notesSlide)"
+    r".*(?:wordprocessingml\.(?:header|footer|footnotes|endnotes|comments)"
+    r"|presentationml\.(?:slide|notesSlide|slideMaster|slideLayout)"
     r"|(?:wordprocessingml\.(?:document|template)|ms-word\.(?:document|template)\.macroEnabled(?:Template)?)\.main"
     r"|drawingml\.(?:chart|chartshapes|diagramData|diagramDrawing))\+xml"
 )
-_MAIN = regex.compile(r".*(?:wordprocessingml|presentationml|ms-word|ms-powerpoint)\.[\w.]*main\+xml")
-# Documents in the document: they are not read.
-_EMBEDDED = regex.compile(r"(?:word|ppt)/(?:embeddings/.+|afchunk[^/]*|media/[^/]+\.(?:docx|xlsx|pptx))")
-# Other parts, of which those with text are told: comments of slides, newer kinds of charts, building blocks, numbering.
-_STAYING = regex.compile(r"(?:customXml|docProps)/.*|.*/(?:(?:slide|notes|handout)Masters|slideLayouts|theme)/.*")
-_HAS_TEXT = regex.compile(
-    r"""<(?:\w++:)?(?:t|text|v|pt)(?:\s[^<>]*+)?>[^<]*?\p{L}
-      | <(?:\w++:)?lvlText\s[^<>]*?val="[^"<>]*?\p{L}{2}""",
-    flags=regex.VERBOSE,
-)
+_STYLES = regex.compile(r"word/(?:styles|numbering)\.xml")
+_STYLE_TYPES = regex.compile(r".*wordprocessingml\.(?:styles|numbering)\+xml")
 # Text beside paragraphs that is not read, and is not for readers.
 _SILENT = frozenset(("w:moveFrom", "w:del", "w:rt", "a:fld"))
-# What is said of pictures, and text drawn as one, by the local names of elements and attributes.
-_PICTURES = frozenset(("docPr", "cNvPr", "textpath", "shape"))
-_SAID = frozenset(("descr", "title", "string", "alt"))
+# What is said of pictures, text drawn as one, and texts that a person chooses from or finds: the local names of
+# attributes, by those of elements.
+_SAID = {
+    **dict.fromkeys(("docPr", "cNvPr", "textpath", "shape"), ("descr", "title", "string", "alt")),
+    **dict.fromkeys(("w:helpText", "w:statusText", "w:listEntry", "w:tblCaption", "w:tblDescription"), ("val",)),
+    "w:listItem": ("displayText",),
+    **dict.fromkeys(("w:hyperlink", "a:hlinkClick", "a:hlinkMouseOver"), ("tooltip",)),
+}
+_BINDINGS = ("w:dataBinding", "dataBinding")
+"""_BINDINGS are elements by which Word takes the text of a control from another part, and so not from this one."""
 _LETTER = regex.compile(r"\p{L}")
+# Before the first text of a paragraph, where a letter in a frame may be the beginning of that.
+_BEFORE_TEXT = frozenset(("w:pPr", "w:r", "w:rPr", "w:bookmarkStart", "w:bookmarkEnd", "w:proofErr"))
+_MARKS = r"<(?:\w++:)?t(?:\s[^<>]*+)?>(?P<cap>(?:(?![&<])\p{P}|&\w++;)*+"
+_CAP_WORD = regex.compile(_MARKS + r"[^\s&<]*+)")
+# Letters of some scripts are joined to the next: there a word is framed as a whole.
+_CAP_OF_WORD = regex.compile(_MARKS + r"(?:(?=\p{Arab}|\p{Syrc}|\p{Mong}|\p{Nkoo}|\p{Adlm})[^\s&<]++|(?![\s&<])\X)?+)")
 # Elements around runs that are written around the same words again; other elements of a paragraph are points.
 _AROUND = frozenset(("w:hyperlink", "w:ins", "w:moveTo", "w:smartTag", "w:sdt", "w:fldSimple", "w:bdo", "w:dir")) | {
     "w:customXml"
@@ -71,8 +82,6 @@ _SEEN = frozenset(
     ("w:drawing", "w:pict", "w:object", "w:sym", "mc:AlternateContent", "m:oMath", "m:oMathPara", "a:fld", "w:pgNum")
 ) | {"w:footnoteReference", "w:endnoteReference"}
 _TABS = frozenset(("w:tab", "w:ptab"))
-_DIVIDER = ""
-"""Name of an end without a beginning, which divides a paragraph: a tab comes back between the same two texts."""
 _BREAKS = frozenset(("w:br", "w:cr", "a:br"))
 _IDENTITY = regex.compile(r'\s+w:rsid\w*="[^"]*"')
 _FIELD = "field"
@@ -92,118 +101,63 @@ def _office(
     content: bytes, name: str, settings: Settings, parts: regex.Pattern[str], main: str
 ) -> SentenceRequests[Result[bytes]]:
     archive = Archive(content, name, settings.limits)
-    types = _content_types(archive, name)
-    main = _main_part(archive, name, types, main)
+    types = content_types(archive, name)
+    main = main_part(archive, name, types, main)
     archive.read(main)
     documents = {
         part: read_xml(archive.markup(part), f"{name}: {part}", _SPACES)
         for part in archive.names
         if part == main or parts.fullmatch(part) or _TYPES.fullmatch(types.get(part, ""))
+        if part == main or not archive.read(part).startswith(PACKED)
     }
-    readers = {part: _Part(xml.tokens) for part, xml in documents.items()}
+    # Text of masters and layouts is shown on slides, but for that of placeholders, which stands for theirs.
+    readers = {
+        part: _Part(xml.tokens, models="/slideMasters/" in part or "/slideLayouts/" in part)
+        for part, xml in documents.items()
+    }
     templates = {part: reader.template() for part, reader in readers.items()}
-    left = [part for part in archive.names if part not in documents and _is_left(archive, part)]
+    for part in archive.names:
+        if part == "docProps/core.xml" or types.get(part, "").endswith("core-properties+xml"):
+            documents[part] = read_xml(archive.markup(part), f"{name}: {part}", _SPACES)
+            templates[part] = markup_template(documents[part].tokens, PROPERTIES)
+    left = [part for part in archive.names if part not in documents and is_left(archive, part, types.get(part, ""))]
     left += [part for part, reader in readers.items() for _ in range(reader.unread())]
-    return (yield from xml_members(archive, documents, templates, settings, left))
-
-
-def _is_left(archive: Archive, part: str) -> bool:
-    """Return whether a part that is not read has text for readers."""
-    if not part.endswith(".xml") or _STAYING.fullmatch(part):
-        return _EMBEDDED.fullmatch(part) is not None
-    return _HAS_TEXT.search(archive.read(part).decode("utf-8", "replace")) is not None
-
-
-def _content_types(archive: Archive, name: str) -> dict[str, str]:
-    part = "[Content_Types].xml"
-    if part not in archive.names:
-        return {}
-    named, by_ending = dict[str, str](), dict[str, str]()
-    for token in read_xml(archive.markup(part), f"{name}: {part}").tokens:
-        kind = token.attributes.get("ContentType", "")
-        if token.name == "Override":
-            named[unquote(token.attributes.get("PartName", "")).lstrip("/").lower()] = kind
-        elif token.name == "Default":
-            by_ending[token.attributes.get("Extension", "").lower()] = kind
-    return {
-        member: named.get(member.lower()) or by_ending.get(member.rpartition(".")[2].lower(), "")
-        for member in archive.names
-    }
-
-
-def _main_part(archive: Archive, name: str, types: Mapping[str, str], usual: str) -> str:
-    """Return the name of the document's main part: the one that relations name, or content types, or the usual one."""
-    members = {member.lower(): member for member in archive.names}
-    if "_rels/.rels" in archive.names:
-        for token in read_xml(archive.markup("_rels/.rels"), f"{name}: _rels/.rels").tokens:
-            target = posixpath.normpath(unquote(token.attributes.get("Target", "")).lstrip("/")).lower()
-            if token.attributes.get("Type", "").endswith("/officeDocument") and target in members:
-                return members[target]
-    if usual in archive.names:
-        return usual
-    return next((member for member in archive.names if _MAIN.fullmatch(types.get(member, ""))), usual)
-
-
-@dataclass(eq=False)
-class _Run:
-    """Spelling of a run: everything before its text, and everything after it."""
-
-    before: str
-    after: str
-
-
-@dataclass
-class _RunForm:
-    """Spelling of a paragraph of runs.
-
-    Attributes:
-        ground: the run of text that belongs to no element.
-        hyphens: hyphens at which no line ends, each as the end of a text, its tag and the beginning of the next; in the
-            translation the first ones inside of words become these.
-    """
-
-    ground: _Run
-    hyphens: list[str] = field(default_factory=list)
-
-    def write(self, pieces: Sequence[Piece]) -> Template:
-        """Return the pieces as strings and slots."""
-        template: Template = []
-        runs = [self.ground]
-        for piece in pieces:
-            if isinstance(piece, str):
-                template += [runs[-1].before, self._spelt(piece), runs[-1].after]
-            elif isinstance(piece.raw, _Run):
-                if isinstance(piece, Open):
-                    runs.append(piece.raw)
-                else:
-                    runs.pop()
-            else:
-                add(template, piece.raw)
-        return template
-
-    def _spelt(self, text: str) -> str:
-        parts = _HYPHEN.split(spelt(text), maxsplit=len(self.hyphens)) if self.hyphens else [spelt(text)]
-        between = [self.hyphens.pop(0) for _ in parts[1:]]
-        return "".join(text + end for text, end in zip(parts, [*between, ""], strict=True))
+    for part in archive.names if direction.turned(settings) is not None else ():  # where looks are from
+        if part not in documents and (_STYLES.fullmatch(part) or _STYLE_TYPES.fullmatch(types.get(part, ""))):
+            documents[part] = read_xml(archive.markup(part), f"{name}: {part}", _SPACES)
+            templates[part] = ["".join(token.raw for token in documents[part].tokens)]
+    return (yield from xml_members(archive, documents, templates, settings, left, turn=direction.office))
 
 
 class _Part:
     """One XML file of the archive."""
 
-    def __init__(self, tokens: Sequence[Token]) -> None:
+    def __init__(self, tokens: Sequence[Token], *, models: bool = False) -> None:
+        self.models = models  # whether placeholders are left as they are
         self.tokens, self.ends = tokens, xml_ends(tokens)
         # Templates of paragraphs by place: one in a text box is met again when the source of that around it is kept.
         self.made: dict[int, Template] = {}
         self.read: set[int] = set()  # places of elements of text
+        self.bindings = list(self._bound())
+        self.caps: dict[int, tuple[Template, int]] = {}
 
-    def template(self, begin: int = 0, end: int | None = None) -> Template:
-        """Return the template of the tokens from `begin` to `end`, with a slot for each paragraph."""
+    def template(self, begin: int = 0, end: int | None = None, *, bound: bool | None = None) -> Template:
+        """Return the template of the tokens from `begin` to `end`, with a slot for each paragraph.
+
+        `bound`: whether controls stay bound to other parts; None: if none of their text changes.
+        """
         template: Template = []
         place, end = begin, len(self.tokens) if end is None else end
         while place < end:
+            if (group := self._group(place, bound)) is not None:
+                template += group[0]
+                place = group[1]
+                continue
             token = self.tokens[place]
-            if token.name in _PICTURES and not _SAID.isdisjoint(token.attributes):
-                template += self.made.setdefault(place, with_attributes(token, _SAID, xml=True))
+            if token.kind == "text" and place and self.tokens[place - 1].name == "w:instrText":
+                template += self.made.setdefault(place, entry_template(token.raw))
+            elif names := self._said(place):
+                template += self.made.setdefault(place, with_attributes(token, names, xml=True))
             else:
                 template.append(token.raw)
             if token.kind == "open" and token.name in ("w:p", "a:p", "c:v"):
@@ -215,6 +169,107 @@ class _Part:
                 template.append(self.tokens[place].raw)
             place += 1
         return template
+
+    def _group(self, place: int, bound: bool | None) -> tuple[Template, int] | None:
+        """Return the template of what is not read tag by tag, and where to go on; None: no such thing begins here."""
+        token, after = self.tokens[place], self.after(place)
+        if token.name in _BINDINGS and bound is False and self._are_bound(place, after):
+            return [], after
+        if token.kind != "open":
+            return None
+        if self.models and token.name == "sp" and any(t.name == "ph" for t in self.tokens[place : place + 40]):
+            self.read.update(range(place, after))
+            return [self.raw(place, after)], after
+        if token.name == "w:sdt" and bound is None and self._are_bound(place, after):
+            free, tied = (self.template(place, after, bound=is_bound) for is_bound in (False, True))
+            return [TemplateGroup(free, tied)], after
+        if place not in self.caps and token.name == "w:p" and (following := self._after_cap(place)):
+            self.caps[place] = [self._with_cap(place, following)], self.after(following)
+        return self.caps.get(place)
+
+    def _are_bound(self, begin: int, end: int) -> bool:
+        at = bisect_left(self.bindings, begin)
+        return at < len(self.bindings) and self.bindings[at] < end
+
+    def _bound(self) -> Iterator[int]:
+        """Yield the places of the bindings of controls with words."""
+        places = [place for place, token in enumerate(self.tokens) if token.name in _BINDINGS]
+        if not places:
+            return
+        worded = [place for place, token in enumerate(self.tokens) if _LETTER.search(token.text)]
+        controls: list[int] = []
+        for place, token in enumerate(self.tokens):
+            while controls and self.ends[controls[-1]] < place:
+                controls.pop()
+            if token.name == "w:sdt" and token.kind == "open":
+                controls.append(place)
+            elif token.name in _BINDINGS and controls:
+                first = bisect_left(worded, controls[-1])
+                if first < len(worded) and worded[first] < self.ends[controls[-1]]:
+                    yield place
+
+    def _after_cap(self, place: int) -> int:
+        """Return the paragraph whose first letter is that of the one at `place`, framed large; 0: there is none."""
+        properties = next((child for child in self.children(place)[:1] if self.tokens[child].name == "w:pPr"), place)
+        frames = self.children(properties) if properties != place else []
+        if not any(self.tokens[child].attributes.get("w:dropCap") in ("drop", "margin") for child in frames):
+            return 0
+        following = self._next(self.after(place))
+        first = following + 1
+        while first < self.ends.get(following, 0) and self.tokens[first].name != "w:t":
+            name = self.tokens[first].name
+            if name not in _BEFORE_TEXT and self.tokens[first].kind in ("open", "empty"):
+                return 0
+            first = self.after(first) if name in ("w:pPr", "w:rPr") else first + 1
+        inside = self.tokens[following + 1 : self.ends.get(following, 0)]
+        is_text = first + 1 < len(self.tokens) and self.tokens[first].kind == "open" and self.tokens[first + 1].text
+        is_plain = self.tokens[following].name == "w:p" and all(token.name != "w:p" for token in inside)
+        is_cap = any(map(_LETTER.search, self._texts_in(place).values()))
+        return following if is_text and is_plain and is_cap else 0
+
+    def _next(self, place: int) -> int:
+        """Return the place of the next tag."""
+        while place < len(self.tokens) - 1 and self.tokens[place].kind == "text":
+            place += 1
+        return place
+
+    def _texts_in(self, place: int) -> dict[int, str]:
+        """Return the texts in an element by their places."""
+        places = [at for at in range(place, self.after(place)) if self.tokens[at].name == "w:t"]
+        opened = [at + 1 for at in places if self.tokens[at].kind == "open" and self.tokens[at + 1].text]
+        return {at: self.tokens[at].text for at in opened}
+
+    def _with_cap(self, place: int, following: int) -> TemplateGroup:
+        """Return the template of a letter in a frame and the paragraph that it begins, which are one text."""
+        caps, end = self._texts_in(place), self.ends[following]
+        self.read.update(at - 1 for at in caps)
+        first = min(caps)
+        before = self.raw(place, first)
+        after = "".join(self.tokens[at].raw for at in range(first + 1, following) if at not in caps)
+        cap = "".join(caps.values()).rstrip()
+        said = [self.tokens[following].raw, *_Paragraph(self, following).template(cap), self.tokens[end].raw]
+        begins = next(iter(self._texts_in(following).values()))
+        pattern = _CAP_OF_WORD if begins[0].isalpha() else _CAP_WORD
+
+        def with_cap(text: str) -> str:
+            found = pattern.search(text)
+            if found is None:
+                return before + after + text
+            start, stop = found.span("cap")
+            return before + found["cap"] + after + text[:start] + text[stop:]
+
+        source = [self.raw(place, following + 1), *self.template(following + 1, end), self.tokens[end].raw]
+        return TemplateGroup([TemplateGroup(said, finish=with_cap)], source)
+
+    def _said(self, place: int) -> frozenset[str]:
+        """Return the names of a tag's attributes that are text, as the file spells them but in small letters."""
+        token = self.tokens[place]
+        said = _SAID.get(token.name, ())
+        if token.name == "w:default":
+            before = next(t for t in reversed(self.tokens[max(0, place - 2) : place]) if t.kind != "text")
+            said = ("val",) if before.name == "w:textInput" or before.attributes.get("w:val") == "regular" else ()
+        names = (found[1] for found in ATTRIBUTE.finditer(token.raw)) if said else ()
+        return frozenset(name.lower() for name in names if name.rpartition(":")[2] in said)
 
     def _value(self, place: int) -> Template:
         inside = self.tokens[place + 1 : self.ends[place]]
@@ -234,9 +289,12 @@ class _Part:
                 text = "".join(part.text for part in self.tokens[place : self.after(place)])
                 count += place not in self.read and _LETTER.search(text) is not None
             place = self.after(place) if token.name in _SILENT else place + 1
-        return count + sum(
-            token.name in ("w:tblCaption", "w:tblDescription") and any(map(_LETTER.search, token.attributes.values()))
-            for token in self.tokens
+        looks = (place for place, token in enumerate(self.tokens) if token.name == "a:rPr")
+        links = (self.tokens[child] for place in looks for child in self.children(place))
+        return (
+            count
+            + silent_fields(self.tokens)
+            + sum(_LETTER.search(link.attributes.get("tooltip", "")) is not None for link in links)
         )
 
     def raw(self, begin: int, end: int) -> str:
@@ -262,12 +320,12 @@ class _Paragraph:
     def __init__(self, part: _Part, place: int) -> None:
         self.part, self.place = part, place
         self.pieces: list[Piece] = []
-        self.runs: dict[tuple[str, str], _Run] = {}
+        self.runs: dict[tuple[str, str], Run] = {}
         self.letters: Counter[tuple[str, str]] = Counter()
         self.hyphens: list[str] = []
 
-    def template(self) -> Template:
-        """Return what is between the paragraph's tags."""
+    def template(self, cap: str = "") -> Template:
+        """Return what is between the paragraph's tags; `cap`: text that its first one is the end of."""
         part, begin, end = self.part, self.place + 1, self.part.ends[self.place]
         template: Template = []
         while begin < end and (part.tokens[begin].name in ("w:pPr", "a:pPr") or part.tokens[begin].kind == "text"):
@@ -278,12 +336,15 @@ class _Paragraph:
             if part.tokens[place].name == "a:endParaRPr":
                 last = place
         self._inline(begin, last)
+        if cap:
+            first = next(number for number, piece in enumerate(self.pieces) if isinstance(piece, str))
+            self.pieces.insert(first, cap)
         tail = part.raw(last, end)
         if not self.runs:  # nothing to read
             return [*template, *part.template(begin, last), tail]
         ground = max(self.runs, key=lambda key: self.letters[key])
-        pieces = self._joined(self.runs[ground])
-        form = _RunForm(self.runs[ground], self.hyphens)
+        pieces = joined(self.pieces, self.runs[ground])
+        form = RunForm(self.runs[ground], self.hyphens)
         return [*template, TemplateGroup(filled(pieces, form), source=part.template(begin, last)), tail]
 
     def _inline(self, begin: int, end: int) -> None:
@@ -309,7 +370,7 @@ class _Paragraph:
         name = f"{part.tokens[place].name} {place}"
         while begin < last and part.tokens[begin].name in ("w:sdtPr", "w:smartTagPr", "w:customXmlPr", "w:fldData"):
             begin = part.after(begin)
-        self.pieces.append(Open(part.raw(place, begin), name))
+        self.pieces.append(Open(part.template(place, begin, bound=False), name))
         self._inline(begin, last)
         self.pieces.append(Close(part.raw(last, end + 1), name))
 
@@ -347,7 +408,7 @@ class _Paragraph:
             elif token.name in _BREAKS and token.attributes.get("w:type", "textWrapping") == "textWrapping":
                 self.pieces.append(EmptyElement(raw, "\n"))
             elif token.name in _TABS | _BREAKS:
-                self.pieces.append(Close(raw, _DIVIDER))
+                self.pieces.append(Close(raw, DIVIDER))
             else:
                 self.pieces.append(EmptyElement(raw, is_seen=token.name in _SEEN))
 
@@ -362,7 +423,7 @@ class _Paragraph:
             if token.name == "a:t" and regex.fullmatch("_x000[DAB]_", text):  # the end of a line
                 self.pieces.append(EmptyElement(f"{before}{properties}{tag}{text}{closing.raw}{after}", "\n"))
             elif text.startswith(("\t", "_x0009_")):
-                self.pieces.append(Close(f"{before}{properties}{tag}{text}{closing.raw}{after}", _DIVIDER))
+                self.pieces.append(Close(f"{before}{properties}{tag}{text}{closing.raw}{after}", DIVIDER))
             elif text:
                 self._text(text, before, properties, tag, closing)
 
@@ -390,45 +451,10 @@ class _Paragraph:
         key = (_IDENTITY.sub("", before), properties)
         if key not in self.runs:
             end = before[1:].split()[0].rstrip(">")
-            self.runs[key] = _Run(f"{before}{properties}{tag}", f"{closing.raw}</{end}>")
+            self.runs[key] = Run(f"{before}{properties}{tag}", f"{closing.raw}</{end}>")
         self.letters[key] += len(text)
         run = self.runs[key]
         self.pieces += [Open(run, "run"), text, Close(run, "run")]
 
-    def _joined(self, ground: _Run) -> list[Piece]:
-        """Return the pieces with neighbouring runs joined, and text of the ground without a run."""
-        joined: list[Piece] = []
-        for piece in self.pieces:
-            raw = None if isinstance(piece, str) else piece.raw
-            if raw is ground:
-                continue
-            before = joined[-1] if joined else None
-            if isinstance(piece, Open) and isinstance(before, Close) and isinstance(raw, _Run) and before.raw is raw:
-                joined.pop()  # the same run goes on
-            elif isinstance(piece, str) and isinstance(before, str):
-                joined[-1] = before + piece
-            elif piece != "":
-                joined.append(piece)
-        return _divided(joined)
-
-
-def _divided(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the pieces with dividers for the ends of lines at which a text ends: no small letters, no comma before."""
-    after, following = [""] * len(pieces), ""
-    for place in range(len(pieces) - 1, -1, -1):
-        after[place], piece = following, pieces[place]
-        if isinstance(piece, str):
-            following = piece.strip()[:1] or following
-    divided: list[Piece] = []
-    before = ""
-    for piece, begins in zip(pieces, after, strict=True):
-        if isinstance(piece, str):
-            before = piece.strip()[-1:] or before
-        goes_on = bool(before) and bool(begins) and (begins.islower() or before in ",;(–-")
-        is_end = isinstance(piece, EmptyElement) and piece.blank == "\n" and not goes_on
-        divided.append(Close(piece.raw, _DIVIDER) if isinstance(piece, EmptyElement) and is_end else piece)
-    return divided
-
 
 _SPACE = ' xml:space="preserve">'
-_HYPHEN = regex.compile(r"(?<=\w)-(?=\w)")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from urllib.parse import unquote
 
 import regex
 
 from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.documents import direction
+from ziggurat.serve.text.documents.direction import Turn
 from ziggurat.serve.text.files import Archive, Settings
 from ziggurat.serve.text.markup import PAGES, MarkupRules, Template, markup_template, written
 from ziggurat.serve.text.sentences import Result, SentenceRequests, together
-from ziggurat.serve.text.tokens import Xml, read_xml, spelt
+from ziggurat.serve.text.tokens import Token, Xml, read_xml, spelt
 from ziggurat.system.errors import DataError
 
 
@@ -21,56 +23,93 @@ def _named(prefix: str, names: str) -> frozenset[str]:
     return frozenset(f"{prefix}:{name}" for name in names.split())
 
 
-_PREFIXES = {"drawing": "draw", "svg-compatible": "svg"}
+_PREFIXES = {"drawing": "draw", "svg-compatible": "svg", "xsl-fo-compatible": "fo"}
 _OPEN_DOCUMENT = {
     f"urn:oasis:names:tc:opendocument:xmlns:{name}:1.0": _PREFIXES.get(name, name)
-    for name in "text table drawing office presentation style meta form script svg-compatible".split()  # noqa: SIM905
-} | {"http://purl.org/dc/elements/1.1/": "dc"}
+    for name in "text table drawing office presentation style meta form script svg-compatible xsl-fo-compatible".split()  # noqa: SIM905
+} | {
+    "http://purl.org/dc/elements/1.1/": "dc",
+    "http://www.w3.org/1999/xlink": "xlink",
+    "urn:org:documentfoundation:names:experimental:office:xmlns:loext:1.0": "loext",
+}
 _TEXT = MarkupRules(
-    inline=_named("text", "span a meta meta-field ruby ruby-base"),
+    # Fields whose text is words are read with the sentence; programs write most of them again, from translated text.
+    inline=_named(
+        "text",
+        "span a meta meta-field ruby ruby-base bookmark-ref reference-ref sequence-ref note-ref chapter title subject "
+        "keywords description text-input variable-input variable-get variable-set user-field-get user-field-input "
+        "expression database-display conditional-text placeholder execute-macro",
+    )
+    | _named("loext", "content-control"),
     blank=_named("text", "line-break"),
     spaces=_named("text", "s"),
     points=_named(
         "text",
-        "bookmark bookmark-start bookmark-end reference-mark reference-mark-start reference-mark-end bookmark-ref "
-        "reference-ref note-ref sequence-ref sequence page-number page-count date time change change-start change-end "
-        "soft-page-break toc-mark toc-mark-start toc-mark-end alphabetical-index-mark alphabetical-index-mark-start "
-        "alphabetical-index-mark-end user-index-mark author-name author-initials chapter file-name title subject "
-        "variable-get variable-set user-field-get user-field-input expression database-display sheet-name number "
-        "creation-date creation-time modification-date modification-time print-date print-time description keywords "
+        "bookmark bookmark-start bookmark-end reference-mark reference-mark-start reference-mark-end sequence "
+        "page-number page-count date time change change-start change-end soft-page-break toc-mark-end "
+        "alphabetical-index-mark-end user-index-mark-end author-name author-initials file-name sheet-name number "
+        "creation-date creation-time modification-date modification-time print-date print-time "
         "editing-cycles editing-duration printed-by initial-creator creator character-count word-count paragraph-count "
-        "table-count image-count object-count bibliography-mark ruby-text placeholder conditional-text hidden-text",
+        "table-count image-count object-count bibliography-mark ruby-text",
     )
     | _named("office", "annotation-end")
     | _named("draw", "image control object object-ole"),
-    copied=_named("office", "scripts forms settings automatic-styles font-face-decls meta")
+    copied=_named("office", "scripts settings automatic-styles font-face-decls meta")
     | _named("text", "tracked-changes sequence-decls variable-decls user-field-decls")
     | _named("style", "style default-style")
     | _named("dc", "creator date")  # of an annotation
     | _named("meta", "date-string creator-initials")
-    | {"sender-initials"},
-    nested=_named("text", "note")
+    | {"sender-initials", "loext:sender-initials"},
+    nested=_named("text", "note drop-down hidden-text alphabetical-index-mark alphabetical-index-mark-start")
+    | _named("text", "toc-mark toc-mark-start user-index-mark user-index-mark-start")
     | _named("office", "annotation")
+    | _named("loext", "list-item")
     | _named("draw", "frame custom-shape rect ellipse circle line g connector path polygon polyline regular-polygon")
     | _named("draw", "caption a"),
-    seen=_named("text", "page-number page-count date time sheet-name number sequence")
+    seen=_named("text", "page-number page-count date time sheet-name number sequence drop-down")
     | _named("draw", "image object object-ole control frame custom-shape"),
+    # Choices, what stands there under a condition, entries of an index, questions and tooltips, buttons of forms.
+    attributes=_named("text", "value string-value string-value-if-true string-value-if-false key1 key2 description")
+    | _named("form", "label title")
+    | {"loext:display-text", "office:title", "xlink:title"},
     xml=True,
 )  # fmt: skip
+
+
+PROPERTIES = MarkupRules(
+    inline=frozenset(),
+    copied=_named("meta", "generator initial-creator creation-date print-date printed-by user-defined")
+    | _named("meta", "editing-cycles editing-duration")
+    | _named("dc", "creator date language")
+    | frozenset(("creator", "lastModifiedBy", "revision", "created", "modified", "category", "contentStatus"))
+    | frozenset(("version", "language", "identifier", "contentType", "lastPrinted")),
+    xml=True,
+)
+"""PROPERTIES are the rules of properties of documents: title, subject, key words and description, which fields show."""
+_WORD = regex.compile(r"\p{L}{2}")
 
 
 def opendocument(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating an OpenDocument file: its text, and headers and footers of its pages."""
     archive = Archive(content, name, settings.limits)
     archive.read("content.xml")
-    parts = [part for part in archive.names if part in ("content.xml", "styles.xml")]
+    parts = [part for part in archive.names if part in ("content.xml", "styles.xml", "meta.xml")]
     documents = {part: read_xml(archive.markup(part), f"{name}: {part}", _OPEN_DOCUMENT) for part in parts}
-    templates = {part: markup_template(xml.tokens, _TEXT) for part, xml in documents.items()}
-    left = (part for part in archive.names if part.endswith("/content.xml") and _WRITTEN.search(archive.read(part)))
-    return (yield from xml_members(archive, documents, templates, settings, left))
+    rules = {"meta.xml": PROPERTIES}
+    templates = {part: markup_template(xml.tokens, rules.get(part, _TEXT)) for part, xml in documents.items()}
+    left = [part for part in archive.names if part.endswith("/content.xml") and _WRITTEN.search(archive.read(part))]
+    left += [part for part, xml in documents.items() for token in xml.tokens if _is_left(token)]
+    return (yield from xml_members(archive, documents, templates, settings, left, turn=direction.opendocument))
 
 
 _WRITTEN = regex.compile(rb"<text:(?:p|h|span)(?:\s[^<>]*+)?>[^<]*?(?:[A-Za-z]|[\xc3-\xf4][\x80-\xbf])")
+
+
+def _is_left(token: Token) -> bool:
+    """Return whether a tag has text that stays: what stands around numbers, the value of a field of the user's own."""
+    is_value = token.name == "text:user-field-decl"
+    names = ["office:string-value"] if is_value else ["style:num-prefix", "style:num-suffix"]
+    return any(_WORD.search(token.attributes.get(name, "")) for name in names)
 
 
 def xml_members(
@@ -80,16 +119,28 @@ def xml_members(
     settings: Settings,
     left: Iterable[str],
     notices: TextNotices | None = None,
+    turn: Turn | None = None,
 ) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating templates of an archive's members; all others keep their bytes.
 
-    `left`: members with text that is not read, which are counted; `notices`: what was counted before.
+    Args:
+        archive: the archive.
+        documents: the members that are written, by name.
+        templates: of these.
+        settings: how they are translated.
+        left: members with text that is not read, which are counted.
+        notices: what was counted before.
+        turn: writes a member in the other direction; none: nothing is turned.
     """
     notices = TextNotices() if notices is None else notices
     for part in left:
         notices.add("left_out", part)
     said = yield from together([written(template, settings.options, notices) for template in templates.values()])
     changed = {part: documents[part].encoded(text) for part, text in zip(templates, said, strict=True)}
+    if turn is not None and (to_right := direction.turned(settings)) is not None:
+        for part, content in changed.items():
+            written_again = read_xml(content, f"{archive.name}: {part}", documents[part].prefixes)
+            changed[part] = written_again.encoded(turn(written_again.tokens, to_right))
     return Result(archive.replaced(changed), notices)
 
 
@@ -100,7 +151,7 @@ _PAGES = ("application/xhtml+xml", "application/x-dtbook+xml")
 _OTHER_PAGES = ("text/html", "text/x-oeb1-document", "text/plain", "application/pdf")
 _PICTURE = "image/svg+xml"
 _WRITTEN_IN_PICTURE = regex.compile(
-    rb"<(?:\w++:)?+(?:text|title|desc|tspan)\b[^<>]*+>[^<]*?(?:[A-Za-z]|[\xc3-\xf4][\x80-\xbf])"
+    rb"<(?:\w++:)?+(?:text|title|desc|tspan|textPath|p|div|span)\b[^<>]*+>[^<]*?(?:[A-Za-z]|[\xc3-\xf4][\x80-\xbf])"
 )
 _CONTENTS = "application/x-dtbncx+xml"
 _NCX = MarkupRules(inline=frozenset(), copied=frozenset(("head",)), xml=True)
@@ -130,9 +181,20 @@ def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resu
             documents[part] = read_xml(archive.markup(part), f"{name}: {part}")
             templates[part] = markup_template(documents[part].tokens, _NCX if kind == _CONTENTS else rules, notices)
     if settings.target and package not in documents:
-        text = "".join(token.raw for token in book.tokens)
+        text = "".join(_directed(book.tokens, settings))
         documents[package], templates[package] = book, [_LANGUAGE.sub(rf"\g<1>{spelt(settings.target)}\g<2>", text)]
     return (yield from xml_members(archive, documents, templates, settings, left, notices))
+
+
+def _directed(tokens: Sequence[Token], settings: Settings) -> Iterator[str]:
+    """Yield a package, in whose spine pages follow each other in the direction of the target where that is another."""
+    to_right, can = direction.turned(settings), False  # EPUB 2 has no such attribute
+    for token in tokens:
+        can = can or (token.name == "package" and not token.attributes.get("version", "").startswith("2"))
+        if token.name == "spine" and token.kind in ("open", "empty") and can and to_right is not None:
+            yield direction.with_attribute(token.raw, "page-progression-direction", "rtl" if to_right else "ltr")
+        else:
+            yield token.raw
 
 
 def _package(archive: Archive, name: str) -> str:
