@@ -25,6 +25,7 @@ from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.data.aligner import Link
 from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.cleaning.held_out import Overlap
+from ziggurat.data.pairing import Pairing
 from ziggurat.data.readers import CorpusReader, PairBlock, ScoreColumn, ScoreStream, find_scores
 from ziggurat.data.signs import CorpusSigns
 from ziggurat.data.subword import Tokenizer
@@ -238,6 +239,7 @@ class Corpus:
     dropped: Counter[str] = field(default_factory=Counter)
     sides: SideSample = field(default_factory=SideSample)
     signs: CorpusSigns = field(default_factory=CorpusSigns)
+    pairing: Pairing = field(default_factory=Pairing)
     alignments: AlignmentFiles | None = None
     maker: HmmLinks | None = None
     """Makes its word alignments, where there are no files."""
@@ -344,6 +346,7 @@ def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: Sides | No
                 part = corpus.reader.part
                 place, file = corpus.read_of[part], corpus.reader.files[part]
                 corpus.sides.see(source, target)
+                corpus.pairing.see(source, target, place, str(file[0]))
                 corpus.signs.see((source, target), place, file, corpus.languages)
                 corpus.read += len(source)
                 corpus.read_of[part] += len(source)

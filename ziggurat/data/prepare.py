@@ -131,6 +131,7 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
     notices = [
         *short_row_notices(corpora),
         *side_notices(corpora, config),
+        *chain.from_iterable(corpus.pairing.notices(corpus.key) for corpus in corpora),
         *sign_notices(
             signs, config.unicode, segmented=subword.kind == "vocabulary", symbols=config.subword.symbols or ()
         ),
