@@ -25,7 +25,7 @@ from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.data.aligner import Link
 from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.cleaning.held_out import Overlap
-from ziggurat.data.pairing import Pairing
+from ziggurat.data.line_pairing import Pairing
 from ziggurat.data.readers import CorpusReader, PairBlock, ScoreColumn, ScoreStream, find_scores
 from ziggurat.data.signs import CorpusSigns
 from ziggurat.data.subword import Tokenizer
@@ -372,15 +372,16 @@ def short_row_notices(corpora: Sequence[Corpus]) -> list[Problem]:
 
 
 def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Problem]:
-    """Return a warning on each corpus whose sides seem to be swapped, or to be the same text.
+    """Return a warning on each corpus whose sides seem to be swapped, the same text, or not to pair up.
 
     File names are compared with the two language codes. Texts are compared with the largest training corpus of the same
     tag, because tags such as `<2en>` tell the two directions of a bidirectional model apart.
     """
-    notices = []
+    notices: list[Problem] = []
     training = sorted((corpus for corpus in corpora if corpus.split == "train"), key=lambda c: -c.read)
     for corpus in corpora:
         sides = corpus.sides
+        notices += corpus.pairing.notices(corpus.key)
         if sides.equal > _COPIES * sides.lines:
             same = (
                 f"{corpus.key}: {sides.equal:,} of {sides.lines:,} pairs looked at have the same text on both sides: "

@@ -127,14 +127,11 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
     )
     save_tokenizers(directory, *tokenizers)
     align_corpora(corpora, config, tokenizers, progress)
-    signs = [(corpus.key, corpus.signs) for corpus in corpora]
+    signs = {corpus.key: corpus.signs for corpus in corpora}
     notices = [
         *short_row_notices(corpora),
         *side_notices(corpora, config),
-        *chain.from_iterable(corpus.pairing.notices(corpus.key) for corpus in corpora),
-        *sign_notices(
-            signs, config.unicode, segmented=subword.kind == "vocabulary", symbols=config.subword.symbols or ()
-        ),
+        *sign_notices(signs, config, segmented=subword.kind == "vocabulary", symbols=config.subword.symbols or ()),
         *tag_notices(config, tokenizers[0].tags),
     ]
     return Trained(tokenizers, notices, scorers)

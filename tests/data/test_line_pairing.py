@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ziggurat.config.data import DataConfig
-from ziggurat.data.pairing import Pairing
+from ziggurat.data.line_pairing import Pairing
 from ziggurat.data.prepare import prepare
 
 Lines = list[str]
