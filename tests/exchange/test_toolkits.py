@@ -243,6 +243,11 @@ def test_files_that_torch_did_not_write_are_told_in_one_line(content: bytes, tmp
         ("source-target", ("source", "target")),
         ("pt-br:en", ("pt-br", "en")),
         ("x-mul-x:en-x-klingon", ("x-mul-x", "en-x-klingon")),
+        (" de-en", ("de", "en")),
+        ("de - en ", ("de", "en")),
+        ("pt-br : en", ("pt-br", "en")),
+        ("de-\ten", ("de", "en")),
+        ("pt-BR - en", ("pt-BR", "en")),
     ],
 )
 def test_a_pair_of_languages_is_cut_between_them(given: str, pair: tuple[str, str]) -> None:
@@ -250,7 +255,23 @@ def test_a_pair_of_languages_is_cut_between_them(given: str, pair: tuple[str, st
 
 
 @pytest.mark.parametrize(
-    "given", ["german", "de-", "-en", "pt-br-en", "pt-BR", "zh-Hans", "a:b:c", ":en", "de-en-fr", ""]
+    "given",
+    [
+        "german",
+        "de-",
+        "-en",
+        "pt-br-en",
+        "pt-BR",
+        "zh-Hans",
+        "a:b:c",
+        ":en",
+        "de-en-fr",
+        "",
+        " - ",
+        "d e-en",
+        "de:e n",
+        "de - ",
+    ],
 )
 def test_a_pair_of_several_readings_or_none_is_asked_for(given: str) -> None:
     with pytest.raises(ConfigError, match="pt-br:en"):

@@ -129,7 +129,8 @@ def language_pair(languages: str) -> tuple[str, str]:
     else:
         parts = languages.split("-")
         cuts = [("-".join(parts[:place]), "-".join(parts[place:])) for place in range(1, len(parts))]
-    cuts = [cut for cut in cuts if len(cut) == 2 and all(cut)]
+    cuts = [tuple(map(str.strip, cut)) for cut in cuts]
+    cuts = [cut for cut in cuts if len(cut) == 2 and all(cut) and not re.search(r"\s", "".join(cut))]
     if len(cuts) > 1 or (cuts and _CODE.match(cuts[0][0]) and _PART.fullmatch(cuts[0][1])):
         cuts = [cut for cut in cuts if all(map(_CODE.fullmatch, cut))]
     if len(cuts) != 1:
@@ -153,8 +154,10 @@ def _write_imported(model: ForeignModel, out: Path, again: str, listed: Shortlis
             raise
         said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise ExportError(f"{model.kind}: its parts do not fit each other: {printable(str(said), 300)}") from None
-    if bad := [name for name, tensor in tensors.items() if tensor.isnan().any()]:
-        raise ExportError(f"{model.kind}: parameters hold numbers that are none (NaN), of ours {', '.join(bad[:3])}")
+    if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise ExportError(
+            f"{model.kind}: parameters hold numbers that are none (NaN) or infinite, of ours {', '.join(bad[:3])}"
+        )
     # Built once before anything is written: parameters of a wrong shape are found here.
     load_weights(build_model(experiment.model, model.source.size, model.target.size), tensors, model.kind)
     with building(out) as folder:
