@@ -74,7 +74,7 @@ class DamageKind:
 
 _REPAIR = "`data.filters.repair: true` mends it"
 _READ = "read the file as CSV, and write the texts as they are (TSV has no quotation marks around them)"
-MARKS = (
+KINDS = (
     DamageKind(_entity, re.compile("&").search, "have entities of HTML or XML as text", _REPAIR, mended=True),
     DamageKind(_misread, _MISREAD_FIRST.search, "have letters that were decoded wrongly", _REPAIR, mended=True),
     DamageKind(_escape, re.compile(r"\\").search, "have escapes as text", "read the file in its format"),
@@ -86,8 +86,8 @@ MARKS = (
 
 
 def marks_of(texts: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """Yield each text that has marks: the number of their kind in MARKS, its own in `texts`, and the first of them."""
-    for number, mark in enumerate(MARKS):
+    """Yield each text that has marks: the number of their kind in KINDS, its own in `texts`, and the first of them."""
+    for number, mark in enumerate(KINDS):
         for place, text in enumerate(texts):
             if mark.may_be_in(text) and (found := mark.found_in(text)):
                 yield number, place, found

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ziggurat.config.data import DataConfig
 from ziggurat.config.languages import main_language
-from ziggurat.data.damage import MARKS, marks_of
+from ziggurat.data.damage import KINDS, marks_of
 from ziggurat.data.vocabulary import PIECE_MARKS, leading_tag, names_language, segmentation_mark
 from ziggurat.system.errors import Problem, printable
 
@@ -75,7 +75,7 @@ class SideSigns:
     segmented: Sign = field(default_factory=Sign)
     tags: set[str] = field(default_factory=set)
     tagged: Sign = field(default_factory=Sign)
-    damaged: list[Sign] = field(default_factory=lambda: [Sign() for _ in MARKS])
+    damaged: list[Sign] = field(default_factory=lambda: [Sign() for _ in KINDS])
     decomposed: Sign = field(default_factory=Sign)
     composed: bool = False
     """True if any line has letters that NFD would take apart."""
@@ -199,7 +199,7 @@ def _side_notices(many: str, side: SideSigns, segmented: bool, symbols: Collecti
 
 
 def _damage_notices(many: str, side: SideSigns, *, mended: bool) -> Iterator[str]:
-    for mark, seen in zip(MARKS, side.damaged, strict=True):
+    for mark, seen in zip(KINDS, side.damaged, strict=True):
         if seen.lines > mark.share * side.lines and not (mended and mark.mended):
             yield f"{many.format(f'{seen.lines:,}')} {mark.said}, the first in {seen.first}: {mark.way_out}"
 
