@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.data.test_signs import notices
 from ziggurat.data.damage import KINDS, marks_of
 
-KINDS = ["entity", "misread", "escape", "quoted", "doubled"]
+NAMES = ["entity", "misread", "escape", "quoted", "doubled"]
 WORDS = [
     "ein",
     "Haus",
@@ -34,7 +34,7 @@ WORDS = [
 
 
 def kinds(text: str) -> set[str]:
-    return {KINDS[kind] for kind, _, _ in marks_of([text])}
+    return {NAMES[kind] for kind, _, _ in marks_of([text])}
 
 
 ENTITIES = [
@@ -67,7 +67,7 @@ def test_marks(text: str, kind: str) -> None:
     assert "1 of 10 source lines" in found[0]
     assert "the first in a.en, line 2" in found[0]
     assert "1 of 10 target lines" in found[1]
-    assert len(notices([text], ["x"], repair=True)) == (0 if KINDS[KINDS.index(kind)].mended else 1)
+    assert len(notices([text], ["x"], repair=True)) == (0 if KINDS[NAMES.index(kind)].mended else 1)
     assert not notices([text, *["plain"] * 1200], ["x"] * 1201), "an accident"
 
 

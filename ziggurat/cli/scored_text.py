@@ -1,4 +1,4 @@
-"""What `evaluate` refuses or says of files of translations that are not plain text, one sentence a line."""
+"""Checks of the files of translations that `evaluate` takes: they are to be plain text, one sentence a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the lines of a corpus pair up: a file that lacks a line, was sorted or shuffled, or repeats one text.
+"""A check that the lines of a corpus pair up: a file may lack a line, be sorted or shuffled, or repeat one text.
 
 Sentences and their translations are long together (Gale and Church 1993), in any two languages; neighbours are not. So
 both sides' changes in length (of its logarithm) from line to line are correlated, in one window after the other.
