@@ -299,7 +299,14 @@ def prepare(
 
 def stored_notices(texts: Sequence[str], corpora: Sequence[Corpus]) -> list[Problem]:
     """Return notices that a manifest keeps as text as the problems that they were."""
-    keys = ["filters.held_out", "filters.identical", "subword.vocabulary_size", "subword.kind", "unicode"]
+    keys = [
+        "filters.held_out",
+        "filters.identical",
+        "filters.repair",
+        "subword.vocabulary_size",
+        "subword.kind",
+        "unicode",
+    ]
     named = [f"data.{key}" for key in (*keys, "subword.target_vocabulary_size")]
     named += [Remedy.PREPARE_AFTER, *(corpus.key for corpus in corpora), *map(held_out_label, corpora)]
     found = []
