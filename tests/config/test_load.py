@@ -208,6 +208,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"data: \xff")
     with pytest.raises(ConfigError, match="not UTF-8 at byte 6"):
         load_experiment(tmp_path / "latin.yaml")
+    for name in ("x.tmx", "x.csv", "x.TSV", "x.jsonl", "train.de.gz", "x.parquet"):
+        with pytest.raises(ConfigError, match="`ziggurat prepare` first"):
+            load_experiment(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", plain_recipe_names())

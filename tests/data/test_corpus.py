@@ -161,5 +161,7 @@ def test_what_is_not_whole_is_refused(store: Path, tmp_path: Path) -> None:
     manifest.unlink()
     with pytest.raises(DataError, match="unfinished store"):
         Store.open(store)
-    with pytest.raises(DataError, match="no store"):
+    with pytest.raises(DataError, match=r"no store \(no manifest.json\); run"):
         Store.open(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=f"in {Path.cwd() / 'nowhere'}; name it by `data.store=FOLDER`"):
+        Store.open(Path("nowhere"))

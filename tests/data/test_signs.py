@@ -22,13 +22,18 @@ WORDS = ["su", "divusim", "ne", "gokun", "madona", "dogun", "élève", "Äpfel",
 PLAIN = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(" ".join)
 
 
-def notices(source: list[str], target: list[str], unicode: Any = "none", **settings: Any) -> list[str]:
+def notices(
+    source: list[str], target: list[str], unicode: Any = "none", *, repair: bool = False, **settings: Any
+) -> list[str]:
     """Return the notices on a corpus, read in blocks of two."""
     signs = CorpusSigns()
     for start in range(0, len(source), 2):
         pairs = source[start : start + 2], target[start : start + 2]
         signs.see(pairs, start, ("a.en", "a.de"), ("en", "de"))
-    found = sign_notices([("data.train.0", signs)], unicode, **{"segmented": False, **settings})
+    corpora = [{"source": "a.en", "target": "a.de"}]
+    section = {"train": corpora, "unicode": unicode, "filters": {"repair": repair}, "store": "store"}
+    config = DataConfig.model_validate({**section, "source_language": "en", "target_language": "de"})
+    found = sign_notices({"data.train.0": signs}, config, **{"segmented": False, **settings})
     assert {(one.key, one.severity) for one in found} <= {("data.train.0", "warning")}
     return list(map(str, found))
 
@@ -133,7 +138,7 @@ def test_tags_of_languages_however_they_are_spelt(tag: str) -> None:
     assert leading_tag(f" {tag} the house") == tag
     assert leading_tag(f"\ufeff{tag} the house") == tag
     assert leading_tag(f"▁{tag} ▁the ▁house") == leading_tag(f"▁ {tag} the house") == tag
-    (notice,) = notices([f"{tag} the house"], ["das Haus"])
+    notice = notices([f"{tag} the house"], ["das Haus"])[0]
     assert f"the first in a.en, line 1: `{tag}`" in notice
     for known, said in (([tag, "<2fr>"], "--tag"), (["<2fr>"], "<2fr>"), ([], "no tags")):
         ((kind, message),) = text_signs(f"{tag} the house", known, segmented=False)

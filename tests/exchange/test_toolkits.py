@@ -247,6 +247,7 @@ def test_files_that_torch_did_not_write_are_told_in_one_line(content: bytes, tmp
         ("pt-BR -\ten\n", ("pt-BR", "en")),
         (" pt-br : en ", ("pt-br", "en")),
         ("x-mul-x:en-x-klingon", ("x-mul-x", "en-x-klingon")),
+        ("de-\ten", ("de", "en")),
     ],
 )
 def test_a_pair_of_languages_is_cut_between_them(given: str, pair: tuple[str, str]) -> None:

@@ -235,6 +235,38 @@ def test_what_is_missing_is_told_with_the_way_out(name: str, made: Made) -> None
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("lost", [1, 3, 20, 90])
+@pytest.mark.parametrize("file", ["shared_vocabulary.json", "source_vocabulary.json"])
+def test_pieces_that_the_vocabulary_lacks_are_counted(lost: int, file: str, made: Made) -> None:
+    path = made()
+    tokens = json.loads((path / LIST).read_text())
+    words = [number for number, token in enumerate(tokens) if "<" not in token]
+    for number in words[:lost]:
+        tokens[number] = f"<other{number}>"
+    (path / LIST).rename(path / "target_vocabulary.json")
+    if file == LIST:
+        (path / "target_vocabulary.json").unlink()
+    (path / file).write_text(json.dumps(tokens))
+    if lost > 20:
+        with pytest.raises(CheckpointError, match=f"lacks {min(lost, len(words))} of the"):
+            read_converted(path)
+        return
+    with pytest.warns(UserWarning, match=f"lacks {lost} of the") as caught:
+        read_converted(path)
+    assert str(caught[0].message).count("lacks") == (2 if file == LIST else 1)
+
+
+@pytest.mark.parametrize(("share", "refused"), [(0.08, False), (0.15, False), (0.3, True), (0.6, True)])
+def test_tokens_that_the_segmenter_never_gives_are_counted(share: float, refused: bool, made: Made) -> None:
+    path = made()
+    tokens = json.loads((path / LIST).read_text())
+    words = sum(len(token.strip("\u2581")) > 1 and "<" not in token for token in tokens)
+    tokens += [f"\u2581other{number}" for number in range(int(share * words / (1 - share)) + 1)]
+    (path / LIST).write_text(json.dumps(tokens))
+    with pytest.raises(CheckpointError, match="never gives") if refused else pytest.warns(match="never gives"):
+        read_converted(path)
+
+
 def test_a_first_token_that_the_caller_gives_is_refused(made: Made) -> None:
     with pytest.raises(ConfigError, match="target_prefix"):
         read_converted(made(decoder_start_token=None))

@@ -69,12 +69,13 @@ class _Verb(TyperCommand):
         parse = parser.parse_args
 
         def parse_once(args: list[str]) -> Any:
-            words = {word.partition("=")[0] for word in args}
+            typed = [word.partition("=")[0] for word in args]  # which parsing empties
             values, rest, order = parse(args)
             times = Counter(id(parameter) for parameter in order)
             for parameter in order:
                 if times[id(parameter)] > 1 and _takes_one(parameter):
-                    name = max(words.intersection(parameter.opts) or parameter.opts, key=len)
+                    names = dict.fromkeys(word for word in typed if word in parameter.opts)
+                    name = "` or `".join(names or [max(parameter.opts, key=len)])
                     raise ConfigError(f"`{name}` is given {times[id(parameter)]} times, and only one of them can count")
             for parameter in self.params:
                 if parameter.param_type_name == "argument":

@@ -11,7 +11,6 @@ from ziggurat.cli.engine import model_languages, open_engine, warnings_shown
 from ziggurat.cli.output import (
     check_input,
     check_page,
-    check_scored,
     counted,
     input_stream,
     is_setting,
@@ -25,6 +24,7 @@ from ziggurat.cli.output import (
     write_parts,
 )
 from ziggurat.cli.score_tables import comparison_table
+from ziggurat.cli.scored_text import check_scored
 from ziggurat.cli.scoring import SystemOptions, check_test_set, kept_file, translated, warn_of_sides
 from ziggurat.system.errors import ConfigError, printable
 

@@ -308,19 +308,6 @@ def refuse_empty(path: str, lines: Sequence[str]) -> None:
         raise DataError(f"{path}: is empty, so there is nothing to score")
 
 
-def check_scored(path: str, lines: Sequence[str]) -> None:
-    """Raise DataError for a text without any line; warn of one that is cut into subword pieces, not into words."""
-    from ziggurat.data.vocabulary import segmentation_mark
-
-    refuse_empty(path, lines)
-    marks = list(filter(None, map(segmentation_mark, lines)))
-    if len(marks) > len(lines) / 1000:
-        say(
-            f"warning: {path}: {len(marks):,} of {counted(len(lines), 'line')} cut into subword pieces (`{marks[0]}`): "
-            "scores are of plain text; join the pieces first"
-        )
-
-
 def pair_up(first: tuple[str, list[str]], *others: tuple[str, Sequence[str]]) -> None:
     """Raise DataError unless all texts have the same number of lines; each is given with its path."""
     name, lines = first

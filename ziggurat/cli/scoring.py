@@ -14,7 +14,6 @@ from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
 from ziggurat.cli.jobs import JobOptions, model_choice, translation_job
 from ziggurat.cli.output import (
     check_one_stream,
-    check_scored,
     counted,
     line_progress,
     output_folder,
@@ -27,6 +26,7 @@ from ziggurat.cli.output import (
     write_parts,
 )
 from ziggurat.cli.score_tables import scores_table
+from ziggurat.cli.scored_text import check_scored, warn_of_forms
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -193,7 +193,8 @@ def translated(
 
 
 def warn_of_sides(outputs: Sequence[str], test_set: TestSet, name: str = "the output") -> None:
-    """Print a warning when `outputs` resemble the source text more than the reference."""
+    """Print a warning when `outputs` resemble the source text more than the reference, or differ in normal form."""
+    warn_of_forms(outputs, test_set.references, name)
     if test_set.sources is None:
         return
     from ziggurat.data.inputs import Trigrams, resembles_more  # it loads numpy and pyarrow

@@ -38,7 +38,6 @@ from ziggurat.cli.output import (
     Device,
     Engine,
     Ensemble,
-    Model,
     Tag,
     Threads,
     Which,
@@ -78,7 +77,7 @@ _FORM = "Form of the output"
 
 
 def translate(
-    model: Model,
+    model: Annotated[str, typer.Argument(help="Run or model directory, or an export for CTranslate2.")],
     overrides: DecodingOverrides = None,
     input: Annotated[str, typer.Option("--input", "-i", help="Text file, or - for standard input.")] = "-",
     output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",

@@ -91,6 +91,7 @@ def _all_paths(section: type[BaseModel], prefix: str = "") -> list[str]:
 
 _MAX_PARTS = 16  # of an override's key; no key of the configuration has more than five
 _MAX_ERRORS = 20  # told one by one: each takes time to word, and thousands help nobody
+_OF_TEXT = (".tmx", ".csv", ".tsv", ".jsonl", ".parquet", ".xlf", ".xliff", ".po", ".docx", ".gz", ".xz", ".zst")
 AnySection = TypeVar("AnySection", bound=BaseModel)
 
 
@@ -108,6 +109,11 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = (), *, piped: b
 def read_config(path: str | Path, *, piped: bool = False) -> str:
     """Return the text of a configuration file, which is not parsed yet; see load_experiment."""
     path = Path(path)
+    if path.suffix.lower() in _OF_TEXT:
+        raise ConfigError(
+            f"{path}: is text by its name, not a configuration: name it in the section `data` of a YAML file, and give "
+            "that to `ziggurat prepare` first"
+        )
     try:
         return read_bounded(path, MAX_YAML_BYTES, error=ConfigError, piped=piped).decode("utf-8")
     except FileNotFoundError:

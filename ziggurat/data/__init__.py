@@ -5,7 +5,7 @@ Order of reading:
 - text: lines, parquet, readers, vocabulary, subword, subword_training;
 - cleaning: the folder `cleaning`;
 - word alignments: hmm, aligner, word_links;
-- the store: signs, inputs, encoding, prepare, table, corpus, store_checks;
+- the store: damage, signs, line_pairing, inputs, encoding, prepare, table, corpus, store_checks;
 - modified pairs: modifiers, modified;
 - batches: batching, loader.
 

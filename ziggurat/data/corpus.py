@@ -152,7 +152,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if kind := folder_kind(path):
             raise DataError(f"{path}: no store of `ziggurat prepare`, but {kind}") from None
         what = "an unfinished store" if path.is_dir() and any(path.glob("*.arrow")) else "no store"
-        raise DataError(f"{path}: {what} (no {MANIFEST}); run `ziggurat prepare` first") from None
+        # A run that is resumed, say, keeps the path that it was given in another folder.
+        place = "" if path.is_absolute() else f" in {path.absolute()}; name it by `data.store=FOLDER` where it is, or"
+        raise DataError(f"{path}: {what} (no {MANIFEST}){place or ';'} run `ziggurat prepare` first") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise refuse_store(file, "damaged") from None
     if version != STORE_FORMAT:

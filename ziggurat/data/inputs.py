@@ -25,6 +25,7 @@ from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.data.aligner import Link
 from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.cleaning.held_out import Overlap
+from ziggurat.data.line_pairing import Pairing
 from ziggurat.data.readers import CorpusReader, PairBlock, ScoreColumn, ScoreStream, find_scores
 from ziggurat.data.signs import CorpusSigns
 from ziggurat.data.subword import Tokenizer
@@ -238,6 +239,7 @@ class Corpus:
     dropped: Counter[str] = field(default_factory=Counter)
     sides: SideSample = field(default_factory=SideSample)
     signs: CorpusSigns = field(default_factory=CorpusSigns)
+    pairing: Pairing = field(default_factory=Pairing)
     alignments: AlignmentFiles | None = None
     maker: HmmLinks | None = None
     """Makes its word alignments, where there are no files."""
@@ -344,6 +346,7 @@ def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: Sides | No
                 part = corpus.reader.part
                 place, file = corpus.read_of[part], corpus.reader.files[part]
                 corpus.sides.see(source, target)
+                corpus.pairing.see(source, target, place, str(file[0]))
                 corpus.signs.see((source, target), place, file, corpus.languages)
                 corpus.read += len(source)
                 corpus.read_of[part] += len(source)
@@ -369,15 +372,16 @@ def short_row_notices(corpora: Sequence[Corpus]) -> list[Problem]:
 
 
 def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Problem]:
-    """Return a warning on each corpus whose sides seem to be swapped, or to be the same text.
+    """Return a warning on each corpus whose sides seem to be swapped, the same text, or not to pair up.
 
     File names are compared with the two language codes. Texts are compared with the largest training corpus of the same
     tag, because tags such as `<2en>` tell the two directions of a bidirectional model apart.
     """
-    notices = []
+    notices: list[Problem] = []
     training = sorted((corpus for corpus in corpora if corpus.split == "train"), key=lambda c: -c.read)
     for corpus in corpora:
         sides = corpus.sides
+        notices += corpus.pairing.notices(corpus.key)
         if sides.equal > _COPIES * sides.lines:
             same = (
                 f"{corpus.key}: {sides.equal:,} of {sides.lines:,} pairs looked at have the same text on both sides: "

@@ -127,13 +127,11 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
     )
     save_tokenizers(directory, *tokenizers)
     align_corpora(corpora, config, tokenizers, progress)
-    signs = [(corpus.key, corpus.signs) for corpus in corpora]
+    signs = {corpus.key: corpus.signs for corpus in corpora}
     notices = [
         *short_row_notices(corpora),
         *side_notices(corpora, config),
-        *sign_notices(
-            signs, config.unicode, segmented=subword.kind == "vocabulary", symbols=config.subword.symbols or ()
-        ),
+        *sign_notices(signs, config, segmented=subword.kind == "vocabulary", symbols=config.subword.symbols or ()),
         *tag_notices(config, tokenizers[0].tags),
     ]
     return Trained(tokenizers, notices, scorers)
@@ -301,7 +299,14 @@ def prepare(
 
 def stored_notices(texts: Sequence[str], corpora: Sequence[Corpus]) -> list[Problem]:
     """Return notices that a manifest keeps as text as the problems that they were."""
-    keys = ["filters.held_out", "filters.identical", "subword.vocabulary_size", "subword.kind", "unicode"]
+    keys = [
+        "filters.held_out",
+        "filters.identical",
+        "filters.repair",
+        "subword.vocabulary_size",
+        "subword.kind",
+        "unicode",
+    ]
     named = [f"data.{key}" for key in (*keys, "subword.target_vocabulary_size")]
     named += [Remedy.PREPARE_AFTER, *(corpus.key for corpus in corpora), *map(held_out_label, corpora)]
     found = []

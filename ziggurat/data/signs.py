@@ -1,7 +1,8 @@
 """Signs in a corpus that its text is not what it seems, counted with the place of the first.
 
 They are a first row that holds the names of columns; text that is cut into subword pieces already, or that begins with
-the tag of a language; letters with accents spelt composed (NFC) and decomposed (NFD), or letters of two widths.
+the tag of a language; what a file format or another program left (ziggurat.data.damage); letters with accents spelt
+composed (NFC) and decomposed (NFD), or letters of two widths.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ziggurat.config.data import DataConfig
 from ziggurat.config.languages import main_language
-from ziggurat.data.lines import UnicodeForm
+from ziggurat.data.damage import KINDS, marks_of
 from ziggurat.data.vocabulary import PIECE_MARKS, leading_tag, names_language, segmentation_mark
 from ziggurat.system.errors import Problem, printable
 
@@ -73,6 +75,7 @@ class SideSigns:
     segmented: Sign = field(default_factory=Sign)
     tags: set[str] = field(default_factory=set)
     tagged: Sign = field(default_factory=Sign)
+    damaged: list[Sign] = field(default_factory=lambda: [Sign() for _ in KINDS])
     decomposed: Sign = field(default_factory=Sign)
     composed: bool = False
     """True if any line has letters that NFD would take apart."""
@@ -93,6 +96,8 @@ class SideSigns:
         for name, (_, ordinary) in _WIDTHS.items():
             if self.usual[name] < _MOST_USUAL and ordinary.search(joined):
                 self.usual[name] += sum(bool(ordinary.search(text)) for text in texts)
+        for kind, place, found in marks_of(texts):
+            self.damaged[kind].see(where, before + place + 1, found)
         for number, text in enumerate(texts, before + 1):
             for name in widths:
                 if _WIDTHS[name][0].search(text):
@@ -153,7 +158,7 @@ def _parts(word: str) -> list[str]:
 
 
 def sign_notices(
-    corpora: Sequence[tuple[str, CorpusSigns]], unicode: UnicodeForm, *, segmented: bool, symbols: Collection[str] = ()
+    corpora: Mapping[str, CorpusSigns], config: DataConfig, *, segmented: bool, symbols: Collection[str] = ()
 ) -> list[Problem]:
     """Return a warning on each sign of each corpus, by its key in the configuration.
 
@@ -161,17 +166,20 @@ def sign_notices(
     among them are meant to be text.
     """
     notices = list[Problem]()
-    for key, signs in corpora:
+    mended = {key for _, key, corpus in config.corpora() if config.filters_of(corpus).repair}
+    for key, signs in corpora.items():
         if signs.headers:
             rows = "; ".join(signs.headers[:3]) + (f"; and {len(signs.headers) - 3} more" * (len(signs.headers) > 3))
             said = f"{key}: the first row looks like the names of columns ({rows}), and is taken for a pair:"
             notices.append(Problem(key, said, "remove it, with `tail -n +2`, say", "warning"))
         for name, side in zip(SIDES, signs.sides, strict=True):
             many = f"{key}: {{}} of {side.lines:,} {name} lines"
-            found = _side_notices(many, side, segmented, symbols)
-            notices += [Problem(key, text, severity="warning", named=("data.subword.kind",)) for text in found]
-    notices += _form_notices(corpora) if unicode == "none" else []
-    return notices + (list(_width_notices(corpora)) if unicode != "nfkc" else [])
+            of_text = _side_notices(many, side, segmented, symbols)
+            found = [*of_text, *_damage_notices(many, side, mended=key in mended)]
+            named = ("data.subword.kind", "data.filters.repair")
+            notices += [Problem(key, text, severity="warning", named=named) for text in found]
+    notices += _form_notices(corpora) if config.unicode == "none" else []
+    return notices + (list(_width_notices(corpora)) if config.unicode != "nfkc" else [])
 
 
 def _side_notices(many: str, side: SideSigns, segmented: bool, symbols: Collection[str]) -> Iterator[str]:
@@ -190,9 +198,15 @@ def _side_notices(many: str, side: SideSigns, segmented: bool, symbols: Collecti
         )
 
 
-def _form_notices(corpora: Sequence[tuple[str, CorpusSigns]]) -> list[Problem]:
+def _damage_notices(many: str, side: SideSigns, *, mended: bool) -> Iterator[str]:
+    for mark, seen in zip(KINDS, side.damaged, strict=True):
+        if seen.lines > mark.share * side.lines and not (mended and mark.mended):
+            yield f"{many.format(f'{seen.lines:,}')} {mark.said}, the first in {seen.first}: {mark.way_out}"
+
+
+def _form_notices(corpora: Mapping[str, CorpusSigns]) -> list[Problem]:
     """Return a warning where the same letters are spelt composed and decomposed; either alone is fine."""
-    sides = [(key, name, side) for key, s in corpora for name, side in zip(SIDES, s.sides, strict=True)]
+    sides = [(key, name, side) for key, s in corpora.items() for name, side in zip(SIDES, s.sides, strict=True)]
     if not any(side.composed for _, _, side in sides):
         return []
     return [
@@ -209,9 +223,9 @@ def _form_notices(corpora: Sequence[tuple[str, CorpusSigns]]) -> list[Problem]:
     ]
 
 
-def _width_notices(corpora: Sequence[tuple[str, CorpusSigns]]) -> Iterator[Problem]:
+def _width_notices(corpora: Mapping[str, CorpusSigns]) -> Iterator[Problem]:
     """Yield a warning where a side has letters of unusual width beside ordinary ones; either alone is fine."""
-    for key, signs in corpora:
+    for key, signs in corpora.items():
         for name, side in zip(SIDES, signs.sides, strict=True):
             for what, seen in side.compatible.items():
                 if min(seen.lines, side.usual[what]) > _SHARE * side.lines:

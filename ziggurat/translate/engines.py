@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import struct
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -216,6 +218,9 @@ class ConvertedConfig(JsonForm):
 
 _MOST_UNLISTED = 0.2
 """Largest share of a segmenter's pieces that the vocabulary may lack (ziggurat.exchange.agreement says why any do)."""
+_MANY_UNUSED, _MOST_UNUSED = 0.05, 0.2
+"""Shares of the vocabulary's tokens that the segmenters never give, from which on it is said, and refused."""
+_RESERVED = re.compile(r"madeupword\d+|<.*>|\[\w+\]|\u2581?.", re.DOTALL)  # and characters that text seldom has
 
 
 class ConvertedTokenizer(SentencePieceTokenizer):
@@ -240,12 +245,16 @@ class ConvertedTokenizer(SentencePieceTokenizer):
         for name in (config.unk_token, config.eos_token):
             if name not in self._numbers:
                 raise ConfigError(f"has no {printable(name)}, which config.json names")
-        lacking = [piece for piece in segmented if piece not in self._numbers]
-        if len(lacking) > _MOST_UNLISTED * len(segmented):
+        self.lacking = [
+            piece
+            for number, piece in enumerate(segmented)
+            if piece not in self._numbers and not self._processor.is_control(number)
+        ]
+        """Pieces of the model that the list lacks; they are read as the unknown token."""
+        if len(self.lacking) > _MOST_UNLISTED * len(segmented):
             raise ConfigError(
-                f"lacks {len(lacking):,} of the {len(segmented):,} pieces of its SentencePiece model, such as "
-                f"{printable(' '.join(lacking[:5]), 80)}: it is of another model; name the right one by "
-                "`--source-model` or `--target-model`"
+                f"lacks {self.lacking_pieces()}: it is of another model; name the right one by `--source-model` or "
+                "`--target-model`"
             )
         self.unk, self.eos = self._numbers[config.unk_token], self._numbers[config.eos_token]
         self.bos = self._numbers.get(config.bos_token, self.unk)
@@ -258,6 +267,17 @@ class ConvertedTokenizer(SentencePieceTokenizer):
         }
         self._silent = frozenset((self.pad, self.bos, self.eos, *self.tags.values())) - {self.unk}
         self.size = len(self._listed)
+
+    def lacking_pieces(self) -> str:
+        """Return how many pieces the list lacks, for a message, and some of them."""
+        return (
+            f"{len(self.lacking):,} of the {self._model_size:,} pieces of its SentencePiece model, such as "
+            f"{printable(' '.join(self.lacking[:5]), 80)}"
+        )
+
+    def segmented(self) -> set[str]:
+        """Return the pieces of the model, which a text can be segmented into."""
+        return set(SentencePieceTokenizer.pieces(self, range(self._model_size)))
 
     def encode_normalised(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Segment texts that are already normalised; pieces that the list lacks become the unknown token."""
@@ -325,6 +345,7 @@ def read_converted(folder: Path, segmenters: Sequence[Path | None] = (None, None
         except DataError as error:
             raise DataError(f"{model[0]}: {error}") from None
     source, target = tokenizers
+    _warn_of_segmenters(folder, source, target)
     if config.of_transformers and sum(not tag.startswith(_SOURCE_TAGS) for tag in target.tags) > 1:
         raise ConfigError(
             f"{folder}: a model of many languages as transformers has them ({printable(', '.join(target.tags), 80)}): "
@@ -333,6 +354,31 @@ def read_converted(folder: Path, segmenters: Sequence[Path | None] = (None, None
         )
     after = (config.eos_token,) if config.of_transformers else ()
     return ConvertedFolder(source, target, after, _positions(folder / EXPORT_FILE) - config.add_source_bos)
+
+
+def _warn_of_segmenters(folder: Path, source: ConvertedTokenizer, target: ConvertedTokenizer) -> None:
+    """Warn where vocabulary and segmenter of a side do not agree; sides with one vocabulary may have two segmenters.
+
+    Raises CheckpointError where they are of different models.
+    """
+    listed = [tokenizer.pieces(range(tokenizer.size)) for tokenizer in (source, target)]
+    given = [tokenizer.segmented() for tokenizer in (source, target)]
+    said = []
+    for side, tokenizer, tokens, own in zip(("source", "target"), (source, target), listed, given, strict=True):
+        if tokenizer.lacking:
+            said.append(f"the vocabulary of the {side} lacks {tokenizer.lacking_pieces()}, which are read as unknown")
+        known = given[0] | given[1] if listed[0] == listed[1] else own
+        counted = [token for token in tokens if not _RESERVED.fullmatch(token) and token not in tokenizer.tags]
+        unused = [token for token in counted if token not in known]
+        if len(unused) > _MANY_UNUSED * len(counted):
+            said.append(
+                f"the SentencePiece model of the {side} never gives {len(unused):,} of the {len(counted):,} tokens of "
+                f"the vocabulary, such as {printable(' '.join(unused[:5]), 80)}: it seems to be of another model"
+            )
+        if len(unused) > _MOST_UNUSED * len(counted):
+            raise CheckpointError(f"{folder}: {said[-1]}; name the right one by `--source-model` or `--target-model`")
+    if said:
+        warnings.warn(f"{folder}: {'; '.join(said)}", UserWarning, stacklevel=3)
 
 
 def _vocabulary(folder: Path, side: str) -> list[str]:

@@ -239,7 +239,7 @@ class CleanStep(Step):
         # (3) Take out what is held out.
         unseen = self._without_held_out(training, taken) if taken else []
         # (4) Report.
-        signs = sign_notices([(corpus.key, corpus.signs) for corpus in corpora], data.unicode, segmented=False)
+        signs = sign_notices({corpus.key: corpus.signs for corpus in corpora}, data, segmented=False)
         found = side_notices(corpora, data) + signs + overlap_notices(corpora, data)
         notices = [notice.shown(pipeline_names(corpora=self._keys())) for notice in found] + unseen
         reports: dict[str, dict[str, Any]] = {}

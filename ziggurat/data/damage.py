@@ -1,0 +1,93 @@
+"""Marks that a file format or another program left in text, where it was not read as what it is.
+
+Each kind is rare in ordinary text, so that a few lines in a thousand are a sign; only quotation marks around a text are
+not, so that most of the lines must have them.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+_ENTITY = re.compile(
+    "&(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});| ?& ?(?:amp|quot|apos|lt|gt|nbsp|#[0-9]{1,7}) ?;"
+)
+_ESCAPE = re.compile(r"\\(?:[nrtN](?![a-z])|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[\"'/])")
+
+# The bytes from 128 to 191 in Latin-1 and Windows-1252, and in Windows-1251.
+_LATER = "[\u0080-\u00bf" + "".join(bytes([n]).decode("cp1252", "ignore") for n in range(0x80, 0xA0)) + "]"
+_LATER_1251 = "[" + "".join(bytes([n]).decode("cp1251", "ignore") for n in range(0x80, 0xC0)) + "]"
+# Of most first letters it takes two such characters in a row: `é »` of French may have a no-break space.
+_MISREAD = re.compile(
+    f"[\u00c2\u00c3]{_LATER}|\u00e2[\u0080\u20ac]{_LATER}|\u00f0{_LATER}{{3}}|\ufffd|\u951f\u65a4\u62f7"
+    f"|(?:[\u00c4-\u00df]{_LATER}){{2}}|(?:[\u00e0-\u00ef]{_LATER}{{2}}){{2}}|(?:[\u0420\u0421]{_LATER_1251}){{3}}"
+)
+_MISREAD_FIRST = re.compile("[\u00c2-\u00df\u00e0-\u00f0\u0420\u0421\u951f][^\\x00-\\x7f]|\ufffd")
+
+
+def _entity(text: str) -> str | None:
+    found = (one[0] for one in _ENTITY.finditer(text))
+    return next((one for one in found if " " in one or one == "&bar;" or html.unescape(one) != one), None)
+
+
+def _misread(text: str) -> str | None:
+    return found[0] if (found := _MISREAD.search(text)) else None
+
+
+def _escape(text: str) -> str | None:
+    return found[0] if (found := _ESCAPE.search(text)) else None
+
+
+def _quoted(text: str) -> str | None:
+    """Return the mark of a field of CSV in quotation marks, where those inside are doubled; None for other text."""
+    whole = len(text) > 1 and text[0] == text[-1] == '"' and '"' not in text[1:-1].replace('""', "")
+    return '"' if whole else None
+
+
+def _doubled(text: str) -> str | None:
+    pairs = text[1:-1].count('""') if _quoted(text) else 0
+    return '""' if pairs and pairs % 2 == 0 else None
+
+
+@dataclass(frozen=True)
+class DamageKind:
+    """A kind of marks.
+
+    Attributes:
+        found_in: returns the first in a text, None where there is none.
+        may_be_in: false for a text that certainly has none, at once.
+        said: what is said of lines that have it.
+        share: share of lines from which on they are a sign.
+        way_out: what to do with a corpus.
+        mended: whether `data.filters.repair` mends it.
+    """
+
+    found_in: Callable[[str], str | None]
+    may_be_in: Callable[[str], object]
+    said: str
+    way_out: str
+    share: float = 0.001
+    mended: bool = False
+
+
+_REPAIR = "`data.filters.repair: true` mends it"
+_READ = "read the file as CSV, and write the texts as they are (TSV has no quotation marks around them)"
+KINDS = (
+    DamageKind(_entity, re.compile("&").search, "have entities of HTML or XML as text", _REPAIR, mended=True),
+    DamageKind(_misread, _MISREAD_FIRST.search, "have letters that were decoded wrongly", _REPAIR, mended=True),
+    DamageKind(_escape, re.compile(r"\\").search, "have escapes as text", "read the file in its format"),
+    DamageKind(_quoted, re.compile('"').match, "are in quotation marks as fields of CSV are", _READ, share=0.5),
+    DamageKind(
+        _doubled, re.compile('"').match, "are in quotation marks with doubled ones inside, as fields of CSV are", _READ
+    ),
+)
+
+
+def marks_of(texts: Sequence[str]) -> Iterator[tuple[int, int, str]]:
+    """Yield each text that has marks: the number of their kind in KINDS, its own in `texts`, and the first of them."""
+    for number, mark in enumerate(KINDS):
+        for place, text in enumerate(texts):
+            if mark.may_be_in(text) and (found := mark.found_in(text)):
+                yield number, place, found
