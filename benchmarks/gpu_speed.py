@@ -35,7 +35,7 @@ from benchmarks.gpu_checks import checks
 from benchmarks.gpu_models import MODELS, Ours, Plain, batches_of, config_of, operations
 from benchmarks.gpu_translation import translation
 from ziggurat.data.loader import Batch
-from ziggurat.model.device import usable_device
+from ziggurat.model.accelerator import usable_device
 from ziggurat.system.errors import printable
 from ziggurat.train.device import Shortage, within_memory
 

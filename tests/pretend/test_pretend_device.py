@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tools.pretend_device import NAME, counted, present
-from ziggurat.model.device import copies_aside, default_device, device_name, has_bf16, memory_in_use, random_state_kept
+from ziggurat.model.accelerator import (
+    copies_aside,
+    default_device,
+    device_name,
+    has_bf16,
+    memory_in_use,
+    random_state_kept,
+)
 
 HERE = NAME
 

@@ -187,7 +187,7 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
     ):  # its workers share one model, and may not need PyTorch
         return most
     with importing():
-        from ziggurat.model.device import default_device
+        from ziggurat.model.accelerator import default_device
         from ziggurat.train.device import available_memory
 
     if options.device == "auto" and default_device().type != "cpu":

@@ -44,7 +44,7 @@ def _run_check(experiment: Experiment, *, updates: int, width: int | None, remed
     """
     from ziggurat.inspect.check import check_depth
     from ziggurat.inspect.trial import TrialOptions
-    from ziggurat.model.device import usable_device
+    from ziggurat.model.accelerator import usable_device
 
     if width is None:
         width = TrialOptions.width if usable_device(experiment.training.device, "training.device").type == "cpu" else 0

@@ -121,7 +121,7 @@ class JobOptions:
 
         threads, gpu = self.threads or 1, False
         if self.device != "cpu":
-            from ziggurat.model.device import usable_device
+            from ziggurat.model.accelerator import usable_device
 
             gpu = usable_device(self.device, "--device").type != "cpu"
         if self.ray is not None:

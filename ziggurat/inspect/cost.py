@@ -37,8 +37,8 @@ from ziggurat.inspect.machine import (
     simulate_update,
     without_values,
 )
+from ziggurat.model.accelerator import usable_device
 from ziggurat.model.attention.multihead import CrossAttention, OwnAttention
-from ziggurat.model.device import usable_device
 from ziggurat.model.fast.precision import precision_notice
 from ziggurat.model.rnmt import AdditiveAttention
 from ziggurat.model.seq2seq import Memory, Seq2Seq

@@ -321,7 +321,7 @@ def diagnose(
     Args:
         path: run or model directory.
         store: prepared data; None: `data.store` of the configuration.
-        device: see ziggurat.model.device.usable_device.
+        device: see ziggurat.model.accelerator.usable_device.
         layers: also measure what each layer is worth (`layer_measures`), which takes many passes.
         translate: with `layers`, also translate so many sentences of the dev set without the layers worth least, for
             the record's `pruning_bleu` [n] by stack.

@@ -24,8 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ziggurat.config import Experiment
 from ziggurat.data.loader import Batch
 from ziggurat.inspect.ledger import Ledger, OperatorWork, Product
+from ziggurat.model.accelerator import random_state_kept, synchronize
 from ziggurat.model.build import assemble, build_model, parameter_roles, set_recompute
-from ziggurat.model.device import random_state_kept, synchronize
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import linear
 from ziggurat.model.seq2seq import Seq2Seq

@@ -33,7 +33,7 @@ from ziggurat.data.batching import round_up
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch, LoaderState
 from ziggurat.data.prepare import prepare
-from ziggurat.model.device import random_state_kept, usable_device
+from ziggurat.model.accelerator import random_state_kept, usable_device
 from ziggurat.model.directory import refuse_two_vocabularies
 from ziggurat.system.files import MANIFEST, content_checksum, write_atomically
 from ziggurat.system.processes import share_cores

@@ -21,7 +21,7 @@ from ziggurat.config.load import change_section
 from ziggurat.config.model import StackConfig
 from ziggurat.data.corpus import Store
 from ziggurat.inspect.trial import KeptTrials, TrialOptions, run_trial, trial_experiment
-from ziggurat.model.device import random_state_kept, usable_device
+from ziggurat.model.accelerator import random_state_kept, usable_device
 from ziggurat.model.rate_transfer import output_factor
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError

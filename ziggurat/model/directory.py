@@ -19,9 +19,9 @@ from ziggurat.config.depth import LeftOut
 from ziggurat.config.experiment import without_lora
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import Tokenizer, copy_tokenizers, load_tokenizers, same_vocabulary
+from ziggurat.model.accelerator import usable_device
 from ziggurat.model.build import assemble
 from ziggurat.model.depth import at_depth, prune, pruned_experiment
-from ziggurat.model.device import usable_device
 from ziggurat.model.low_rank import base_file, with_base
 from ziggurat.model.run_folder import (
     CHECKPOINTS,
@@ -232,7 +232,7 @@ def open_model(
         path: the folder.
         which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first that is there,
             where an average that is worse than `best` on the dev set comes last.
-        device: where to put the model; see ziggurat.model.device.usable_device.
+        device: where to put the model; see ziggurat.model.accelerator.usable_device.
         without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.config.depth).
 
     Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration. ConfigError:

@@ -15,7 +15,7 @@ from typing import Any
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch
-from ziggurat.model.device import random_state_kept
+from ziggurat.model.accelerator import random_state_kept
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.files import write_atomically
 from ziggurat.train.checkpoint import RunProgress

@@ -24,7 +24,7 @@ from torch import Tensor
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, Loader, LoaderState
-from ziggurat.model.device import copies_aside, free_cache, memory_in_use, runtime
+from ziggurat.model.accelerator import copies_aside, free_cache, memory_in_use, runtime
 from ziggurat.system.errors import out_of_memory, printable
 from ziggurat.train.distributed import Processes
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from ziggurat.model.device import default_device, make_current, runtime
+from ziggurat.model.accelerator import default_device, make_current, runtime
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, MachineError, TrainingError, ZigguratError
 from ziggurat.train.signals import end_at_once, leave_with_launcher
 

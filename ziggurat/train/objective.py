@@ -22,10 +22,10 @@ from ziggurat.config.train import LossConfig
 from ziggurat.data.batching import CorpusMix
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch, SpecialIds, collate
+from ziggurat.model.accelerator import random_state_kept
 from ziggurat.model.attention.cache import KeptWeights
 from ziggurat.model.build import stack_residuals
 from ziggurat.model.counts import bare_model
-from ziggurat.model.device import random_state_kept
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.fast.int8 import quantise
 from ziggurat.model.fast.precision import maps_of, training_precision

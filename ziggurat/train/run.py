@@ -23,7 +23,7 @@ from ziggurat.config.train import BatchConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.store_checks import other_files, unlike_store
 from ziggurat.data.subword import copy_tokenizers
-from ziggurat.model.device import device_name, usable_device
+from ziggurat.model.accelerator import device_name, usable_device
 from ziggurat.model.directory import fill_model_directory
 from ziggurat.model.run_folder import (
     BASE,

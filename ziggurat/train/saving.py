@@ -25,7 +25,7 @@ from ziggurat.config import Experiment
 from ziggurat.config.lifecycle import CheckpointConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.store_checks import StoreWatch, Verification
-from ziggurat.model.device import copies_aside, synchronize
+from ziggurat.model.accelerator import copies_aside, synchronize
 from ziggurat.model.run_folder import (
     CHECKPOINTS,
     best_link,

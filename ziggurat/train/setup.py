@@ -23,7 +23,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch, Loader, LoaderState
 from ziggurat.data.store_checks import StoreWatch
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.model.device import make_current, random_state_kept, usable_device
+from ziggurat.model.accelerator import make_current, random_state_kept, usable_device
 from ziggurat.model.directory import refuse_other_vocabulary, refuse_two_vocabularies
 from ziggurat.model.run_folder import BASE, CHECKPOINTS, checkpoint_name, read_meta
 from ziggurat.model.tensors import local

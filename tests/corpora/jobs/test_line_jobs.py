@@ -21,7 +21,7 @@ from ziggurat.corpora.jobs.launchers import StageFiles
 from ziggurat.corpora.jobs.tasks import Identified, LineWithInputs, ModelChoice, Translating, opened
 from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
 from ziggurat.data.store_checks import differences
-from ziggurat.model.device import usable_device
+from ziggurat.model.accelerator import usable_device
 from ziggurat.system.errors import CheckpointError, DataError
 from ziggurat.system.files import CHECKSUMS_FILE
 

@@ -24,7 +24,7 @@ from ziggurat.corpora.jobs.job import JobOutcome, Plan, Work, complete_shards, r
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles
 from ziggurat.data.aligner import Aligner, format_links, read_aligner
 from ziggurat.data.vocabulary import several_languages
-from ziggurat.model.device import default_device, free_cache, usable_device
+from ziggurat.model.accelerator import default_device, free_cache, usable_device
 from ziggurat.model.directory import locate_weights, open_model
 from ziggurat.model.low_rank import weights_fingerprint
 from ziggurat.model.run_folder import CONFIG_FILE

@@ -90,7 +90,7 @@ class ExecutionOptions:
 def _on_gpu(device: str) -> bool:
     if device == "cpu":
         return False
-    from ziggurat.model.device import usable_device
+    from ziggurat.model.accelerator import usable_device
 
     return usable_device(device, "device").type != "cpu"
 

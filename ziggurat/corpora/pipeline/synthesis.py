@@ -51,7 +51,7 @@ from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.word_links import spread_pairs
-from ziggurat.model.device import usable_device
+from ziggurat.model.accelerator import usable_device
 from ziggurat.model.directory import locate_weights
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically

@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from ziggurat.model.device import has_bf16
+from ziggurat.model.accelerator import has_bf16
 from ziggurat.model.fast.compiled import Precision
 from ziggurat.model.fast.packed import available, packed
 from ziggurat.model.linear import linear

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ziggurat.model.device import usable_device
+from ziggurat.model.accelerator import usable_device
 
 
 @pytest.fixture
