@@ -114,7 +114,9 @@ def ours(translator: Translator, text: str, search: Search, *, alignment: bool =
         for each in translation.hypotheses:
             links = None
             if each.alignment is not None:
-                links = " ".join(sorted(f"{s}-{t}" for t, s in enumerate(each.alignment.hard)))
+                # Marian's links may lead to the end of the source; `hard` leaves it out.
+                found_at = (row.index(max(row)) for row in each.alignment.soft)
+                links = " ".join(sorted(f"{s}-{t}" for t, s in enumerate(found_at)))
             rows.append(Found(each.text, each.score, 0.0, links))
         found.append(rows)
     return found

@@ -126,7 +126,8 @@ def measured(work: Path, name: str) -> dict[str, Any]:
     made(work, name)
     out = work / "marian" / name
     text, references = (path.read_text(encoding="utf-8") for path in (work / "test.qlo", work / "test.qhi"))
-    row: dict[str, Any] = {"export": json.loads((out / "export.json").read_text())["verification"]}
+    verified = json.loads((out / "export.json").read_text())["verification"]
+    row: dict[str, Any] = {"export": verified | {"text": Path(verified["text"]).name}}
     # As Marian searches, over the files that it reads: neither padding nor begin-of-sentence has a probability there.
     imported = work / "imported" / name
     if not imported.exists():

@@ -209,11 +209,12 @@ def _shaken(ours: Translator, generator: torch.Generator | None, *, shares_out: 
 
 
 @torch.no_grad()
-def _rule_out(model: Seq2Seq, tokenizer: Tokenizer) -> None:
-    """Let tokens that are no text, and the unknown one, have no probability, so that the others have more."""
+def _rule_out(model: Seq2Seq, tokenizer: Tokenizer, *, unknown: bool = True) -> None:
+    """Let tokens that are no text, and by default the unknown one, have no probability, so that others have more."""
     given = model.output.bias
     bias = torch.zeros_like(model.output.weight[:, 0]) if given is None else given.clone()
-    never = {tokenizer.pad, tokenizer.unk, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos}
+    never = {tokenizer.pad, tokenizer.bos, *tokenizer.tags.values(), *([tokenizer.unk] if unknown else [])}
+    never -= {tokenizer.eos}
     bias[sorted(never)] = _IMPOSSIBLE
     model.output.bias = torch.nn.Parameter(bias)
 
@@ -225,8 +226,8 @@ def _with_model(ours: Translator, model: Seq2Seq) -> Translator:
 
 
 def _text_only(ours: Translator) -> Translator:
-    """Return the translator without tokens that are no text, and without the unknown one."""
-    _rule_out(model := copy.deepcopy(ours.model), ours.target_tokenizer)
+    """Return the translator without tokens that are no text; the unknown one keeps its probability, as in Marian."""
+    _rule_out(model := copy.deepcopy(ours.model), ours.target_tokenizer, unknown=False)
     return _with_model(ours, model)
 
 
