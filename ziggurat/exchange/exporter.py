@@ -214,8 +214,7 @@ def _rule_out(model: Seq2Seq, tokenizer: Tokenizer, *, unknown: bool = True) -> 
     given = model.output.bias
     bias = torch.zeros_like(model.output.weight[:, 0]) if given is None else given.clone()
     never = {tokenizer.pad, tokenizer.bos, *tokenizer.tags.values(), *([tokenizer.unk] if unknown else [])}
-    never -= {tokenizer.eos}
-    bias[sorted(never)] = _IMPOSSIBLE
+    bias[sorted(never - {tokenizer.eos})] = _IMPOSSIBLE
     model.output.bias = torch.nn.Parameter(bias)
 
 
