@@ -59,6 +59,14 @@ SEARCHES = (
     *(Search(4, 0.6, penalty) for penalty in (0.5, -0.5)),
     Search(4, 1.0, 0.0, 0.5),
 )
+SEARCHES_OF_FEW = (Search(1), Search(4, 0.6), Search(12, 1.0))
+
+
+def named(search: Search) -> str:
+    """Return the name of a search in results."""
+    name = f"beam {search.beam}, normalize {search.normalize:g}"
+    name += f", word-penalty {search.word_penalty:g}" if search.word_penalty else ""
+    return name + (f", max-length-factor {search.factor:g}" if search.factor != 3 else "")
 
 
 class Found(NamedTuple):
@@ -106,7 +114,9 @@ def ours(translator: Translator, text: str, search: Search, *, alignment: bool =
         for each in translation.hypotheses:
             links = None
             if each.alignment is not None:
-                links = " ".join(sorted(f"{s}-{t}" for t, s in enumerate(each.alignment.hard)))
+                # Marian's links may lead to the end of the source; `hard` leaves it out.
+                found_at = (row.index(max(row)) for row in each.alignment.soft)
+                links = " ".join(sorted(f"{s}-{t}" for t, s in enumerate(found_at)))
             rows.append(Found(each.text, each.score, 0.0, links))
         found.append(rows)
     return found
@@ -130,6 +140,20 @@ def compared(marian: Sequence[Sequence[Found]], here: Sequence[Sequence[Found]])
     return {"same": same, "ties": ties, "different": different, "score_gap": round(max(0.0, largest), 7)}
 
 
+def settled(result: dict[str, Any], translator: Translator, text: str, search: Search) -> dict[str, Any]:
+    """Return a result in which lines that alone, in a batch of one, become Marian's translation are ties, too.
+
+    Sums in another order make candidates at the edge of a beam change places.
+    """
+    lines = text.splitlines()
+    left = []
+    for each in result["different"]:
+        ((alone, *_),) = ours(translator, lines[each["line"]], search)
+        if alone.text != each["marian"][0]:
+            left.append(each)
+    return result | {"ties": result["ties"] + len(result["different"]) - len(left), "different": left}
+
+
 def _links(marian: Sequence[Sequence[Found]], here: Sequence[Sequence[Found]], eos: bool) -> dict[str, int]:
     """Return how many links of translations with the same text are equal."""
     equal = total = 0
@@ -144,6 +168,12 @@ def _links(marian: Sequence[Sequence[Found]], here: Sequence[Sequence[Found]], e
     return {"equal": equal, "links": total}
 
 
+def version(marian: Path) -> str:
+    """Return the version of Marian, without its build."""
+    said = subprocess.run([marian, "--version"], capture_output=True, text=True, check=False)
+    return (said.stdout + said.stderr).split()[0]
+
+
 def main() -> None:
     """Compare the models that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -155,32 +185,32 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     text = "".join(given.text.read_text(encoding="utf-8").splitlines(keepends=True)[: given.lines])
-    version = subprocess.run([given.marian, "--version"], capture_output=True, text=True, check=False)
     results = json.loads(given.out.read_text()) if given.out.exists() else {"models": {}}
-    results |= {"marian": (version.stdout + version.stderr).split()[0], "lines": text.count("\n")}
-    searches = (Search(1), Search(4, 0.6), Search(12, 1.0)) if given.few else SEARCHES
+    results |= {"marian": version(given.marian), "lines": text.count("\n")}
+    searches = SEARCHES_OF_FEW if given.few else SEARCHES
     with tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for folder in given.folders:
             out = Path(work) / folder.name
             import_checkpoint(folder, out)
             translator = load_translator(out)
-            rows = {}
+            entry: dict[str, Any] = results["models"].setdefault(folder.name, {"searches": {}})
+            rows = entry["searches"]
             for search in searches:
-                name = f"beam {search.beam}, normalize {search.normalize:g}"
-                name += f", word-penalty {search.word_penalty:g}" if search.word_penalty else ""
-                name += f", max-length-factor {search.factor:g}" if search.factor != 3 else ""
-                rows[name] = compared(theirs(given.marian, folder, text, search), ours(translator, text, search))
+                name = named(search)
+                if name in rows:
+                    continue
+                found = compared(theirs(given.marian, folder, text, search), ours(translator, text, search))
+                rows[name] = settled(found, translator, text, search)
+                given.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
                 print(folder.name, name, rows[name]["same"], rows[name]["ties"], rows[name]["score_gap"], flush=True)
-            entry: dict[str, Any] = {"searches": rows}
-            if load_experiment(out / "config.yaml").training.loss.alignment is not None:
+            if "alignment" not in entry and load_experiment(out / "config.yaml").training.loss.alignment is not None:
                 pair = [
                     theirs(given.marian, folder, text, Search(1), alignment=True),
                     ours(translator, text, Search(1), alignment=True),
                 ]
                 entry["alignment"] = _links(pair[0], pair[1], True)
                 print(folder.name, "alignment", entry["alignment"], flush=True)
-            results["models"][folder.name] = entry
             given.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -3,8 +3,8 @@
     python experiments/marian/run.py WORK              # trains and exports what is not there yet; results/exported.json
     python experiments/marian/run.py WORK --models post
 
-Marian is that of `make marian`. A row of the result has the lines that differ and the largest difference of a score, by
-beam; int8 is what `pymarian convert --gemm-type intgemm8` makes of the export.
+Marian is that of `make marian`. A row of the result has what `compare.py` counts, by search; int8 is what
+`pymarian convert --gemm-type intgemm8` makes of the export.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from compare import SEARCHES_OF_FEW, compared, named, ours, settled, theirs, version
 from measuring import commit, processor
 
 from ziggurat.data.babel import generate
 from ziggurat.evaluate.scores import evaluate
-from ziggurat.exchange.marian_program import MarianTranslator, run_marian
+from ziggurat.exchange.marian_program import WITHOUT_MARIAN, MarianTranslator, marian_program, run_marian
 from ziggurat.translate.translator import load_translator
 
 HERE = Path(__file__).resolve().parent
-BEAMS = (1, 4, 12)
 UPDATES = 300
 SSRU = {"decoder": {"layers": 2, "attention": "ssru"}}
 MODELS: dict[str, dict[str, Any]] = {
@@ -43,14 +43,26 @@ MODELS: dict[str, dict[str, Any]] = {
     "two-vocabularies": {"embedding": {"sharing": "none"}, "joint": False},
     "big-network": {"d_ff": 512, "decoder": {"layers": 2}},
     "guided-head": {"guided": True},
+    "student": {
+        "d_ff": 384,
+        "encoder": {"layers": 6},
+        "decoder": {"layers": 2, "attention": "ssru"},
+        "dropout": {"residual": 0.0, "embedding": 0.0},
+        "updates": 600,
+    },
 }
-"""MODELS are the choices by which each differs from a post-norm model of 2-2 layers of width 64."""
+"""MODELS are the choices by which each differs from a post-norm model of 2-2 layers of width 64.
+
+`student` is the recipe `student-6-2-tiny-ssru` with a quarter of its widths. The text of the embedded language pair is
+as regular as what a teacher writes, so it is trained on that, without label smoothing.
+"""
 
 
 def configuration(work: Path, name: str) -> dict[str, Any]:
     """Return the configuration of a model."""
     choices = dict(MODELS[name])
     joint, guided = choices.pop("joint", True), choices.pop("guided", False)
+    updates = choices.pop("updates", UPDATES)
     embedding = {"sharing": "all", "zero_start": True, "max_positions": 256} | choices.pop("embedding", {})
     model = {"d_model": 64, "d_ff": 128, "heads": 4, "residual": "post", "layer_norm_epsilon": 1e-6}
     model |= {"encoder": {"layers": 2}, "decoder": {"layers": 2}, "embedding": embedding} | choices
@@ -65,14 +77,16 @@ def configuration(work: Path, name: str) -> dict[str, Any]:
     if guided:
         data["alignment"] = {"compute": "hmm"}
     training: dict[str, Any] = {
-        "stop": {"updates": UPDATES},
+        "stop": {"updates": updates},
         "batch": {"max_tokens": 2048},
         "schedule": {"peak": 3e-3, "warmup_updates": 200},
-        "validation": {"every_updates": UPDATES},
-        "checkpoint": {"every_updates": UPDATES, "average_last": 1},
+        "validation": {"every_updates": updates},
+        "checkpoint": {"every_updates": updates, "average_last": 1},
     }
     if guided:
         training["loss"] = {"alignment": {}}
+    elif name == "student":
+        training["loss"] = {"label_smoothing": 0.0}
     return {"data": data, "model": model, "training": training}
 
 
@@ -81,13 +95,18 @@ def ziggurat(*words: str | Path) -> None:
     subprocess.run([sys.executable, "-m", "ziggurat", *map(str, words)], check=True)
 
 
-def made(work: Path, name: str) -> None:
-    """Train and export a model that is not there yet."""
+def write_texts(work: Path) -> None:
+    """Write the texts of the embedded language pair that are not there yet."""
     for part, pairs in (("train", 20_000), ("dev", 200), ("test", 1_000)):
         if not (work / f"{part}.qhi").exists():
             sides = zip(*generate(pairs, seed={"train": 1, "dev": 2, "test": 3}[part]), strict=True)
             for side, lines in zip(("qlo", "qhi"), sides, strict=True):
                 (work / f"{part}.{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def made(work: Path, name: str) -> None:
+    """Train and export a model that is not there yet."""
+    write_texts(work)
     config = configuration(work, name)
     (work / f"{name}.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     run = work / "runs" / name
@@ -102,45 +121,27 @@ def made(work: Path, name: str) -> None:
 
 def measured(work: Path, name: str) -> dict[str, Any]:
     """Return what Marian and we make of the test set with one model."""
+    marian = marian_program()
+    assert marian is not None, WITHOUT_MARIAN
     made(work, name)
     out = work / "marian" / name
-    lines = (work / "test.qlo").read_text(encoding="utf-8").splitlines()
-    references = (work / "test.qhi").read_text(encoding="utf-8").splitlines()
-    row: dict[str, Any] = {"export": json.loads((out / "export.json").read_text())["verification"]}
+    text, references = (path.read_text(encoding="utf-8") for path in (work / "test.qlo", work / "test.qhi"))
+    verified = json.loads((out / "export.json").read_text())["verification"]
+    row: dict[str, Any] = {"export": verified | {"text": Path(verified["text"]).name}}
     # As Marian searches, over the files that it reads: neither padding nor begin-of-sentence has a probability there.
     imported = work / "imported" / name
     if not imported.exists():
         ziggurat("import", out, "--out", imported)
-    ours = load_translator(imported, device="cpu")
-    theirs = MarianTranslator(out)
-    for beam in BEAMS:
-        settings = {
-            "beam_size": beam,
-            "length_penalty": {"kind": "none", "alpha": 0.0, "coverage": 0.0},
-            "min_length": 0,
-            "endings": "marian",
-            "max_length": {"ratio": 3.0, "extra": 3, "limit": 1000},
-        }
-        found = [list(side.translate_stream(lines, **settings)) for side in (ours, theirs)]
-        same = [(a, b) for a, b in zip(*found, strict=True) if a.text == b.text]
-        finished = [pair for pair in same if all(one.hypotheses[0].finished for one in pair)]
-        differences = [abs(a.hypotheses[0].log_probability - b.hypotheses[0].log_probability) for a, b in finished]
-        other = [(a, b) for a, b in zip(*found, strict=True) if a.text != b.text]
-        row[f"beam {beam}"] = {
-            "lines": len(lines),
-            "other": len(other),
-            "of these cut at the limit": sum(not b.hypotheses[0].finished for _, b in other),
-            "of these with an unknown token of ours": sum("\u2047" in a.text for a, _ in other),
-            "largest difference of a score": max(differences, default=None),
-            "example": [other[0][0].source, other[0][0].text, other[0][1].text] if other else None,
-        }
-        if beam == 4:
-            before = [translation.text for translation in found[1]]
-    row |= quantised(out, lines, references, before)
-    return row
+    translator = load_translator(imported, device="cpu")
+    row["searches"] = {}
+    for search in SEARCHES_OF_FEW:
+        found = compared(theirs(marian, out, text, search), ours(translator, text, search))
+        row["searches"][named(search)] = found = settled(found, translator, text, search)
+        print(name, named(search), found["same"], found["ties"], found["score_gap"], flush=True)
+    return row | quantised(out, text.splitlines(), references.splitlines())
 
 
-def quantised(out: Path, lines: list[str], references: list[str], before: list[str]) -> dict[str, Any]:
+def quantised(out: Path, lines: list[str], references: list[str]) -> dict[str, Any]:
     """Return BLEU of Marian's translations, beam 4, before and after `pymarian convert --gemm-type intgemm8`."""
     packed = out.with_name(f"{out.name}-int8")
     packed.mkdir(exist_ok=True)
@@ -150,7 +151,10 @@ def quantised(out: Path, lines: list[str], references: list[str], before: list[s
     for vocabulary in out.glob("*.spm"):
         (packed / vocabulary.name).write_bytes(vocabulary.read_bytes())
     settings = {"beam_size": 4, "length_penalty": {"alpha": 0.0}, "max_length": {"ratio": 3.0}}
-    after = [translation.text for translation in MarianTranslator(packed).translate_stream(lines, **settings)]
+    before, after = (
+        [translation.text for translation in MarianTranslator(folder).translate_stream(lines, **settings)]
+        for folder in (out, packed)
+    )
     scores = [evaluate(texts, [references], metrics=["bleu"])[0] for texts in (before, after)]
     sizes = [path.stat().st_size for path in (out / "model.npz", packed / "model.bin")]
     return {
@@ -182,7 +186,7 @@ def main() -> None:
         print(name, json.dumps(rows[name], ensure_ascii=False)[:600], flush=True)
         record = {
             "command": "python experiments/marian/run.py WORK",
-            "marian": run_marian("--version").strip(),
+            "marian": version(marian_program() or Path("pymarian")),
             "commit": commit(),
             "processor": processor(),
             "updates": UPDATES,

@@ -245,7 +245,7 @@ def _vocabulary(folder: Path, start: Path, name: str, written: Path) -> Path:
     named = PurePosixPath(name)
     beside = inside(folder, named.name)
     if beside.is_file() or named.is_absolute() or ".." in named.parts or not (start / named).is_file():
-        if beside.is_file() and len(named.parts) > 1:
+        if beside.is_file() and len(named.parts) > 1 and Path(name) != beside.absolute():
             warnings.warn(f"{written}: names {printable(name)}; {beside} is taken", stacklevel=6)
         return beside
     warnings.warn(f"{written}: names {printable(name)}; {start / named} is taken", stacklevel=6)

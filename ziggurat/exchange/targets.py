@@ -57,7 +57,7 @@ class ExportTarget:
         own_search: the result is searched with its toolkit's search, not with ours.
         rules: what of `decoding` this search has beyond what all have.
         settings: of the comparison's search, where the toolkit cannot do the usual one.
-        text_only: it rules out tokens that are no text before it searches.
+        text_only: tokens that are no text have no probability in it; the unknown one has, and is not written.
         checked_by: what computes the comparison's translations, for the report; None: the toolkit itself.
         usual: type of the matrices where none is asked for; None: fp32.
         shortlists: our search on the result may have a lexical shortlist.
