@@ -24,8 +24,28 @@ settings.load_profile("unhurried")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests on a Ray cluster last: its threads stay in the process, and a child forked beside them may hang."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the choice of the device that `auto` means in all tests."""
+    told = "run on the pretend accelerator (tools/pretend_device.py), without the tests that are about a CPU"
+    parser.addoption("--pretend", action="store_true", help=told)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """With --pretend, let the machine have that device until the end."""
+    if session.config.getoption("--pretend"):
+        from tools.pretend_device import present
+
+        context = present()
+        context.__enter__()
+        session.config.add_cleanup(lambda: context.__exit__(None, None, None))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what --pretend does not take. Tests on a Ray cluster come last: its threads stay in the process, and a child forked beside them may hang."""
+    if config.getoption("--pretend"):
+        for item in items:
+            if (mark := item.get_closest_marker("cpu")) is not None:
+                item.add_marker(pytest.mark.skip(reason=f"about a CPU: {mark.args[0]}"))
     items.sort(key=lambda item: "nodes" in getattr(item, "fixturenames", ()))
 
 

@@ -137,6 +137,7 @@ def test_a_batch_of_a_trial_holds_the_longest_pair(experiment: Experiment, store
     loader_of(small, store)
 
 
+@pytest.mark.cpu("compares with a training on one, bit by bit")
 def test_a_trial_is_plain_training(experiment: Experiment, store: Store) -> None:
     """The losses are those of a loop written here, and measuring in between changes none of them."""
     torch.manual_seed(3)

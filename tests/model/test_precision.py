@@ -141,6 +141,7 @@ def test_kernels_that_are_wrong_are_found(fault: str, monkeypatch: pytest.Monkey
         precision._error.cache_clear()
 
 
+@pytest.mark.cpu("of kernels that only they have")
 def test_training_is_refused_where_bf16_is_wrong(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_run_resumes_exactly(choices: dict[str, Any], experiment: Experiment, 
     assert final_bytes(tmp_path / "parts", 4) == final_bytes(tmp_path / "whole", 4)
 
 
+@pytest.mark.cpu("int8 translation is for CPUs")
 def test_it_goes_on_from_an_ordinary_model_and_what_it_validates_is_served(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def diverging(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     return experiment
 
 
+@pytest.mark.cpu("compares with updates on one, bit by bit")
 def test_rolling_back_is_the_old_weights_on_the_data_that_comes_next_at_a_lower_rate(
     diverging: Experiment, tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ def smoothed_run(folder: Path, updates: int, **training: Any) -> Experiment:
     return tiny_experiment(folder, stop={"updates": updates}, **chosen)
 
 
+@pytest.mark.cpu("its means are made on one")
 @pytest.mark.parametrize("moments", ["fp32", "bf16"])
 def test_a_run_is_validated_and_saved_with_means_and_resumes_to_the_same_bits(
     moments: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
