@@ -41,7 +41,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what --pretend does not take. Tests on a Ray cluster come last: its threads stay in the process, and a child forked beside them may hang."""
+    """Leave out what --pretend does not take, and put tests on a Ray cluster last.
+
+    Its threads stay in the process, and a child forked beside them may hang.
+    """
     if config.getoption("--pretend"):
         for item in items:
             if (mark := item.get_closest_marker("cpu")) is not None:

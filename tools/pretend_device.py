@@ -593,7 +593,9 @@ def present() -> Iterator[None]:
     swap.set_swap_module_params_on_conversion(True)  # or `to` would make two of weights that are tied
     _here = True
     try:
-        yield
+        # Autograd's threads are as many as there were devices at the first backward pass of the process.
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
     finally:
         _here = was_here
         for types in _FOREACH_TYPES:
