@@ -50,6 +50,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert how == {"non_blocking": True}
         return self.clone()
 
+    monkeypatch.setattr("ziggurat.train.device.runtime", lambda device: torch.cuda)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("side"))
     monkeypatch.setattr(torch.cuda, "stream", within)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(events.append("its GPU")))

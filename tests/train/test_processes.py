@@ -172,7 +172,8 @@ def test_a_process_that_fails_alone_does_not_wait_for_the_others_of_its_machine(
         monkeypatch.setenv(name, value)
     calls: list[object] = []
     monkeypatch.setattr("atexit.register", lambda function: calls.append(function.__name__))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    found = torch.device("cuda") if gpus else None
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device))
     monkeypatch.setattr("ziggurat.train.distributed._meet", lambda backend, processes: calls.append(backend))
@@ -181,4 +182,5 @@ def test_a_process_that_fails_alone_does_not_wait_for_the_others_of_its_machine(
     with pytest.raises(TrainingError) if fails else nullcontext(), joined(0.1, "auto"):
         if fails:
             raise TrainingError("out of memory in the middle of a layer")
-    assert calls == [*([1, "cpu:gloo,cuda:nccl"] if gpus else ["gloo"]), "left" if left else "end_at_once"]
+    joining = [torch.device("cuda", 1), "cpu:gloo,cuda:nccl"] if gpus else ["gloo"]
+    assert calls == [*joining, "left" if left else "end_at_once"]

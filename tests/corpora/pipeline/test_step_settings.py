@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.corpora.pipeline.conftest import parsed, whole
 from tests.small import merged
@@ -324,7 +325,8 @@ def test_what_may_change_a_result_is_one_of_them(override: str, step: str, said:
 def test_the_device_of_a_job_is_the_one_that_auto_is_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step = step_of(whole(distillation={}, filter={}), name)
     for there in (False, True):
-        monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
+        found = torch.device("cuda") if there else None
+        monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available, found=found: found)
         assert step.machine() == {"threads": 1, "device": "auto: cuda" if there else "auto: cpu"}
     assert step_of(whole(), name).machine()["device"] == "cpu"
 
