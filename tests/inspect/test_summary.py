@@ -80,7 +80,9 @@ def test_verdicts(tmp_path: Path, metrics: list[dict[str, Any]], options: dict[s
 def test_only_measures_of_the_second_half_judge_a_run(
     tmp_path: Path, measured: int, verdict: str, unhealthy: int
 ) -> None:
-    run = write_run(tmp_path / "a", dev(4.0, bleu=90.0), log=["first update", "stopped after update 300: reached (1 s)"])
+    run = write_run(
+        tmp_path / "a", dev(4.0, bleu=90.0), log=["first update", "stopped after update 300: reached (1 s)"]
+    )
     starved = {"source_dependence": 0.001, "gradient_norm": {"encoder": [1e-4, 1.0], "decoder": [1.0, 1.0]}}
     write_records(run, [Record(measured, 0.0, {"encoder": 2, "decoder": 2}, starved)])
     its = standing(read_run(run), 5.9)
