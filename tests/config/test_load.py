@@ -202,6 +202,17 @@ def test_a_preset_that_overrides_takes_the_place_of_sizes(overrides: list[str], 
     assert parse_experiment(dump(parse_experiment(text, "x")), "saved", overrides).model == model
 
 
+@pytest.mark.parametrize(
+    ("encoding", "told"), [("utf-16", True), ("utf-16-le", False), ("utf-16-be", False), ("latin-1", False)]
+)
+def test_a_file_in_utf_16_is_told_how_to_be_converted(encoding: str, told: bool, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes("data: {store: caf\xe9}".encode(encoding))
+    with pytest.raises(ConfigError) as error:
+        load_experiment(path)
+    assert ("iconv -f UTF-16 -t UTF-8" in str(error.value)) == told
+
+
 def test_two_vocabularies_cannot_share_all_embeddings() -> None:
     text = MINIMAL.replace("store: s", "store: s, subword: {joint: false}")
     with pytest.raises(ConfigError, match="needs one vocabulary for both sides"):

@@ -6,6 +6,7 @@ reading and changing, then the wording of what pydantic found wrong.
 
 from __future__ import annotations
 
+import codecs
 import datetime
 import difflib
 import re
@@ -117,7 +118,9 @@ def read_config(path: str | Path, *, piped: bool = False) -> str:
         hint = f"; did you mean `{near[0]}`?" if near else ""
         raise ConfigError(f"{path}: no such configuration file{hint}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+        utf_16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        hint = "; it is UTF-16: convert it, with `iconv -f UTF-16 -t UTF-8`" if utf_16 else ""
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}{hint}") from None
 
 
 def parse_experiment(text: str, name: str, overrides: Sequence[str] = ()) -> Experiment:
