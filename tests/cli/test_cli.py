@@ -13,7 +13,7 @@ import typer
 from tests.cli.conftest import Ziggurat, tiny_config
 from tests.cli.test_terminal import started, updates_of, wait_for
 from ziggurat.cli.app import app
-from ziggurat.cli.pipeline import _experiment, _next_steps
+from ziggurat.cli.pipeline import _experiment, _make_room, _next_steps
 from ziggurat.corpora.fetch.downloads import default_folder
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -59,6 +59,12 @@ def test_every_verb_explains_itself_with_an_example(verb: str, ziggurat) -> None
         (["explain", "demo"], "`demo` is a recipe: `ziggurat recipes demo` prints it"),
         (["explain", "adnim"], "no key or method `adnim`; did you mean `adam`, `radam`, `admin`"),
         (["explain", "emma"], "no key or method `emma`; did you mean"),
+        (["explain", "lr"], "`lr`; as an option of other toolkits it is, here, training.schedule.peak=VALUE"),
+        (["explain", "learning_rate"], "training.schedule.peak=VALUE, or with `noam`"),
+        (["explain", "Warmup-Updates"], "training.schedule.warmup_updates=VALUE"),
+        (["explain", "batch_size"], "training.batch.max_sentences=VALUE"),
+        (["explain", "gpu"], "--device cuda"),
+        (["explain", "beam-size"], "beam_size=VALUE"),
         (["explain", "distillation.decodign"], "did you mean `distillation.decoding`"),
         (["translate", "nowhere"], "nowhere: no such run or model directory"),
         (["evaluate", "nowhere"], "`--reference FILE` is missing"),
@@ -207,6 +213,16 @@ def test_demo_refuses_a_folder_that_is_not_its_own(ziggurat, tmp_path: Path) -> 
     assert result.status == 2
     assert "is not a demo of ziggurat" in result.err
     assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+def test_a_demo_that_is_replaced_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "demo"
+    _make_room(folder)
+    assert not capsys.readouterr().err
+    (folder / "corpus").mkdir()
+    _make_room(folder)
+    assert "begins at its first step" in capsys.readouterr().err
+    assert not (folder / "corpus").exists()
 
 
 def test_the_folder_of_the_demo_may_have_any_name() -> None:

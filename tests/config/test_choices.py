@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from tests.composition import refusal
 from tests.docs.pages import anchors
 from ziggurat.config.choices import (
-    ALIASES,
     NamedChoice,
     choices,
     choices_named,
@@ -26,7 +25,7 @@ from ziggurat.config.depth import CopyStrategy
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.pipeline import PipelineConfig
 from ziggurat.config.recipes import load_named, paper_keys, recipe_names
-from ziggurat.config.reference import KEYS, METHODS, entries
+from ziggurat.config.reference import ALIASES, KEYS, METHODS, axis_of, entries, other_names_of, spelled
 from ziggurat.config.section import inner_section
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +94,16 @@ def test_every_alias_means_its_choice(target: str) -> None:
         for spelling in (name, name.lower(), name.replace("-", " "), name.replace(" ", "")):
             key, _, value = target.partition("=")
             assert [c for c in choices_named(spelling) if key in c.keys and c.value == (value or None)], spelling
+
+
+@pytest.mark.parametrize("key", ["model.residual", "model.encoder.history", "model.init.kind", "decoding.search"])
+def test_a_name_at_a_key_that_does_not_take_it_means_one_of_its_choices(key: str) -> None:
+    for name in (name for names in ALIASES.values() for name in names.split(", ")):
+        meant, _ = other_names_of(name.upper(), key)
+        targets = [target for target, names in ALIASES.items() if spelled(name) in map(spelled, names.split(", "))]
+        here = [target for target in targets if axis_of(target.partition("=")[0]) == axis_of(key)]
+        assert meant in targets or meant in [target.partition("=")[2] for target in here], name
+    assert other_names_of("nothing", key) == ("", "")
 
 
 @pytest.mark.parametrize(

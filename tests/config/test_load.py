@@ -90,6 +90,15 @@ def test_missing_section_and_key() -> None:
         ("data.train.0.weight=2", "`data.train.0.weight`: no `data.train` is given, so there is no entry 0 to change"),
         ("data.nothing.0=2", "unknown key `data.nothing`"),
         ("model.encoder=6", "`model.encoder` is a section, not a value; its keys: layers,"),
+        ("model.residual=dlcl", "did you mean `model.encoder.history=dlcl`?"),
+        ("model.init.kind=ds_init", "did you mean `depth_scaled`?"),
+        ("model.encoder.init.kind=DS-Init", "did you mean `depth_scaled`?"),
+        ("model.residual=ds_init", "did you mean `model.init.kind=depth_scaled`?"),
+        ("model.encoder.attention=rope", "did you mean `model.embedding.positions=rotary`?"),
+        ("model.memory=dlcl", "did you mean `model.encoder.history=dlcl`?"),
+        ("model.norm=ScaleNorm", "did you mean `scale`?"),
+        ("training.optimiser.kind=ema", "did you mean `training.optimiser.weight_smoothing`?"),
+        ("model.residual=layer", "did you mean `layer_scale`?"),
         ("data.source_language=no", """put the word in quotes, "data.source_language='no'\""""),
     ],
 )
@@ -191,6 +200,17 @@ def test_a_preset_that_overrides_takes_the_place_of_sizes(overrides: list[str], 
     model = parse_experiment(text, "x", overrides).model
     assert (model.d_model, model.d_ff, model.heads) == sizes
     assert parse_experiment(dump(parse_experiment(text, "x")), "saved", overrides).model == model
+
+
+@pytest.mark.parametrize(
+    ("encoding", "told"), [("utf-16", True), ("utf-16-le", False), ("utf-16-be", False), ("latin-1", False)]
+)
+def test_a_file_in_utf_16_is_told_how_to_be_converted(encoding: str, told: bool, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes("data: {store: caf\xe9}".encode(encoding))
+    with pytest.raises(ConfigError) as error:
+        load_experiment(path)
+    assert ("iconv -f UTF-16 -t UTF-8" in str(error.value)) == told
 
 
 def test_two_vocabularies_cannot_share_all_embeddings() -> None:

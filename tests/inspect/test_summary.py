@@ -67,6 +67,28 @@ def test_verdicts(tmp_path: Path, metrics: list[dict[str, Any]], options: dict[s
     assert verdict_of(tmp_path / "a", metrics, **options) == verdict
 
 
+@pytest.mark.parametrize(
+    ("measured", "verdict", "unhealthy"),
+    [
+        (0, "trains", 0),  # before training, the only one of a run of short updates
+        (50, "trains", 0),
+        (149, "trains", 0),
+        (150, "ignores its source so far", 1),
+        (300, "ignores its source so far", 1),
+    ],
+)
+def test_only_measures_of_the_second_half_judge_a_run(
+    tmp_path: Path, measured: int, verdict: str, unhealthy: int
+) -> None:
+    run = write_run(
+        tmp_path / "a", dev(4.0, bleu=90.0), log=["first update", "stopped after update 300: reached (1 s)"]
+    )
+    starved = {"source_dependence": 0.001, "gradient_norm": {"encoder": [1e-4, 1.0], "decoder": [1.0, 1.0]}}
+    write_records(run, [Record(measured, 0.0, {"encoder": 2, "decoder": 2}, starved)])
+    its = standing(read_run(run), 5.9)
+    assert (its.verdict, len(its.complaints)) == (verdict, unhealthy)
+
+
 def test_what_went_wrong_is_counted(tmp_path: Path) -> None:
     metrics = [train_record(10, skipped=2, data_wait_share=0.5), train_record(20, skipped=1, roll_backs=1)]
     its = standing(read_run(write_run(tmp_path / "a", metrics)), 5.9)

@@ -54,6 +54,21 @@ def test_a_single_string_is_not_taken_for_many_texts(copying: Translator) -> Non
         copying.translate_stream("A dog runs!")
 
 
+@pytest.mark.parametrize("wrong", [None, 1, 2.5, ["a", 1], [None, "a"]])
+def test_what_is_no_text_is_refused(copying: Translator, wrong: Any) -> None:
+    texts = wrong if isinstance(wrong, list) else [wrong]
+    for asked in ({"texts": texts}, {"texts": ["a"] * len(texts), "prefixes": texts}):
+        with pytest.raises(TypeError, match=r"(texts|prefixes): .* is no text"):
+            copying.translate(**asked)
+
+
+def test_what_is_printed_of_translators_and_translations_is_short(copying: Translator) -> None:
+    assert repr(copying) == f"<Translator: {copying.origin}>"
+    (found,) = copying.translate(["a b c"])
+    assert "tokens" not in repr(found)
+    assert repr(found.text) in repr(found)
+
+
 def test_texts_may_come_one_by_one(copying: Translator) -> None:
     texts = ["A dog", "runs"]
     assert [t.text for t in copying.translate(iter(texts))] == [t.text for t in copying.translate(texts)]

@@ -82,7 +82,7 @@ def export(
     """
     if check is not None:
         if model is not None or out is not None:
-            raise ConfigError("`--check CONFIG` takes no model and writes nothing")
+            raise ConfigError("`--check CONFIG` takes no model and no overrides, and writes nothing")
         _check(check, to, json)
         return
     if model is None or to is None or out is None:

@@ -101,6 +101,8 @@ def _make_room(folder: Path) -> None:
     if folder.exists():
         if not mark.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} exists and is not a demo of ziggurat; choose another with `--folder`")
+        if (folder / "corpus").exists():
+            say(f"{folder}: the demo that was there is removed, and this one begins at its first step")
         for name in ("corpus", "store", "run"):
             shutil.rmtree(folder / name, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)

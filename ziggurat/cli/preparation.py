@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
+from ziggurat.cli.hints import hints
 from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, finished
 from ziggurat.cli.output import (
     OUT,
@@ -92,6 +93,9 @@ def explain(
 def _unknown(name: str) -> str:
     if name in recipe_names() or find_small_recipe(name) is not None:
         return f"`{name}` is a recipe: `ziggurat recipes {name}` prints it"
+    option = name.lower().replace("_", "-")
+    if instead := next((known[option] for known in map(hints, ("train", "translate")) if option in known), None):
+        return f"no key or method `{printable(name)}`; as an option of other toolkits it is, here, {instead}"
     methods = [] if "." in name else names_like(name)
     near = [*methods, *(key for key in resembling(name) if key not in methods)]
     what = "key" if "." in name else "key or method"

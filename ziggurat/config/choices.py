@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +23,18 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
 from ziggurat.config.pipeline import MODELS, PipelineConfig
 from ziggurat.config.recipes import Paper, load_named, paper_keys, paper_recipes, plain_recipe_names
-from ziggurat.config.reference import KEYS, METHODS, KeyDescription, axis_of, entries, kinds_in_use, listed, nearest
+from ziggurat.config.reference import (
+    ALIASES,
+    KEYS,
+    METHODS,
+    KeyDescription,
+    axis_of,
+    entries,
+    kinds_in_use,
+    listed,
+    nearest,
+    spelled,
+)
 from ziggurat.config.train import TrainingConfig
 
 _ROWS: Mapping[str, Mapping[Any, Facts]] = {
@@ -35,91 +45,6 @@ _ROWS: Mapping[str, Mapping[Any, Facts]] = {
     "init": INITIALISATIONS,
 }
 """Axis -> its rows of facts; a value of another axis is told by the description of its key."""
-
-ALIASES: Mapping[str, str] = {
-    "model.family=transformer": "Transformer",
-    "model.family=rnmt": "RNMT+",
-    "model.residual=post": "post-norm, post-LN",
-    "model.residual=pre": "pre-norm, pre-LN",
-    "model.residual=none": "no residuals",
-    "model.residual=deepnorm": "DeepNet",
-    "model.residual=branch_norm": "BranchNorm",
-    "model.residual=layer_scale": "CaiT",
-    "model.residual=ln_scaling": "LayerNorm Scaling, LNS",
-    "model.residual=peri": "Peri-LN, Peri-norm",
-    "model.residual=res_post": "Swin v2, res-post-norm",
-    "model.residual=b2t": "B2T connection, bottom-to-top connection",
-    "model.residual=hyper": "hyper-connections, HC",
-    "model.residual=manifold_hyper": "mHC, manifold-constrained hyper-connections",
-    "model.residual=siamese": "SiameseNorm",
-    "model.residual=hybrid": "HybridNorm",
-    "model.residual=sandwich": "CogView, sandwich-LN, sandwich norm",
-    "model.residual=sub_ln": "Magneto",
-    "model.residual=no_norm": "T-Fixup",
-    "model.encoder.ranges": "Mix-LN",
-    "model.encoder.history=dlcl": "dynamic linear combination of layers, deep dynamic linear combination",
-    "model.encoder.history=dense": "dense residual connections",
-    "model.encoder.history=blocks": "sparse connections, sparse blocks",
-    "model.encoder.history=top_only": "multi-layer representation fusion, multi-layer fusion, representation fusion",
-    "model.encoder.history=depth_weighted": "DenseFormer, DWA, depth-weighted average",
-    "model.encoder.history=attention_residuals": "AttnRes",
-    "model.encoder.history=block_attention_residuals": "block AttnRes",
-    "model.encoder.history=mudd": "MUDDFormer",
-    "model.memory=transparent": "transparent attention",
-    "model.memory=hierarchical": "hierarchical attention, depth growing",
-    "model.encoder.history=cross_module": "depth growing, cross-module residual",
-    "model.decoder.attention=relative": "RPR, relative positions, relative position representations",
-    "model.decoder.attention=average": "AAN, average attention, average attention network",
-    "model.decoder.attention=simplified_average": "SAAN, simplified average attention, simplified AAN",
-    "model.decoder.attention=ssru": "simpler simple recurrent unit",
-    "model.decoder.attention=merged": "MAtt, merged attention",
-    "model.init.kind=xavier": "Glorot",
-    "model.init.kind=depth_scaled": "DS-Init, depth-scaled initialisation, depth-scaled initialization",
-    "model.init.kind=magneto": "Sub-LN",
-    "model.init.kind=lipschitz": "Lipschitz initialisation, Lipschitz initialization",
-    "model.activation=silu": "swish",
-    "model.norm=layer": "LayerNorm, layer normalisation, layer normalization",
-    "model.norm=rms": "RMSNorm",
-    "model.norm=scale": "ScaleNorm",
-    "model.embedding.unit_length": "FixNorm",
-    "model.attention.qk_norm=layer": "QK-norm",
-    "model.attention.qk_norm=rms": "QK-norm",
-    "model.attention.qk_norm=l2": "QK-norm, QKNorm",
-    "model.attention.value_residual=half": "ResFormer, value residual",
-    "model.attention.value_residual=learned": "ResFormer, value residual",
-    "model.attention.value_residual=single": "SVFormer",
-    "model.embedding.positions=rotary": "RoPE, rotary positions",
-    "model.wiring.mixing=permutations": "mHC-lite",
-    "model.wiring.gpas": "GPAS",
-    "model.dropout.sublayer": "stochastic sub-layers, stochastic layers, stochastic depth, DropPath",
-    "model.encoder.layer_drop": "LayerDrop",
-    "model.encoder.solver=rk2": "ODE Transformer, Runge-Kutta",
-    "model.encoder.solver=rk2_gated": "ODE Transformer",
-    "model.encoder.solver=rk4": "ODE Transformer, Runge-Kutta",
-    "model.encoder.tied_layers": "Universal Transformer, looped Transformer, tied layers, RMSL, parameter sharing",
-    "model.transfer": "CompleteP, \N{GREEK SMALL LETTER MU}P, muP, muTransfer, depth-muP",
-    "training.growth": "SDT, shallow-to-deep, shallow-to-deep training, progressive stacking",
-    "training.growth.copy_strategy=midas": "middle gradual stacking, middle growth",
-    "training.growth.copy_strategy=lidas": "layer-wise middle growth",
-    "training.loss.inter_sim": "inter-sim, Reg",
-    "training.loss.r_drop": "R-Drop",
-    "training.loss.label_smoothing": "label smoothing",
-    "training.loss.alignment": "guided alignment",
-    "training.lora": "LoRA, low-rank adaptation",
-    "training.optimiser.weight_smoothing": "EMA, exponential moving average, exponential smoothing",
-    "training.adaptive_clip": "adaptive clipping",
-    "training.schedule.kind=isqrt": "inverse square root",
-    "training.schedule.kind=wsd": "warm-up stable decay, trapezoidal schedule",
-    "training.recompute.encoder=segments": "activation checkpointing, gradient checkpointing",
-    "data.subword.regularisation": "subword regularisation, subword regularization, BPE-dropout",
-    "decoding.search=beam": "beam search",
-    "decoding.search=sample": "sampling",
-    "decoding.diverse_groups": "diverse beam search",
-    "decoding.epsilon": "epsilon sampling",
-    "decoding.top_p": "nucleus sampling",
-    "decoding.mbr": "minimum Bayes risk",
-}
-"""Key, or key=value -> its names in papers and elsewhere, but for spelling. A name may mean several things."""
 
 _PAGES: Mapping[str, str] = {
     "data": "docs/data.md",
@@ -271,11 +196,6 @@ def _heeding(key: str) -> tuple[str, ...]:
         for kind, facts in rows.items()
         if option in facts.options
     )
-
-
-def spelled(name: str) -> str:
-    """Return a name as it is looked up: without case, blanks and punctuation but `+`."""
-    return "".join(c for c in unicodedata.normalize("NFKC", name).casefold() if c.isalnum() or c == "+")
 
 
 @cache

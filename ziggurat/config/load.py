@@ -6,6 +6,7 @@ reading and changing, then the wording of what pydantic found wrong.
 
 from __future__ import annotations
 
+import codecs
 import datetime
 import difflib
 import re
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.model import without_sizes
+from ziggurat.config.reference import other_names_of
 from ziggurat.config.section import inner_section
 from ziggurat.system.errors import ConfigError, Problem, printable
 from ziggurat.system.small_files import read_bounded
@@ -122,7 +124,9 @@ def read_config(path: str | Path, *, piped: bool = False) -> str:
         hint = f"; did you mean `{near[0]}`?" if near else ""
         raise ConfigError(f"{path}: no such configuration file{hint}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+        utf_16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        hint = "; it is UTF-16: convert it, with `iconv -f UTF-16 -t UTF-8`" if utf_16 else ""
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}{hint}") from None
 
 
 def parse_experiment(text: str, name: str, overrides: Sequence[str] = ()) -> Experiment:
@@ -327,16 +331,17 @@ def _problem(error: Any, location: tuple[str | int, ...], from_command_line: boo
     if kind == _OF_SEVERAL and (section := _section_at(location[:-1], root)) and location[-1] in section.model_fields:
         may_be_null = type(None) in get_args(section.model_fields[str(location[-1])].annotation)
         message += " or null" if may_be_null else ""
-    hint = _suggest_value(error) or _suggest_quotes(error, named, from_command_line)
+    hint = _suggest_value(error, named) or _suggest_quotes(error, named, from_command_line)
     return f"`{named}`: {message[0].lower()}{message[1:]}{given}{hint}"
 
 
-def _suggest_value(error: Any) -> str:
+def _suggest_value(error: Any, named: str) -> str:
     if error["type"] != "literal_error" or not isinstance(error["input"], str):
         return ""
     choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-    near = [choice for choice in choices if error["input"].startswith(choice)]
-    near = near or difflib.get_close_matches(error["input"], choices, n=1, cutoff=0.5)
+    by_name, by_value = other_names_of(error["input"], named)
+    near = [choice for choice in choices if error["input"].startswith(choice)] or list(filter(None, [by_name]))
+    near = near or difflib.get_close_matches(error["input"], choices, n=1, cutoff=0.5) or list(filter(None, [by_value]))
     return f"; did you mean `{near[0]}`?" if near else ""
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
@@ -229,11 +230,118 @@ KEYS: Mapping[str, str] = {
 """Key -> paper, where it is the key that makes the method, whatever its value."""
 
 
+ALIASES: Mapping[str, str] = {
+    "model.family=transformer": "Transformer",
+    "model.family=rnmt": "RNMT+",
+    "model.residual=post": "post-norm, post-LN",
+    "model.residual=pre": "pre-norm, pre-LN",
+    "model.residual=none": "no residuals",
+    "model.residual=deepnorm": "DeepNet",
+    "model.residual=branch_norm": "BranchNorm",
+    "model.residual=layer_scale": "CaiT",
+    "model.residual=ln_scaling": "LayerNorm Scaling, LNS",
+    "model.residual=peri": "Peri-LN, Peri-norm",
+    "model.residual=res_post": "Swin v2, res-post-norm",
+    "model.residual=b2t": "B2T connection, bottom-to-top connection",
+    "model.residual=hyper": "hyper-connections, HC",
+    "model.residual=manifold_hyper": "mHC, manifold-constrained hyper-connections",
+    "model.residual=siamese": "SiameseNorm",
+    "model.residual=hybrid": "HybridNorm",
+    "model.residual=sandwich": "CogView, sandwich-LN, sandwich norm",
+    "model.residual=sub_ln": "Magneto",
+    "model.residual=no_norm": "T-Fixup",
+    "model.encoder.ranges": "Mix-LN",
+    "model.encoder.history=dlcl": "dynamic linear combination of layers, deep dynamic linear combination",
+    "model.encoder.history=dense": "dense residual connections",
+    "model.encoder.history=blocks": "sparse connections, sparse blocks",
+    "model.encoder.history=top_only": "multi-layer representation fusion, multi-layer fusion, representation fusion",
+    "model.encoder.history=depth_weighted": "DenseFormer, DWA, depth-weighted average",
+    "model.encoder.history=attention_residuals": "AttnRes",
+    "model.encoder.history=block_attention_residuals": "block AttnRes",
+    "model.encoder.history=mudd": "MUDDFormer",
+    "model.memory=transparent": "transparent attention",
+    "model.memory=hierarchical": "hierarchical attention, depth growing",
+    "model.encoder.history=cross_module": "depth growing, cross-module residual",
+    "model.decoder.attention=relative": "RPR, relative positions, relative position representations",
+    "model.decoder.attention=average": "AAN, average attention, average attention network",
+    "model.decoder.attention=simplified_average": "SAAN, simplified average attention, simplified AAN",
+    "model.decoder.attention=ssru": "simpler simple recurrent unit",
+    "model.decoder.attention=merged": "MAtt, merged attention",
+    "model.init.kind=xavier": "Glorot",
+    "model.init.kind=depth_scaled": "DS-Init, depth-scaled initialisation, depth-scaled initialization",
+    "model.init.kind=magneto": "Sub-LN",
+    "model.init.kind=lipschitz": "Lipschitz initialisation, Lipschitz initialization",
+    "model.activation=silu": "swish",
+    "model.norm=layer": "LayerNorm, layer normalisation, layer normalization",
+    "model.norm=rms": "RMSNorm",
+    "model.norm=scale": "ScaleNorm",
+    "model.embedding.unit_length": "FixNorm",
+    "model.attention.qk_norm=layer": "QK-norm",
+    "model.attention.qk_norm=rms": "QK-norm",
+    "model.attention.qk_norm=l2": "QK-norm, QKNorm",
+    "model.attention.value_residual=half": "ResFormer, value residual",
+    "model.attention.value_residual=learned": "ResFormer, value residual",
+    "model.attention.value_residual=single": "SVFormer",
+    "model.embedding.positions=rotary": "RoPE, rotary positions",
+    "model.wiring.mixing=permutations": "mHC-lite",
+    "model.wiring.gpas": "GPAS",
+    "model.dropout.sublayer": "stochastic sub-layers, stochastic layers, stochastic depth, DropPath",
+    "model.encoder.layer_drop": "LayerDrop",
+    "model.encoder.solver=rk2": "ODE Transformer, Runge-Kutta",
+    "model.encoder.solver=rk2_gated": "ODE Transformer",
+    "model.encoder.solver=rk4": "ODE Transformer, Runge-Kutta",
+    "model.encoder.tied_layers": "Universal Transformer, looped Transformer, tied layers, RMSL, parameter sharing",
+    "model.transfer": "CompleteP, \N{GREEK SMALL LETTER MU}P, muP, muTransfer, depth-muP",
+    "training.growth": "SDT, shallow-to-deep, shallow-to-deep training, progressive stacking",
+    "training.growth.copy_strategy=midas": "middle gradual stacking, middle growth",
+    "training.growth.copy_strategy=lidas": "layer-wise middle growth",
+    "training.loss.inter_sim": "inter-sim, Reg",
+    "training.loss.r_drop": "R-Drop",
+    "training.loss.label_smoothing": "label smoothing",
+    "training.loss.alignment": "guided alignment",
+    "training.lora": "LoRA, low-rank adaptation",
+    "training.optimiser.weight_smoothing": "EMA, exponential moving average, exponential smoothing",
+    "training.adaptive_clip": "adaptive clipping",
+    "training.schedule.kind=isqrt": "inverse square root",
+    "training.schedule.kind=wsd": "warm-up stable decay, trapezoidal schedule",
+    "training.recompute.encoder=segments": "activation checkpointing, gradient checkpointing",
+    "data.subword.regularisation": "subword regularisation, subword regularization, BPE-dropout",
+    "decoding.search=beam": "beam search",
+    "decoding.search=sample": "sampling",
+    "decoding.diverse_groups": "diverse beam search",
+    "decoding.epsilon": "epsilon sampling",
+    "decoding.top_p": "nucleus sampling",
+    "decoding.mbr": "minimum Bayes risk",
+}
+"""Key, or key=value -> its names in papers and elsewhere, but for spelling. A name may mean several things."""
+
+
+def spelled(name: str) -> str:
+    """Return a name as it is looked up: without case, blanks and punctuation but `+`."""
+    return "".join(c for c in unicodedata.normalize("NFKC", name).casefold() if c.isalnum() or c == "+")
+
+
 def axis_of(key: str) -> str:
     """Return the axis of a key that chooses by name, such as `residual` of `model.encoder.residual`."""
     if key.startswith("model.combination."):
         return key  # `norm` and the like are options of histories there
     return next(name for name in reversed(key.split(".")) if name not in ("kind", "encoder", "decoder"))
+
+
+def other_names_of(value: str, key: str) -> tuple[str, str]:
+    """Return what `value`, which `key` does not take, means: by its names in ALIASES, and as a value of another key.
+
+    Either is a value of `key`, or `another.key=value`; or "" where it means nothing.
+    """
+    by_name = by_value = ""
+    for target, names in ALIASES.items():
+        other, _, own = target.partition("=")
+        meant = own if own and axis_of(other) == axis_of(key) else target
+        if spelled(value) in map(spelled, names.split(", ")):
+            by_name = by_name or meant
+        elif own and value == own:
+            by_value = by_value or meant
+    return by_name, by_value
 
 
 def methods_in_use(experiment: Experiment) -> list[Method]:

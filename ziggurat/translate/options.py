@@ -411,6 +411,9 @@ class TextTranslator(StreamTranslator):
     max_positions: int | None
     before_step: Callable[[], None]
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.origin}>"
+
     def translate(
         self,
         texts: Sequence[str],

@@ -11,7 +11,7 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any, BinaryIO
@@ -84,8 +84,10 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
 
 
 def refuse_single(**given: Any) -> None:
-    """Raise TypeError where a single string was given instead of many: it would be taken letter by letter."""
+    """Raise TypeError for a single string, which would be taken letter by letter, and for what is no text in a list."""
     for name, texts in given.items():
+        if wrong := [each for each in texts if not hasattr(each, "__len__")] if isinstance(texts, list) else []:
+            raise TypeError(f"{name}: {printable(repr(wrong[0]), 60)} is no text")
         if isinstance(texts, str):
             raise TypeError(f"{name}: give a list of texts, such as [text]: a string is a sequence of characters")
 
@@ -323,13 +325,13 @@ class Hypothesis:
     """Log-probability after the length penalty, or mean chrF with `mbr`; the n-best list is ranked by it."""
     log_probability: float
     """Natural logarithm of the probability given the source, end-of-sentence included."""
-    tokens: list[str]
+    tokens: list[str] = field(repr=False)
     """Pieces, without end-of-sentence."""
-    token_log_probabilities: list[float]
+    token_log_probabilities: list[float] = field(repr=False)
     """One per token, and one for end-of-sentence where the hypothesis (or a part of it) ended."""
     finished: bool
     """False: cut at the length limit, or made to end there (`endings: fairseq`)."""
-    alignment: Alignment | None = None
+    alignment: Alignment | None = field(default=None, repr=False)
     """None where it was not asked for."""
     unmet_constraints: list[str] | None = None
     """Phrases that should be in the text but are not; None for a line without such phrases."""

@@ -146,7 +146,7 @@ def _judged(
     else:
         reasons = [f"{loss}; without its store, the loss of word frequencies alone is not known."]
     # (3) Does it read the source?
-    dependence = run.depth[-1].values.get("source_dependence") if run.depth else None
+    dependence = run.late_depth.values.get("source_dependence") if run.late_depth else None
     if _finite(dependence) and update >= _EARLY_UPDATES and dependence < READS:
         reasons.append(f"Wrong sources raise its loss by only {dependence:.3f} nats: it is a language model so far.")
         return "ignores its source so far", tuple(reasons)
@@ -218,13 +218,13 @@ def _waiting_share(run: ReportRun) -> float:
 
 
 def _unhealthy(run: ReportRun) -> tuple[list[str], list[str]]:
-    if not run.depth:
+    if run.late_depth is None:
         return [], []
     training = run.experiment.training
     found = [
         reading.message.partition("; ")
         for reading in readings(
-            run.depth[-1],
+            run.late_depth,
             run.depth[:-1],
             warmup_updates=training.schedule.warmup_updates,
             frozen=training.freeze,

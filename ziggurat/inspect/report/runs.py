@@ -96,6 +96,13 @@ class ReportRun:
     scores: Mapping[str, Sequence[KeptScore]] = field(default_factory=dict)
     speed: DecodingSpeed | None = None
 
+    @property
+    def late_depth(self) -> Record | None:
+        """The last diagnostics, where they say how the run stands: from the second half of its updates."""
+        if not self.depth or not self.train or 2 * self.depth[-1].update < self.train[-1]["update"]:
+            return None
+        return self.depth[-1]
+
 
 def read_runs(folders: Sequence[str | Path]) -> list[ReportRun]:
     """Return the runs in `folders`, in this order, each with a different colour and name.
