@@ -107,7 +107,7 @@ def opened(ctranslate2: Any, path: str | Path, device: str, workers: int, thread
         return ctranslate2.Translator(
             str(path), device=kind, device_index=int(index or 0), inter_threads=workers, intra_threads=threads or 0
         )
-    except (RuntimeError, ValueError) as error:
+    except (IndexError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path}: CTranslate2 cannot open it: {error}") from None
 
 

@@ -14,7 +14,7 @@ from tests.serve.text.fakes import Translate, identity, permuting, swapped, uppe
 from ziggurat.serve.text.documents import markdown
 from ziggurat.serve.text.documents.kinds import document
 from ziggurat.serve.text.files import Settings
-from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
+from ziggurat.serve.text.sentences import Link, Options, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import ConfigError
 
@@ -485,3 +485,40 @@ def test_rows_of_a_table_are_no_lines_that_stay_lines() -> None:
         asked.clear()
         translated(text, watched)
         assert asked == ["a", "b", "c `d", "e`", "f", "g", "h"]
+
+
+def shape(page: str) -> list[str]:
+    """Return the blocks, links and images of a page."""
+    tokens = MarkdownIt().parse(page)
+    inside = [child for token in tokens for child in token.children or [] if child.type in ("link_open", "image")]
+    return [token.type for token in tokens] + [token.type for token in inside]
+
+
+@pytest.mark.parametrize("said", ["W\\", "W [x](y)", "W ![x](y)", "W!", "W <!--", "[x]: y", "a\\\\[b", "W ]: ]["])
+@pytest.mark.parametrize(
+    "text",
+    ["[This](u)\n", "a\n[This](u)[that](v)\n", '![This](u "That") or -->\n', "* This\n* That\n", "This `code`.\n"],
+)
+def test_what_a_model_says_begins_no_link_and_ends_none(text: str, said: str) -> None:
+    assert shape(translated(text, saying(said))) == shape(text)
+
+
+def test_an_exclamation_mark_before_a_link_makes_no_image_of_it() -> None:
+    asked = "Go [here](u)"
+
+    def exclaimed(sentences: list[str]) -> list[SentenceTranslation]:
+        assert sentences == ["Go here"]
+        return [SentenceTranslation("Los!hier", [Link(0, 2, 0, 4), Link(3, 7, 4, 8)])]
+
+    assert shape(translated(asked, exclaimed)) == shape(asked)
+    assert translated("![a \\[b\\] c](u)\n", identity) == "![a \\[b\\] c](u)\n"
+    assert translated("![a \\[b\\] c](u)\n", upper) == "![A \\[B\\] C](u)\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["> one two  \n> three four\n", "- one\\\n  two three\\\n  four\n", "a  \nb  \nc  \nd\n"]
+)
+def test_breaks_of_lines_leave_no_line_empty(text: str) -> None:
+    for seed in range(20):
+        assert shape(translated(text, permuting(seed))) == shape(text)
+    assert shape(translated(text, saying("X"))) == shape(text)

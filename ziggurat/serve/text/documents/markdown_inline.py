@@ -50,7 +50,7 @@ _INLINE = regex.compile(
           |\[-?@\w[^\[\]\n]{{0,200}}\])
       | (?P<entity>{_ENTITY})
       | (?P<note>\[\^[^\]\s]{{1,80}}\])
-      | (?P<image>!\[(?P<alt>[^\[\]]{{0,300}})(?P<source>\](?:{_TARGET}|\[[^\[\]]{{0,200}}\])))
+      | (?P<image>!\[(?P<alt>(?:[^\[\]\\]|\\[\[\]]?+){{0,300}})(?P<source>\](?:{_TARGET}|\[[^\[\]]{{0,200}}\])))
       | (?P<link>\[)
       | (?P<end>\](?:{_TARGET}|\[[^\[\]]{{1,200}}\]))
       | (?P<short>\](?:\[\])?)
@@ -77,6 +77,10 @@ _WITH_EXPRESSIONS = regex.compile(f"{_INLINE.pattern}|{_EXPRESSION}", flags=_INL
 _TITLE = regex.compile(r"(?P<before>.*[\s\n])(?P<quote>[\"'])(?P<title>[^\n]+)(?P=quote)(?P<after>\s*\))")
 _LONGEST_LABEL = 999  # CommonMark's
 _ENDS_LINE = regex.compile(r"[\r\n][ \t>]*+$")
+_UNESCAPED = r"(?<!\\)(?:\\\\)*+"
+_LONE_BACKSLASH = regex.compile(rf"{_UNESCAPED}\\(?=\n|\Z)")
+_ENDS_LINK = regex.compile(r"(?<!\\)\](?=[(\[:])")
+_BEGINS_IMAGE = regex.compile(r"(?<!\\)!\Z")
 
 
 class Inline:
@@ -99,16 +103,19 @@ class Inline:
         reader.read()
         line = breaks[0] if breaks else "\n"
         bare = "".join(piece for piece in reader.pieces if isinstance(piece, str))
-        new = "".join(sign for sign in "`<" if sign not in bare)  # these would begin code or a tag
-        form = _Form(_spellings(reader.pieces, reader.sources), escaped + new, begins, line, _respelt(reader))
-        return filled(reader.pieces, form)
+        escaped += _marks_not_in(bare)
+        spellings = _spellings(reader.pieces, reader.sources)
+        form = _Form(spellings, escaped, begins, line, _respelt(reader), not _ENDS_LINK.search(bare))
+        template = filled(reader.pieces, form)
+        form.is_whole = len(template) == 1
+        return template
 
     def image(self, found: regex.Match[str], raw: str, escaped: str) -> EmptyElement:
         """Return an image, whose description is translated."""
         if not found["alt"].strip() or "\n" in found[0]:
             return EmptyElement(raw)
-        form = _Form(escaped=f"[]{escaped}")
         shown = unescape(found["alt"])
+        form = _Form(escaped=f"[]{escaped}{_marks_not_in(shown)}")
         form.spellings.add(shown, found["alt"])
         template: Template = ["![", MarkupSlot(SpannedText(shown), form)]
         add(template, _titled(found["source"], escaped))
@@ -246,6 +253,11 @@ def _respelt(run: _Run) -> dict[str, str]:
     }
 
 
+def _marks_not_in(text: str) -> str:
+    """Return the signs that would begin code or a tag in a translation, and of which the source has none as text."""
+    return "".join(sign for sign in "`<" if sign not in text)
+
+
 def _mark(kind: str, raw: str) -> Piece:
     if kind in ("code", "math"):
         return Verbatim(raw, raw.strip("`$").strip() if "\n" not in raw and "\r" not in raw else "")
@@ -295,6 +307,30 @@ def _is_empty(pieces: Sequence[Piece], number: int) -> bool:
     return isinstance(first, Open) and isinstance(second, Close) and first.name in ("*", "_", "**", "__", "~~", "***")
 
 
+def _without_empty_lines(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces with only those ends of lines that are between texts: an empty line ends a paragraph."""
+    kept: list[Piece] = []
+    last: int | None = None  # of the ends of lines
+    has_text = False  # since then
+    for piece in pieces:
+        if isinstance(piece, EmptyElement) and isinstance(piece.raw, str) and _ENDS_LINE.search(piece.raw):
+            if not has_text:
+                continue
+            before = next(n for n in range(len(kept) - 1, -1, -1) if not isinstance(kept[n], Open | Close))
+            if isinstance(text := kept[before], str):
+                kept[before] = text.rstrip("\r\n")
+            last, has_text = len(kept), False
+        elif isinstance(piece, str) and last is not None and not has_text:
+            piece = piece.lstrip("\r\n")
+            has_text = bool(piece.strip())
+        elif not isinstance(piece, Open | Close):
+            has_text = has_text or not isinstance(piece, str) or bool(piece.strip())
+        kept.append(piece)
+    if last is not None and not has_text:
+        del kept[last]
+    return kept
+
+
 class _Shortcut(NamedTuple):
     """The end of a link whose text is also its label (`[text]`): another text needs the label beside it."""
 
@@ -318,6 +354,8 @@ class _Form:
         begins: whether it stands at the beginning of a paragraph.
         line: a line's end and the marks before the next.
         respelt: characters that the source writes as escapes or entities.
+        is_plain: whether brackets in the source's text are those of no link.
+        is_whole: whether a paragraph is one text, that no tag without a partner divides.
     """
 
     spellings: Spellings = field(default_factory=Spellings)
@@ -325,14 +363,20 @@ class _Form:
     begins: bool = False
     line: str = "\n"
     respelt: Mapping[str, str] = field(default_factory=dict)
+    is_plain: bool = True
+    is_whole: bool = False
 
     def write(self, pieces: Sequence[Piece]) -> Template:
         """Return the pieces as strings and slots."""
         template: Template = []
+        if self.is_whole:
+            pieces = _without_empty_lines(pieces)
         begin, in_link = 0, False  # of a link's text
         for number, piece in enumerate(pieces):
             if isinstance(piece, str):
-                template.append(self._text(piece, template, "[]" if in_link else ""))
+                following = pieces[number + 1] if number + 1 < len(pieces) else None
+                before_link = isinstance(following, Open) and following.name == "["
+                template.append(self._text(piece, template, in_link=in_link, before_link=before_link))
                 continue
             if isinstance(piece, Open | Close) and piece.name == "[":
                 in_link = isinstance(piece, Open)
@@ -346,14 +390,19 @@ class _Form:
                 begin = len(template)
         return template
 
-    def _text(self, text: str, before: Template, more: str) -> str:
+    def _text(self, text: str, before: Template, *, in_link: bool, before_link: bool) -> str:
         known = self.spellings.next(text)
         if known is not None:
             return known
         if self.respelt:
             text = "".join(self.respelt.get(letter, letter) for letter in text)
-        if escaped := self.escaped + more:
-            text = regex.sub(rf"(?<!\\)([{regex.escape(escaped)}])", r"\\\1", text)
+        if self.is_plain:
+            text = _ENDS_LINK.sub(r"\\\g<0>", text)
+        if escaped := self.escaped + ("[]" if in_link else ""):
+            text = regex.sub(rf"{_UNESCAPED}(?=[{regex.escape(escaped)}])", r"\g<0>\\", text)
+        text = _LONE_BACKSLASH.sub(r"\g<0>\\", text)  # or what follows would be escaped
+        if before_link:
+            text = _BEGINS_IMAGE.sub(r"\\!", text)
         last = before[-1] if before else "\n" if self.begins else ""
         lines = text.split("\n")
         for number, line in enumerate(lines):
