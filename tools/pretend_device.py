@@ -98,7 +98,7 @@ class _Memory:
     """Bytes of the storages that tensors of the device hold."""
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self.bytes = self.peak = 0
         self._holders: Counter[int] = Counter()
 
     def enter(self, key: int, size: int) -> None:
@@ -107,6 +107,7 @@ class _Memory:
             self._holders[key] += 1
             if self._holders[key] == 1:
                 self.bytes += size
+                self.peak = max(self.peak, self.bytes)
                 for counts in _counting:
                     counts.peak = max(counts.peak, self.bytes)
 
@@ -444,6 +445,12 @@ class _Module:
 
     def memory_allocated(self, device: Any = None) -> int:
         return _memory.bytes
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return _memory.peak
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        _memory.peak = _memory.bytes
 
     def manual_seed_all(self, seed: int) -> None:
         _numbers.manual_seed(seed)
