@@ -96,6 +96,7 @@ def test_what_breaks_or_does_not_fit_is_a_row_of_its_own(
     assert rows["eager"]["skipped"] == "failed: RuntimeError: no such kernel"
 
 
+@pytest.mark.slow
 def test_the_pretend_accelerator_has_counts_in_place_of_speeds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
