@@ -16,9 +16,9 @@ from benchmarks.gpu_counts import waits_of
 from benchmarks.gpu_models import Ours, config_of, random_batch
 from ziggurat.config.train import LossConfig
 from ziggurat.data.loader import Batch, Group, LoaderState
+from ziggurat.model.accelerator import copies_aside
 from ziggurat.model.attention import cache as mask
 from ziggurat.model.build import build_model, compile_layers
-from ziggurat.model.accelerator import copies_aside
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import printable
 from ziggurat.train.device import send_ahead

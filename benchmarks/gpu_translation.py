@@ -19,8 +19,8 @@ from benchmarks.gpu_models import config_of
 from ziggurat.config.model import ModelConfig
 from ziggurat.exchange.anatomy import dissect
 from ziggurat.exchange.ctranslate2 import write_ctranslate2
-from ziggurat.model.build import build_model
 from ziggurat.model.accelerator import synchronize
+from ziggurat.model.build import build_model
 from ziggurat.model.fast.compiled import Precision
 from ziggurat.model.fast.packed import make_fast
 from ziggurat.model.seq2seq import Seq2Seq

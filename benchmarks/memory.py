@@ -120,8 +120,8 @@ def measure_base(o: dict[str, Any]) -> dict[str, Any]:
 def measure_deep(o: dict[str, Any]) -> dict[str, Any]:
     """Go forward and backward through a deep, narrow encoder once; the gradients are there before."""
     from ziggurat.config.train import LossConfig
-    from ziggurat.model.build import count_parameters
     from ziggurat.model.accelerator import runtime
+    from ziggurat.model.build import count_parameters
     from ziggurat.train.objective import batch_loss
 
     model = built((o["depth"], 1), 64, 4, 1000, o)
