@@ -70,7 +70,7 @@ marian:
 	$(MARIAN)/bin/python -m pip install --quiet --disable-pip-version-check pymarian==1.12.42
 	$(MARIAN)/bin/pymarian --version
 
-# One call under 9 minutes on a GPU; without one the same code at tiny sizes.
+# One call under 9 minutes on a GPU; without one the same code on the pretend accelerator, with counts but no speeds.
 bench-gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu_speed
 

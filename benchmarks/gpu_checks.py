@@ -12,9 +12,11 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_counts import waits_of
 from benchmarks.gpu_models import Ours, config_of, random_batch
 from ziggurat.config.train import LossConfig
 from ziggurat.data.loader import Batch, Group, LoaderState
+from ziggurat.model.accelerator import copies_aside
 from ziggurat.model.attention import cache as mask
 from ziggurat.model.build import build_model, compile_layers
 from ziggurat.model.seq2seq import Seq2Seq
@@ -114,12 +116,24 @@ def _graphs(s: _Setting) -> Check:
 
 
 def _prefetch(s: _Setting) -> Check:
-    if s.device.type != "cuda":
+    if not copies_aside(s.device):
         return Check("batches sent ahead", "needs a GPU", None)
     batches = [random_batch(LENGTHS[:n], s.vocabulary, seed=n) for n in range(1, 7)]
     got = send_ahead((Group([b], LoaderState(0, n)) for n, b in enumerate(batches)), s.device)
     same = all(torch.equal(next(got).batches[0].source.cpu(), batch.source) for batch in batches[:-1])
     return Check("batches sent ahead", "arrive as they were" if same else "ARE NOT WHAT WAS SENT", same)
+
+
+def _waits(s: _Setting) -> Check:
+    """An update may wait for the device once, for its loss and norm; its batch is there before."""
+    config = config_of("base 6-6", s.width, s.heads, encoder={"layers": 2}, decoder={"layers": 2})
+    ours, batch = Ours(config, s.vocabulary, s.device), s.batch()
+    for _ in range(2):  # optimisers make their state in the first one
+        ours.update(batch)
+    places = waits_of(s.device, lambda: ours.update(batch))
+    if places is None:
+        return Check("an update waits once", "needs a GPU", None)
+    return Check("an update waits once", f"{len(places)}: {', '.join(places)}", len(places) <= 1)
 
 
 def checks(device: torch.device, width: int, heads: int, vocabulary: int, *, compiled: bool) -> Iterator[Check]:
@@ -133,6 +147,7 @@ def checks(device: torch.device, width: int, heads: int, vocabulary: int, *, com
         "fp32 and bf16": lambda: _precision(s),
         "CUDA graphs and eager passes": lambda: _graphs(s),
         "batches sent ahead": lambda: _prefetch(s),
+        "an update waits once": lambda: _waits(s),
     }
     if compiled:
         todo["compiled layers and eager ones"] = lambda: _compiled(s)

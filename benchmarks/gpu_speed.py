@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu_speed [--model "base 6-6" ...] [--tokens 25000 4096 50000] [--seconds 4] [--minutes 8]
         [--small] [--device cuda] [--no-compile]
+    python -m benchmarks.gpu_speed --device pretend --small     # what it does where there is no GPU
 
 First checks of what only a GPU can show (flash attention on padded batches, CUDA graphs, compiled layers, bf16). Then
 every model at every batch size, all in bf16 autocast: base 6-6, 30-6, 60-12, MAtt 12-12 (width 512), RNMT+ 6 (width
@@ -15,7 +16,9 @@ same weights where it is installed.
 
 A cell warms up on all its batches, then ours and the plain loop take turns, `--seconds` each in two rounds. What does
 not fit into memory or into `--minutes` is skipped, and said. `--small` (the default without a GPU) runs the same code
-at tiny sizes. The last line is the whole result as JSON. Exit status 1 if a check fails.
+at tiny sizes. On the pretend accelerator (tools/pretend_device.py), the default without a GPU, columns of speed stay
+empty, and launched operators, waits, copies to the device and their bytes are counted for an update, and for a step of
+a search. The last line is the whole result as JSON. Exit status 1 if a check fails, or a cell breaks.
 """
 
 from __future__ import annotations
@@ -32,10 +35,11 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.gpu_checks import checks
+from benchmarks.gpu_counts import HEAD, being_there, best_device, counts_of, is_real, said, shared_out
 from benchmarks.gpu_models import MODELS, Ours, Plain, batches_of, config_of, operations
 from benchmarks.gpu_translation import translation
 from ziggurat.data.loader import Batch
-from ziggurat.model.accelerator import usable_device
+from ziggurat.model.accelerator import device_name, free_cache, memory_in_use, runtime, synchronize, usable_device
 from ziggurat.system.errors import printable
 from ziggurat.train.device import Shortage, within_memory
 
@@ -74,27 +78,22 @@ class Clock:
         return self._end - time.perf_counter()
 
 
-def wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def peak(device: torch.device, square: int) -> float:
     """Return the TFLOP/s of the fastest bf16 product of square matrices within two seconds."""
     a, b = (torch.randn(square, square, device=device, dtype=torch.bfloat16) for _ in range(2))
     best, end = 0.0, time.perf_counter() + 2
     while time.perf_counter() < end:
-        wait_for(device)
+        synchronize(device)
         began = time.perf_counter()
         for _ in range(5):
             a @ b
-        wait_for(device)
+        synchronize(device)
         best = max(best, 5 * 2 * square**3 / (time.perf_counter() - began) / 1e12)
     return best
 
 
 class Runner(NamedTuple):
-    """The training that is measured, warmed up, and the most memory it held, GiB (None on a CPU)."""
+    """The training that is measured, warmed up, and the most memory it held, GiB (None where PyTorch does not say)."""
 
     trains: Ours | Plain
     peak_gib: float | None
@@ -104,24 +103,25 @@ def prepared(
     make: Callable[[], Ours | Plain], batches: list[Batch], rounds: int, device: torch.device
 ) -> Runner | Shortage:
     """Build one candidate and warm it up, `rounds` times over all batches."""
-    cuda = device.type == "cuda"
+    module = runtime(device)
+    kept = hasattr(module, "max_memory_allocated")
     gc.collect()
-    if cuda:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device) if cuda else 0
+    free_cache(device)
+    if kept:
+        module.reset_peak_memory_stats(device)
+    before = memory_in_use(device)
 
     def warm() -> Ours | Plain:
         made = make()
         for batch in batches * rounds:
             made.update(batch)
-        wait_for(device)
+        synchronize(device)
         return made
 
     made = within_memory(warm, device)
     if isinstance(made, Shortage):
         return made
-    return Runner(made, (torch.cuda.max_memory_allocated(device) - before) / GIB if cuda else None)
+    return Runner(made, (module.max_memory_allocated(device) - before) / GIB if kept else None)
 
 
 def speeds(runners: dict[str, Runner], batches: list[Batch], device: torch.device, seconds: float) -> dict[str, float]:
@@ -134,7 +134,7 @@ def speeds(runners: dict[str, Runner], batches: list[Batch], device: torch.devic
                 runner.trains.update(batch)
                 tokens, updates = tokens + batch.target_tokens, updates + 1
                 if updates % len(batches) == 0:  # whole cycles: batches differ
-                    wait_for(device)
+                    synchronize(device)
                     if time.perf_counter() - began > seconds / ROUNDS:
                         break
             found[name].append(tokens / (time.perf_counter() - began))
@@ -165,7 +165,9 @@ def cells(models: list[str], budgets: list[int], compiled: bool) -> Iterator[Cel
             yield Cell("base 6-6", tokens, ("compiled",), plain=False)
 
 
-def measure(cell: Cell, sizes: Sizes, device: torch.device, seconds: float, limit: float) -> list[dict[str, Any]]:
+def measure(
+    cell: Cell, sizes: Sizes, device: torch.device, seconds: float, limit: float | None
+) -> list[dict[str, Any]]:
     """Return a row for each candidate of the cell."""
     width = sizes.lstm_width if cell.model.startswith("RNMT") else sizes.width
     config = config_of(cell.model, width, sizes.heads)
@@ -180,18 +182,20 @@ def measure(cell: Cell, sizes: Sizes, device: torch.device, seconds: float, limi
     # Graphs are recorded in the second round and replayed in the third.
     tried = {name: prepared(make, batches, 3 if name == "graphs" else 1, device) for name, make in makers.items()}
     runners = {name: runner for name, runner in tried.items() if isinstance(runner, Runner)}
-    found = speeds(runners, batches, device, seconds)
+    found = speeds(runners, batches, device, seconds) if is_real(device) else {}
     models = [runner.trains.model for runner in runners.values() if isinstance(runner.trains, Ours)]
     target = sum(batch.target_tokens for batch in batches)
-    work = sum(operations(models[0], batch) for batch in batches) / target if models else None
+    work = sum(operations(models[0], batch) for batch in batches) / target if models else 0.0
     rows = []
     for name, runner in tried.items():
         row: dict[str, Any] = {"model": cell.model, "tokens": cell.tokens, "candidate": name}
         if isinstance(runner, Shortage):
             rows.append({**row, "skipped": f"out of memory: {runner}"})
             continue
-        share = None if work is None else found[name] * work / 1e12 / limit
-        rows.append({**row, "tokens_per_second": found[name], "share": share, "peak_gib": runner.peak_gib})
+        counts = counts_of(device, lambda trains=runner.trains: [trains.update(batch) for batch in batches])  # type: ignore[misc]
+        speed = found.get(name)
+        row |= {"tokens_per_second": speed, "share": speed * work / 1e12 / limit if speed and work and limit else None}
+        rows.append({**row, "peak_gib": runner.peak_gib, "an_update": shared_out(counts, len(batches))})
     return rows
 
 
@@ -204,17 +208,22 @@ def line(row: dict[str, Any], plain: float | None) -> str:
     head = f"{row['model']:<11} {row['tokens']:>6}  {row['candidate']:<11}"
     if "skipped" in row:
         return f"{head} {row['skipped']}"
-    memory = "     -" if row["peak_gib"] is None else f"{row['peak_gib']:6.1f}"
+    gib = row["peak_gib"]
+    memory = "     - GiB" if gib is None else f"{gib:6.1f} GiB" if gib > 0.1 else f"{1024 * gib:6.1f} MiB"
     share = "     -" if row["share"] is None else f"{row['share']:6.1%}"
+    speed = "-" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}"
     ratio = f"   {row['tokens_per_second'] / plain:5.2f} times the plain loop" if plain else ""
-    return f"{head} {row['tokens_per_second']:>11,.0f}  {share}  {memory} GiB{ratio}"
+    return f"{head} {speed:>11}  {share}  {memory}{ratio}  {said(row['an_update'])}".rstrip()
 
 
-def all_cells(o: argparse.Namespace, sizes: Sizes, device: torch.device, clock: Clock, limit: float) -> list[Any]:
+def all_cells(
+    o: argparse.Namespace, sizes: Sizes, device: torch.device, clock: Clock, limit: float | None
+) -> list[dict[str, Any]]:
     """Measure what there is time for, and print it as it comes."""
     rows: list[dict[str, Any]] = []
     plain: dict[tuple[str, int], float] = {}
-    print("model       tokens  candidate    target tok/s   share   peak", flush=True)
+    head = "model       tokens  candidate    target tok/s   share   peak"
+    print(head if is_real(device) else f"{head}        {HEAD}  of an update", flush=True)
     for cell in cells(o.model, o.tokens, o.compile):
         first = cell.variants == ("compiled",) and not any(r["candidate"] == "compiled" for r in rows)
         wanted = 2 * o.seconds * (1 + cell.plain) + (COMPILE_SECONDS if first else 0) if not o.small else 0.0
@@ -228,7 +237,7 @@ def all_cells(o: argparse.Namespace, sizes: Sizes, device: torch.device, clock: 
             except Exception as error:  # what one cell breaks on must not hide the others
                 new = skipped(cell, f"failed: {type(error).__name__}: {printable(str(error), 300)}")
         for row in new:
-            if row["candidate"] == "plain loop" and "skipped" not in row:
+            if row["candidate"] == "plain loop" and row.get("tokens_per_second"):
                 plain[cell.model, cell.tokens] = row["tokens_per_second"]
         for row in new:
             beside = None if row["candidate"] == "plain loop" else plain.get((cell.model, cell.tokens))
@@ -240,31 +249,42 @@ def all_cells(o: argparse.Namespace, sizes: Sizes, device: torch.device, clock: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="*", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--tokens", nargs="*", type=int, default=[25_000, 4096, 50_000])
+    parser.add_argument("--tokens", nargs="*", type=int)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=best_device())
     parser.add_argument("--small", action=argparse.BooleanOptionalAction)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
     o = parser.parse_args()
-    clock, device = Clock(60 * o.minutes), usable_device(o.device, "--device")
-    o.small = device.type == "cpu" if o.small is None else o.small
+    with being_there(o.device):
+        raise SystemExit(run(o, usable_device(o.device, "--device")))
+
+
+def run(o: argparse.Namespace, device: torch.device) -> int:
+    """Check and measure all that is asked for; return the exit status."""
+    clock = Clock(60 * o.minutes)
+    o.small = device.type == "cpu" or not is_real(device) if o.small is None else o.small
     o.compile = device.type == "cuda" if o.compile is None else o.compile
     o.seconds = o.seconds or (0.1 if o.small else 4.0)
+    # Counts hardly depend on the size of batches.
+    o.tokens = o.tokens or ([25_000, 4096, 50_000] if is_real(device) else [25_000])
     sizes = SMALL if o.small else LARGE
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    limit = peak(device, sizes.square)
-    print(f"{name}, torch {torch.__version__}, bf16 matmul peak {limit:.3g} TFLOP/s", flush=True)
+    limit = peak(device, sizes.square) if is_real(device) else None
+    reached = "no speeds are measured on it" if limit is None else f"bf16 matmul peak {limit:.3g} TFLOP/s"
+    print(f"{device_name(device)}, torch {torch.__version__}, {reached}", flush=True)
     tested = []
     for check in checks(device, sizes.width, sizes.heads, sizes.vocabulary, compiled=o.compile):
         verdict = {True: "right", False: "WRONG", None: "not to be seen here"}[check.right]
         print(f"{check.name}: {verdict}: {check.found}", flush=True)
         tested.append(check._asdict())
-    translated = translation(sizes.width, sizes.heads, sizes.vocabulary, device, lambda: wait_for(device))
+    translated = translation(sizes.width, sizes.heads, sizes.vocabulary, device)
     rows = all_cells(o, sizes, device, clock, limit)
-    document = {"device": name, "torch": torch.__version__, "peak_tflops": limit, "small": o.small}
+    document = {"device": device_name(device), "torch": torch.__version__, "peak_tflops": limit, "small": o.small}
     print(json.dumps({**document, "checks": tested, "translation": translated, "rows": rows}))
-    raise SystemExit(any(check["right"] is False for check in tested))
+    broken = rows if is_real(device) else rows + translated
+    return any(check["right"] is False for check in tested) or any(
+        row.get("skipped", "").startswith("failed") for row in broken
+    )
 
 
 if __name__ == "__main__":

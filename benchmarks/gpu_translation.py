@@ -7,16 +7,19 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.gpu_counts import HEAD, counts_of, is_real, said, shared_out
 from benchmarks.gpu_models import config_of
 from ziggurat.config.model import ModelConfig
 from ziggurat.exchange.anatomy import dissect
 from ziggurat.exchange.ctranslate2 import write_ctranslate2
+from ziggurat.model.accelerator import synchronize
 from ziggurat.model.build import build_model
 from ziggurat.model.fast.compiled import Precision
 from ziggurat.model.fast.packed import make_fast
@@ -30,7 +33,7 @@ from ziggurat.translate.search import search
 DECODED, LENGTH, BEAM, BATCH = ("base 6-6", "60-12", "MAtt 12-12"), 20, 4, 64
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 PEER_TYPES = {"cuda": ("float16", "bfloat16", "int8_float16"), "cpu": ("float32", "int8_float32")}
-"""CTranslate2's types of computation by device; float16 is its fastest with 16 bits."""
+"""CTranslate2's types of computation by device, none on others; float16 is its fastest with 16 bits."""
 
 
 class _Numbers:
@@ -46,15 +49,15 @@ class _Numbers:
 _Translate = Callable[[list[Sentence]], object]
 
 
-def translation(
-    width: int, heads: int, vocabulary: int, device: torch.device, wait: Callable[[], None]
-) -> list[dict[str, Any]]:
-    """Return output tokens/s of many sentences, and milliseconds of one, by model and system; `wait` for the device."""
+def translation(width: int, heads: int, vocabulary: int, device: torch.device) -> list[dict[str, Any]]:
+    """Return output tokens/s of many sentences, and milliseconds of one, by model and system, or counts of a step."""
     draw, rows = random.Random(1), []
     given = [
         Sentence([*(draw.randrange(4, vocabulary) for _ in range(LENGTH - 1)), 2], LENGTH - 1, LENGTH - 1)
         for _ in range(256 if device.type == "cuda" else 8)
     ]
+    if not is_real(device):
+        print(f"{f'a decoding step; {LENGTH} steps of {len(given)} sentences':<46} {HEAD}   {HEAD}", flush=True)
     for name in DECODED:
         config = config_of(name, width, heads)
         model = build_model(config, vocabulary, vocabulary).eval()
@@ -64,27 +67,48 @@ def translation(
         if name != "MAtt 12-12":  # which CTranslate2 does not have
             makers |= {
                 f"CTranslate2 {kind}": partial(_ctranslate2, config, model, kind, device)
-                for kind in PEER_TYPES[device.type]
+                for kind in PEER_TYPES.get(device.type, ())
             }
         for candidate, make in makers.items():
             row: dict[str, Any] = {"model": name, "candidate": f"translate {candidate}"}
-            seconds = []
             try:
                 translate = make()
-                for sentences in (given[:BATCH], given, given[:1], given[:1]):  # the first of each kind is not counted
-                    began = time.perf_counter()
-                    translate(sentences)
-                    wait()
-                    seconds.append(time.perf_counter() - began)
+                found = _timed(translate, given, device) if is_real(device) else _counted(translate, given, device)
             except Exception as error:  # what one breaks on must not hide the others
-                row["skipped"] = f"failed: {type(error).__name__}: {printable(str(error), 300)}"
-                said = row["skipped"]
+                row["skipped"] = text = f"failed: {type(error).__name__}: {printable(str(error), 300)}"
             else:
-                row |= {"tokens_per_second": len(given) * LENGTH / seconds[1], "one_sentence_ms": 1000 * seconds[3]}
-                said = f"{row['tokens_per_second']:>9,.0f} output tok/s, one sentence {row['one_sentence_ms']:,.0f} ms"
-            print(f"{name:<11} {row['candidate']:<34} {said}", flush=True)
+                row |= found
+                text = _line(row)
+            print(f"{name:<11} {row['candidate']:<34} {text}", flush=True)
             rows.append(row)
     return rows
+
+
+def _timed(translate: _Translate, given: list[Sentence], device: torch.device) -> dict[str, Any]:
+    seconds = []
+    for sentences in (given[:BATCH], given, given[:1], given[:1]):  # the first of each kind is not counted
+        began = time.perf_counter()
+        translate(sentences)
+        synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return {"tokens_per_second": len(given) * LENGTH / seconds[1], "one_sentence_ms": 1000 * seconds[3]}
+
+
+def _counted(translate: _Translate, given: list[Sentence], device: torch.device) -> dict[str, Any]:
+    """Return the counts of a search, and of one of its steps, by the difference from a search of half as many."""
+    half = [replace(each, max_length=LENGTH // 2 - 1, min_length=LENGTH // 2 - 1) for each in given]
+    translate(given)  # what is made once is not counted
+    whole, shorter = (shared_out(counts_of(device, partial(translate, each)), 1) for each in (given, half))
+    assert whole is not None
+    assert shorter is not None
+    step = {name: (number - shorter[name]) / (LENGTH - LENGTH // 2) for name, number in whole.items()}
+    return {"tokens_per_second": None, "one_sentence_ms": None, "a_step": step, "a_search": whole}
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["tokens_per_second"] is None:
+        return f"{said(row['a_step'])}   {said(row['a_search'])}"
+    return f"{row['tokens_per_second']:>9,.0f} output tok/s, one sentence {row['one_sentence_ms']:,.0f} ms"
 
 
 def _ours(config: ModelConfig, model: Seq2Seq, precision: Precision, device: torch.device) -> _Translate:
@@ -93,7 +117,8 @@ def _ours(config: ModelConfig, model: Seq2Seq, precision: Precision, device: tor
     copy.load_state_dict(model.state_dict())
     copy.to(device)
     make_fast(copy, precision)
-    scorer, settings = ModelScorer(copy), SearchSettings(BEAM, 1, 2, 3, forbidden=(0, 1, 3), batch_sentences=BATCH)
+    settings = SearchSettings(BEAM, 1, 2, 3, forbidden=(0, 1, 3), batch_sentences=BATCH, device=device)
+    scorer = ModelScorer(copy)
     return lambda sentences: search(scorer, sentences, settings)
 
 

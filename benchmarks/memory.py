@@ -7,9 +7,9 @@ Every figure is of a child process of its own. `base`: a 60-12 Transformer of wi
 both sides, an update of one sentence pair, which makes the moments, and one of 3,584 tokens a side, all in fp32; peak
 resident memory of the whole process. `deep`: encoders of width 64 with one decoder layer, one forward and backward pass
 of 4,088 tokens a side; what they take above libraries, parameters and gradients, and how much of it there is per square
-root of depth, relative to the first depth. On a CUDA device both are what torch has allocated at its peak. With
-`--no-compact` the process keeps freed memory, as training does without `training.recompute.compact`. Exit status 1 if a
-limit is missed.
+root of depth, relative to the first depth. On a GPU both are what torch has allocated at its peak, on the pretend one
+(tools/pretend_device.py) the bytes of living tensors. With `--no-compact` the process keeps freed memory, as training
+does without `training.recompute.compact`. Exit status 1 if a limit is missed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def peak_bytes(device: str) -> int:
     if device != "cpu":
         import torch
 
-        return torch.cuda.max_memory_allocated(device)
+        from ziggurat.model.accelerator import runtime
+
+        return int(runtime(torch.device(device)).max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -44,7 +46,9 @@ def held_bytes(device: str) -> int:
     if device != "cpu":
         import torch
 
-        return torch.cuda.memory_allocated(device)
+        from ziggurat.model.accelerator import memory_in_use
+
+        return memory_in_use(torch.device(device))
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
@@ -115,9 +119,8 @@ def measure_base(o: dict[str, Any]) -> dict[str, Any]:
 
 def measure_deep(o: dict[str, Any]) -> dict[str, Any]:
     """Go forward and backward through a deep, narrow encoder once; the gradients are there before."""
-    import torch
-
     from ziggurat.config.train import LossConfig
+    from ziggurat.model.accelerator import runtime
     from ziggurat.model.build import count_parameters
     from ziggurat.train.objective import batch_loss
 
@@ -131,7 +134,7 @@ def measure_deep(o: dict[str, Any]) -> dict[str, Any]:
 
     both_ways(LENGTH)  # makes the gradients, and the libraries' own buffers
     if o["device"] != "cpu":
-        torch.cuda.reset_peak_memory_stats(o["device"])
+        runtime(model.device).reset_peak_memory_stats(o["device"])
     before, began = held_bytes(o["device"]), time.perf_counter()
     loss = both_ways(DEEP_TOKENS)
     return {
@@ -201,12 +204,15 @@ def main() -> None:
     parser.add_argument("--base-recompute", type=rule, default=1)
     parser.add_argument("--recompute", type=rule, default="segments")
     parser.add_argument("--compact", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, pretend, ...")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.child:
-        print(json.dumps({"base": measure_base, "deep": measure_deep}[o.child.pop("part")](o.child)))
+        from benchmarks.gpu_counts import being_there
+
+        with being_there(o.child["device"]):
+            print(json.dumps({"base": measure_base, "deep": measure_deep}[o.child.pop("part")](o.child)))
         return
     say = (lambda _: None) if o.json else (lambda text: print(text, flush=True))
     results: dict[str, Any] = {}

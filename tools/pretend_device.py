@@ -98,7 +98,7 @@ class _Memory:
     """Bytes of the storages that tensors of the device hold."""
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self.bytes = self.peak = 0
         self._holders: Counter[int] = Counter()
 
     def enter(self, key: int, size: int) -> None:
@@ -107,6 +107,7 @@ class _Memory:
             self._holders[key] += 1
             if self._holders[key] == 1:
                 self.bytes += size
+                self.peak = max(self.peak, self.bytes)
                 for counts in _counting:
                     counts.peak = max(counts.peak, self.bytes)
 
@@ -445,6 +446,12 @@ class _Module:
     def memory_allocated(self, device: Any = None) -> int:
         return _memory.bytes
 
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return _memory.peak
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        _memory.peak = _memory.bytes
+
     def manual_seed_all(self, seed: int) -> None:
         _numbers.manual_seed(seed)
 
@@ -581,7 +588,7 @@ def present() -> Iterator[None]:
     page-locked, and how modules move.
     """
     global _here
-    _register()
+    register()
     swap = torch.__future__
     before = torch.Generator, Tensor.pin_memory, Tensor.is_pinned
     swapped, was_here = swap.get_swap_module_params_on_conversion(), _here
@@ -617,8 +624,12 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
-def _register() -> None:
-    """Make the device known to PyTorch; again does nothing."""
+def register() -> None:
+    """Make the device known to PyTorch; again does nothing.
+
+    `present` does it, too, but it must be before the first backward pass of the process, wherever that is: autograd
+    counts devices once. From then on PyTorch takes no GPU for this process's accelerator.
+    """
     if _LIBRARIES:
         return
     _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module(), hook=_Hooks())

@@ -9,10 +9,13 @@ import torch
 
 from benchmarks import gpu_speed, gpu_translation, train_speed
 from benchmarks.gpu_models import MODELS, Ours, Plain, batches_of, config_of, operations, random_batch
+from tools.pretend_device import register
 from ziggurat.config import ModelConfig
 from ziggurat.model.build import build_model
 
+register()  # while tests are collected, before the first backward pass
 CPU = torch.device("cpu")
+OF_THE_CPU = ["gpu_speed", "--device", "cpu", "--model", "base 6-6"]
 PAIRS = [(7, 5), (3, 9), (11, 1)]
 
 
@@ -72,7 +75,7 @@ def test_what_breaks_or_does_not_fit_is_a_row_of_its_own(
     monkeypatch.setattr(gpu_speed, "peak", lambda *_: 1.0)
     monkeypatch.setattr(gpu_speed, "checks", lambda *_, **__: iter(()))
     monkeypatch.setattr(gpu_translation, "DECODED", ["base 6-6"])  # the others differ in depth alone
-    monkeypatch.setattr("sys.argv", ["gpu_speed", "--model", "base 6-6", "--tokens", "4096", "--seconds", "0.01"])
+    monkeypatch.setattr("sys.argv", [*OF_THE_CPU, "--tokens", "4096", "--seconds", "0.01"])
     with pytest.raises(SystemExit) as ended:
         gpu_speed.main()
     assert ended.value.code == 0
@@ -86,10 +89,38 @@ def test_what_breaks_or_does_not_fit_is_a_row_of_its_own(
     assert rows["graphs"]["skipped"] == "CUDA graphs need a GPU"
     monkeypatch.setattr(Ours, "__init__", broken)
     monkeypatch.setattr(gpu_translation, "DECODED", [])
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         gpu_speed.main()
+    assert ended.value.code == 1
     rows = {row["candidate"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}
     assert rows["eager"]["skipped"] == "failed: RuntimeError: no such kernel"
+
+
+@pytest.mark.slow
+def test_the_pretend_accelerator_has_counts_in_place_of_speeds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(MODELS, "base 6-6", {"encoder": {"layers": 1}, "decoder": {"layers": 1}})
+    monkeypatch.setattr(gpu_translation, "DECODED", ["base 6-6"])
+    monkeypatch.setattr("sys.argv", ["gpu_speed", "--device", "pretend", "--model", "base 6-6"])
+    with pytest.raises(SystemExit) as ended:
+        gpu_speed.main()
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {check["name"] for check in found["checks"] if check["right"]} == {
+        "fp32 and bf16", "batches sent ahead", "an update waits once"
+    }  # fmt: skip
+    assert found["peak_tflops"] is None
+    for row in found["translation"]:
+        assert (row["tokens_per_second"], row["one_sentence_ms"]) == (None, None)
+        assert (row["a_step"]["waits"], row["a_step"]["copies"]) == (1, 0)
+        assert row["a_search"]["launches"] > 20 * row["a_step"]["launches"] > 0
+    rows = {row["candidate"]: row for row in found["rows"]}
+    assert rows["eager"]["tokens_per_second"] is rows["eager"]["share"] is None
+    assert rows["eager"]["an_update"]["waits"] == 1
+    assert rows["eager"]["an_update"]["launches"] > 100
+    assert rows["eager"]["peak_gib"] > 0
+    assert "skipped" in rows["graphs"]
 
 
 def test_no_cell_begins_when_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tools.pretend_device import present
+from tools.pretend_device import present, register
+
+register()  # while tests are collected, before the first backward pass
 
 
 @pytest.fixture(autouse=True)

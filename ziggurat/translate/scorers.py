@@ -66,7 +66,7 @@ class ShortlistedOutput:
         self._shortlist = shortlist
         vocabulary = output.weight.shape[0]
         self._allowed = torch.zeros(0, vocabulary, dtype=torch.bool, device=output.weight.device)
-        self._columns = self._allowed[:0].any(0).nonzero()[:, 0]
+        self._columns = torch.zeros(0, dtype=torch.int64, device=output.weight.device)
         self._forbidden = self._allowed[:, :0]
         self._product: Callable[[Tensor], Tensor] = output
         self._scores: Tensor | None = None
