@@ -588,7 +588,7 @@ def present() -> Iterator[None]:
     page-locked, and how modules move.
     """
     global _here
-    register()
+    _register()
     swap = torch.__future__
     before = torch.Generator, Tensor.pin_memory, Tensor.is_pinned
     swapped, was_here = swap.get_swap_module_params_on_conversion(), _here
@@ -624,12 +624,8 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
-def register() -> None:
-    """Make the device known to PyTorch; again does nothing.
-
-    `present` does it, too, but it must be before the first backward pass of the process, wherever that is: autograd
-    counts devices once. From then on PyTorch takes no GPU for this process's accelerator.
-    """
+def _register() -> None:
+    """Make the device known to PyTorch; again does nothing."""
     if _LIBRARIES:
         return
     _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module(), hook=_Hooks())

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tools.pretend_device import present, register
-
-register()  # while tests are collected, before the first backward pass
+from tools.pretend_device import present
 
 
 @pytest.fixture(autouse=True)
