@@ -9,11 +9,9 @@ import torch
 
 from benchmarks import gpu_speed, gpu_translation, train_speed
 from benchmarks.gpu_models import MODELS, Ours, Plain, batches_of, config_of, operations, random_batch
-from tools.pretend_device import register
 from ziggurat.config import ModelConfig
 from ziggurat.model.build import build_model
 
-register()  # while tests are collected, before the first backward pass
 CPU = torch.device("cpu")
 OF_THE_CPU = ["gpu_speed", "--device", "cpu", "--model", "base 6-6"]
 PAIRS = [(7, 5), (3, 9), (11, 1)]
