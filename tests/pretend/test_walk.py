@@ -33,8 +33,10 @@ SETTINGS: dict[str, Any] = {
 
 def test_a_run_trains_validates_and_resumes_to_the_same_bits(tiny_folder: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(whole, tiny_experiment(tiny_folder, **SETTINGS), console=QUIET)
+    with counted() as counts:
+        train(whole, tiny_experiment(tiny_folder, **SETTINGS), console=QUIET)
     assert len(records(whole, "validation")) == 2
+    assert counts.operators["attention_backward"] > 0  # and not all of it beside the device
     train(cut, tiny_experiment(tiny_folder, **{**SETTINGS, "stop": {"updates": 3}}), console=QUIET)
     train(cut, tiny_experiment(tiny_folder, **SETTINGS), resume=True, console=QUIET)
     assert final_bytes(cut, 6) == final_bytes(whole, 6)
