@@ -114,6 +114,11 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     path.write_bytes(content[:-3])
     with pytest.raises(DataError, match="damaged"):
         read_shortlist(path, SOURCE, TARGET)
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(DataError, match="checksum"):
+        read_shortlist(path, SOURCE, TARGET)
+    path.write_bytes(content.replace(b'"checksum"', b'"remark__"'))  # as files had none
+    assert read_shortlist(path, SOURCE, TARGET).candidates.tolist() == [[0]] * SOURCE.size
     for wrong in ([[TARGET.size + 1]] * SOURCE.size, [[-1]] * SOURCE.size, [[0]]):
         write_shortlist(path, table(wrong))
         with pytest.raises(DataError, match="damaged"):

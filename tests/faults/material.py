@@ -25,6 +25,7 @@ from ziggurat.corpora.jobs.launchers import cut
 from ziggurat.corpora.synthesis.backtranslation import BackTranslationJob, make_plan, make_shard
 from ziggurat.corpora.synthesis.lines import readable_lines
 from ziggurat.data.aligner import Aligner
+from ziggurat.data.shortlist import read_shortlist, write_shortlist
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.exchange.anatomy import dissect
@@ -48,6 +49,9 @@ def write_material(folder: Path, golden: Path) -> None:
     )
     _write_corpora(folder, pairs)
     _write_lines(folder, pairs)
+    # That of the set may be older than the checksums of these files.
+    shortlist = folder / "shortlist.safetensors"
+    write_shortlist(shortlist, read_shortlist(shortlist, *load_tokenizers(folder / "run")))
     (folder / "aligner.safetensors").write_bytes(Aligner.train(pairs[:30]).content())
     for kind in ("bpe", "unigram"):
         (folder / f"{kind}.spm").write_bytes(_sentencepiece(kind, [text for pair in pairs for text in pair]))

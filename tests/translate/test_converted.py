@@ -206,6 +206,12 @@ def cut(path: Path) -> None:
     (path / "model.bin").write_bytes((path / "model.bin").read_bytes()[:60])
 
 
+def renamed_variable(path: Path) -> None:
+    """Damage the name of the first embeddings, for which CTranslate2 raises IndexError."""
+    file = path / "model.bin"
+    file.write_bytes(file.read_bytes().replace(b"encoder/embeddings", b"encoder/embeddinks", 1))
+
+
 POINTER = "version https://git-lfs.github.com/spec/v1\n"
 LIST = "shared_vocabulary.json"
 
@@ -218,6 +224,7 @@ HARM: dict[str, tuple[Callable[[Path], object], type[ZigguratError], str]] = {
     "no tokens": (lambda path: (path / LIST).write_text('{"a": 1}'), CheckpointError, LIST),
     "no end": (lambda path: (path / LIST).write_text('["<unk>"]'), CheckpointError, "</s>"),
     "cut": (cut, CheckpointError, "model.bin"),
+    "variable": (renamed_variable, CheckpointError, "cannot open it"),
     "pointer": (lambda path: (path / "model.bin").write_text(POINTER), CheckpointError, "git lfs pull"),
     "config": (lambda path: (path / "config.json").write_text("{"), CheckpointError, "config.json"),
 }

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from ziggurat.system.errors import ConfigError, DataError, Problem, ZigguratError, printable, refuse_passing
@@ -290,7 +291,7 @@ def read_arrays(path: Path, form: str, what: str, again: str) -> tuple[dict[str,
     """Return metadata and numpy arrays of a safetensors file whose metadata give its `format` as `form`.
 
     Raises FileNotFoundError when there is no file; DataError, which calls it `what` and ends with `again`, the way out,
-    when it is damaged or of another format.
+    when it is damaged or of another format. Files that were written before there were checksums have none.
     """
     from safetensors import SafetensorError, safe_open  # it imports numpy, which errors need not wait for
 
@@ -306,14 +307,29 @@ def read_arrays(path: Path, form: str, what: str, again: str) -> tuple[dict[str,
         raise DataError(f"{path}: damaged, or no {what} ({error}); {again}") from None
     if metadata.get("format") != form:
         raise DataError(f"{path}: no {what} that this version of ziggurat reads ({form}); {again}")
+    checksum = metadata.pop("checksum", None)
+    if checksum is not None and checksum != _checksum(arrays, metadata):
+        raise DataError(f"{path}: damaged (wrong checksum); {again}")
     return metadata, arrays
 
 
-def arrays_content(arrays: Mapping[str, Any], metadata: dict[str, str]) -> bytes:
-    """Return numpy arrays as a safetensors file, the same bytes every time: the library's order of metadata is not."""
+def _checksum(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
+    """Return the checksum of numpy arrays with their names, types and shapes, and of what else is in the metadata."""
+    digest = xxhash.xxh3_128(json.dumps(dict(metadata), sort_keys=True).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def arrays_content(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
+    """Return numpy arrays as a safetensors file with a checksum.
+
+    It is the same bytes every time: the library's order of metadata is not.
+    """
     from safetensors.numpy import save
 
-    content: bytes = save(dict(arrays), metadata)
+    content: bytes = save(dict(arrays), {**metadata, "checksum": _checksum(arrays, metadata)})
     end = 8 + int.from_bytes(content[:8], "little")  # the header, as JSON, follows its length in 8 bytes
     text = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors stay aligned

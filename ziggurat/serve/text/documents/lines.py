@@ -104,7 +104,6 @@ _LETTER = regex.compile(r"\p{L}")
 _CUE_TAGS = frozenset(("b", "i", "u", "s", "font", "c", "v", "lang", "ruby", "rt"))
 _OVERRIDE = regex.compile(r"\{\\[^{}]*+\}|<\d[\d:.]*+>")
 _ESCAPE = regex.compile(rf"{_OVERRIDE.pattern}|\\[Nnh]")  # of SubRip: an end of a line, two blanks
-_ESCAPE = regex.compile(r"\{\\[^{}]*+\}|<\d[\d:.]*+>|\\[Nnh]")  # \N is a line's end in SubRip, \h a blank
 _SPEAKER = regex.compile(r"\s*[-–—]\s*")
 
 
