@@ -175,7 +175,7 @@ def test_the_end_of_a_key_stands_for_all_keys_that_end_so(ziggurat: Ziggurat) ->
     assert told("without_layers") == [f"{model}.without_layers" for model in ("backward", "teacher", "student")]
     assert told("stop.updates") == ["training.stop.updates"]
     assert told("updates") == ["training.stop.updates", "training.growth.stages[].updates", "quantisation.updates"]
-    assert "did you mean" in ziggurat("explain", "out").err  # no whole part of a key
+    assert "did you mean" in ziggurat("explain", "pdates").err  # no whole part of a key
 
 
 def test_keys_of_list_items_are_explained_by_number_too(ziggurat: Ziggurat) -> None:
