@@ -368,8 +368,9 @@ def pipeline_markdown() -> str:
         "# Keys of a pipeline",
         "",
         "Every key of the file of [`ziggurat pipeline`](../pipeline.md), with its default. Each can be overridden on",
-        "the command line as `path.to.key=value` (list items by number: `bitext.train.0.weight=2`), and `ziggurat explain",
-        "KEY` prints its entry. A section whose default is null is left out with its steps unless the file has it.",
+        "the command line as `path.to.key=value` (list items by number: `bitext.train.0.weight=2`), and",
+        "`ziggurat explain KEY` prints its entry. A section whose default is null is left out with its steps unless",
+        "the file has it.",
         "",
     ]
     told = {section: f"[`{key}`](config.md)" for section, key in _OF_EXPERIMENT.items()}
