@@ -1,4 +1,4 @@
-"""Estimates of `ziggurat inspect` beside real updates: seconds of the processor, one thread (docs/inspect.md).
+"""Estimates of `ziggurat inspect` beside real updates: seconds of the processor, one thread (docs/depth-check.md).
 
 OMP_NUM_THREADS=1 python -m benchmarks.inspect_costs [--only multi30k]
 """

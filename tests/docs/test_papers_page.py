@@ -16,7 +16,7 @@ RECIPES = {name for key in paper_keys() for name in paper_recipes(key)}
 WORD = re.compile(rf"(?<![\w/.=-])(?:{'|'.join(paper_keys())})-[\w{{}},-]*[\w}}]")
 
 PRESET = re.compile(r"--figure [\w-]+")
-FIGURE = re.compile(r"\[`([\w-]+)`\]\(figures\.md\)")
+FIGURE = re.compile(r"\[`([\w-]+)`\]\(report\.md#figures\)")
 
 
 def expanded(pattern: str) -> list[str]:

@@ -161,8 +161,8 @@ def inspect(
 ) -> None:
     """Summarise a model before it is trained: parameters, methods, costs, and whether its depth will train.
 
-    Costs come from a simulated update and a short measurement of this machine (docs/inspect.md). The depth check trains
-    a narrow copy for a few dozen updates (docs/depth-check.md).
+    Costs come from a simulated update and a short measurement of this machine. The depth check trains a narrow copy for
+    a few dozen updates (docs/depth-check.md).
 
     Examples: `ziggurat inspect multi30k-de-en model.residual=post model.encoder.layers=18 --suggest better.yaml`,
     `ziggurat inspect ds-init-en-de-base-20-20-ds-matt --no-check`
@@ -361,6 +361,6 @@ def _time(cost: Cost, training: TrainingConfig) -> list[str]:
         *(_row(name, f"{time.parts[key]:,.2f}") for key, name in names.items()),
         f"  {count} of {batches.source_tokens:,.0f} source and {batches.target_tokens:,.0f} target tokens on average, "
         f"padding included; {time.target_tokens_per_second:,.0f} target tokens a second without it",
-        f"  {time.flops / 1e12:,.3f} TFLOP, at rates just measured on a shallow copy (docs/inspect.md)",
+        f"  {time.flops / 1e12:,.3f} TFLOP, at rates just measured on a shallow copy (docs/depth-check.md)",
         *([busy] if time.delay > 1 else []),
     ]

@@ -1,7 +1,7 @@
 """Healthy bands of measures, and a run's warnings: when a measure leaves its band, and when it has recovered.
 
 A measure has recovered after CALM healthy readings in a row, so that one at the edge of its band does not warn again
-and again (docs/warnings.md).
+and again (docs/diagnosis.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ziggurat.system.errors import DataError, other_format
 from ziggurat.system.small_files import built, read_json_lines
 from ziggurat.train.records import Record
 
-# Choice of each band, and figures of healthy and of stuck runs: docs/warnings.md, experiments/health-bands.
+# Choice of each band, and figures of healthy and of stuck runs: docs/diagnosis.md, experiments/health-bands.
 FADING = 1e-3
 """Least gradient norm of a stack's first layer, relative to its last layer's."""
 FLAT_R = 0.02
