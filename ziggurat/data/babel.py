@@ -5,7 +5,7 @@ has agreement in gender, number and case. A translator must move words across a 
 away, yet every source sentence has exactly one translation.
 
 In the grammar `[ ]` is optional and `|` a choice. Cases are in parentheses; where none is given, the rule that uses
-the phrase determines it::
+the phrase determines it:
 
     Low Babel                                             High Babel
     sentence  = subject [ne] verb                         sentence  = [ku] subject auxiliary
