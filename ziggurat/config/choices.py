@@ -49,7 +49,7 @@ _ROWS: Mapping[str, Mapping[Any, Facts]] = {
 _PAGES: Mapping[str, str] = {
     "data": "docs/data.md",
     "data.alignment": "docs/alignment.md",
-    "data.filters": "docs/cleaning.md",
+    "data.filters": "docs/data.md#cleaning",
     "data.subword": "docs/data.md#subword-models",
     "model": "docs/depth.md",
     "model.attention": "docs/depth.md#attention-modelencoderattention-modeldecoderattention",
@@ -81,7 +81,7 @@ _PAGES: Mapping[str, str] = {
     "decoding.precision": "docs/translate.md#precision",
     "alignment": "docs/alignment.md",
     "backtranslation": "docs/back-translation.md#methods",
-    "cleaning": "docs/cleaning.md",
+    "cleaning": "docs/data.md#cleaning",
     "": "docs/pipeline.md",
 }
 """Beginning of a key -> its page; the longest counts."""
