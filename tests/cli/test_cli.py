@@ -30,6 +30,9 @@ VERBS = (
     "translate",
     "score",
     "evaluate",
+    "compare",
+    "perturb",
+    "bulk",
 )
 
 
@@ -175,9 +178,8 @@ def test_score_and_evaluate(ziggurat, trained: Path, tiny_folder: Path, tmp_path
     )
     assert confident.status == 0, confident.err
     assert json.loads(confident.out)[0]["interval"] >= 0
-    perfect = ziggurat(
-        "evaluate", "--hypothesis", reference, "--reference", reference, "--tokenised", "de", "--compound-split"
-    ).out
+    metrics = ("--metrics", "bleu,chrf,ter,tokenised,compound-split", "--language", "de")
+    perfect = ziggurat("evaluate", "--hypothesis", reference, "--reference", reference, *metrics).out
     assert perfect.count("= 100.0") == 4
     assert perfect.count("NOT-comparable-with-sacreBLEU") == 2
 

@@ -160,11 +160,15 @@ class ScoreOptions:
 
     def check(self, test_set: TestSet) -> None:
         """Check before anything is translated that every score can be computed; see check_test_set."""
+        check_test_set(test_set, self.metrics, self.comet)
+        self.check_moses(test_set.target_language)
+
+    def check_moses(self, language: str | None) -> None:
+        """Raise ConfigError where a score needs Moses' tokeniser, and it does not know this target language."""
         from ziggurat.evaluate.scores import check_language
 
-        check_test_set(test_set, self.metrics, self.comet)
         if self.names.tokenised or self.names.compound_split:
-            check_language(moses_language(test_set))
+            check_language(moses_language(language))
 
 
 def score_options(
@@ -189,14 +193,17 @@ def score_options(
     if comet_model and "comet" not in names.of_outputs:
         raise ConfigError("`--comet-model` goes with `--metrics comet`")
     comet = comet_environment(comet_model, device) if "comet" in names.of_outputs else None
-    return ScoreOptions(names, comet, language, tokenizer, lowercase, confidence, tag, table)
+    found = ScoreOptions(names, comet, language, tokenizer, lowercase, confidence, tag, table)
+    if language is not None:
+        found.check_moses(language)
+    return found
 
 
-def moses_language(test_set: TestSet) -> str:
+def moses_language(target_language: str | None) -> str:
     """Return the language whose rules Moses' tokeniser is to use: compound splitting comes from English-German."""
     from ziggurat.config.languages import main_language
 
-    return main_language(test_set.target_language or "de")
+    return main_language(target_language or "de")
 
 
 @dataclass(frozen=True)

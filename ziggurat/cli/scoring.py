@@ -103,7 +103,11 @@ def _score_outputs(test_set: TestSet, hypotheses: list[str], options: ScoreOptio
     for name in options.metrics:
         if name not in METRICS:
             scores.append(scored(test_set.metric(name, options.comet), hypotheses, confidence=confidence))
-    how: dict[str, Any] = {"language": moses_language(test_set), "confidence": confidence, "lowercase": lowercase}
+    how: dict[str, Any] = {
+        "language": moses_language(test_set.target_language),
+        "confidence": confidence,
+        "lowercase": lowercase,
+    }
     if options.names.tokenised:
         scores.append(tokenised_bleu(hypotheses, references, **how))
     if options.names.compound_split:

@@ -126,8 +126,8 @@ def export_folder(
     foreign = [path for path in paths if is_converted(path)]
     if foreign and not converted:
         raise ConfigError(
-            f"{foreign[0]}: another toolkit's folder for CTranslate2, which only `ziggurat translate` reads, and "
-            "`evaluate` without `--perturb`"
+            f"{foreign[0]}: another toolkit's folder for CTranslate2, which only `translate`, `evaluate` and "
+            "`compare` read"
         )
     exported = [*foreign, *(path for path in paths if is_export(path))]
     inside = Path(paths[0]) / _EXPORT_INSIDE
