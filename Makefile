@@ -45,10 +45,11 @@ docs: $(TOOLS)/.ready
 	  --doctree-dir build/site-trees --builder html . build/site
 	$(TOOLS)/bin/python -m tools.site build/site
 
-# dist/*.tar.gz, and the wheel made from it.
+# dist/*.tar.gz, and the wheel made from it, as an index takes them.
 dist: $(TOOLS)/.ready
 	rm -rf dist
 	$(TOOLS)/bin/python -m build --no-isolation --outdir dist .
+	$(TOOLS)/bin/python -m twine check --strict dist/*
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

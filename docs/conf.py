@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tools import api_pages, site  # noqa: E402
+from ziggurat.config import choices, reference  # noqa: E402
 
 project = "Ziggurat"
 author = "the authors of Ziggurat"
@@ -54,8 +55,15 @@ def _block(writer: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def _generate(app: Sphinx) -> None:
+    folder = ROOT / "docs" / "api"
+    api_pages.write(ROOT, folder)
+    (folder / "config.md").write_text(reference.markdown(), encoding="utf-8")
+    (folder / "pipeline-keys.md").write_text(choices.pipeline_markdown(), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
-    """Write the pages made from docstrings before Sphinx looks for pages, and the front door at the end."""
+    """Write the generated pages before Sphinx looks for pages, and the front door at the end."""
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
-    app.connect("builder-inited", lambda app: api_pages.write(ROOT, ROOT / "docs" / "api"))
+    app.connect("builder-inited", _generate)
     app.connect("build-finished", site.write_door)

@@ -43,7 +43,7 @@ class Axis(NamedTuple):
         kinds: its Literal.
         tables: name -> table that needs a row for each kind.
         heading: beginning of its section in docs/depth.md.
-        section: class whose field `field` explains each kind (docs/config.md).
+        section: class whose field `field` explains each kind (`ziggurat explain`).
         field: name of that field.
     """
 

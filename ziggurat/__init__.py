@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from ziggurat.translate.translator import Translator
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 
 def load(

@@ -314,14 +314,6 @@ def test_a_reader_that_was_never_there_ends_every_verb_quietly(arguments: list[s
     assert process.returncode == 141
 
 
-@pytest.mark.parametrize(("verb", "page"), [("translate", "translate.md"), ("evaluate", "evaluate.md")])
-def test_every_option_is_on_its_page(verb: str, page: str) -> None:
-    written = (DOCS / page).read_text(encoding="utf-8")
-    options = [o for p in typer.main.get_command(app).commands[verb].params for o in p.opts if o[0] == "-"]  # type: ignore[attr-defined]
-    assert len(options) >= 8
-    assert [o for o in options if f"`{o}" not in written and f" {o} " not in written] == []
-
-
 @pytest.mark.parametrize("recipe", ["multi30k-de-en", "multi30k-en-de"])
 def test_the_data_page_says_where_the_corpora_of_the_recipes_come_from(recipe: str) -> None:
     written = (DOCS / "data.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The embedded language pair, checked against a second implementation of its grammar (docs/embedded-data.md).
+"""The embedded language pair, checked against a second implementation of its grammar (ziggurat/data/babel.py).
 
 `Reader` parses Low Babel from left to right and says it in High Babel without any code of the generator; it takes
 only the tables of words. That it agrees with the generator shows that translation is a function of the source.

@@ -50,7 +50,7 @@ def test_every_command_of_the_page_works(
     train(tmp_path / "runs" / "a", tiny_experiment(tiny_folder, stop={"updates": 1}), console=QUIET)
     typed = commands()
     verbs = [words[0] for words in typed]
-    assert [verbs.count(verb) for verb in ("import", "prepare", "train", "evaluate", "export")] == [1, 3, 4, 3, 1]
+    assert [verbs.count(verb) for verb in ("import", "prepare", "train", "evaluate", "export")] == [1, 3, 4, 2, 1]
     for words in typed:
         done = ziggurat(*words, *(QUICK if words[0] == "train" else []))
         assert done.status == 0, (words, done.err)

@@ -1,6 +1,6 @@
 """Requests that are broken or hostile: each gets a clear refusal or a right answer, and none a fault of ours.
 
-The counts in docs/serve.md are those that the slow test prints:
+The slow test prints how each kind was answered:
 
     python -m pytest -m slow -s tests/serve/test_hostile_requests.py
 """

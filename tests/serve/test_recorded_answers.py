@@ -1,7 +1,7 @@
 """Answers that LibreTranslate 1.9.6 was recorded to give, each beside ours: status, kind, shape, errors to the word.
 
-The table below is what docs/serve.md shows. The recording itself lies beside the repository, where there is one; the
-texts of translations are the models' own, so that of these only the shape is compared.
+The recording itself lies beside the repository, where there is one; the texts of translations are the models' own, so
+that of these only the shape is compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ziggurat.serve.config import ServeConfig
 from ziggurat.serve.server import app_of
 
 RECORDING = Path(__file__).resolve().parents[3] / "shared" / "field" / "serving" / "libretranslate-1.9.6-answers.txt"
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "serve.md"
 
 TEXT = {"translatedText": "text"}
 DETECTED = {"confidence": "number", "language": "text"}
@@ -200,13 +199,3 @@ def test_the_recording() -> None:
         ours = quoted.sub("", case.curl)
         assert quoted.sub("", curl) in (ours, ours.partition(',"source"')[0]), curl  # one is cut off in the recording
         assert seen(*answer) == case[1:], curl
-
-
-def test_the_docs_have_the_table() -> None:
-    rows = re.findall(r"^\| (.+?) \| `?(\d{3})`? \| (.+?) \|$", DOCS.read_text("utf-8"), flags=re.MULTILINE)
-    told = {name: (int(status), said.strip("`")) for name, status, said in rows if name in CASES}
-    assert told.keys() == CASES.keys()
-    for name, case in CASES.items():
-        assert told[name][0] == case.status
-        if isinstance(case.answer, dict) and "error" in case.answer:
-            assert told[name][1] == case.answer["error"]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _NETWORK = "Network"
 EMBEDDED = "babel"
-"""Name of the embedded language pair (docs/embedded-data.md), which is made and not downloaded."""
+"""Name of the embedded language pair (docs/data.md), which is made and not downloaded."""
 
 
 def fetch(

@@ -98,7 +98,7 @@ class FilterConfig(Section):
     five letters of English say count as a word (two of Chinese, five of Thai)."""
     max_length_ratio: Real | None = Field(default=None, gt=1)
     """Largest ratio of the sides' lengths, in whitespace-separated words, or in characters where a side has one word;
-    where a side is in a script without blanks, in characters weighed by what they say (docs/cleaning.md)."""
+    where a side is in a script without blanks, in characters weighed by what they say (docs/data.md)."""
     identical: bool = False
     """Drop pairs whose sides are the same text (copied source)."""
     duplicates: bool = False
@@ -175,7 +175,7 @@ class CorpusConfig(Section):
     """Values of `data.filters` that are others for this corpus, such as `{max_length_ratio: 3, languages: {source:
     0.2}}`; for training corpora."""
     scores: list[ScoreConfig] = Field(default_factory=list, max_length=100)
-    """Scores that other tools gave its pairs, with limits (docs/cleaning.md); for training corpora."""
+    """Scores that other tools gave its pairs, with limits (docs/data.md); for training corpora."""
 
     @model_validator(mode="after")
     def _one_layout(self) -> Self:
@@ -315,7 +315,7 @@ class DataConfig(Section):
     unicode: Literal["none", "nfc", "nfkc"] = "none"
     """Unicode normalisation, of training text and of all text translated later."""
     filters: FilterConfig = FilterConfig()
-    """Cleaning of the training corpora (docs/cleaning.md)."""
+    """Cleaning of the training corpora (docs/data.md)."""
     held_out: list[PathText] = Field(default_factory=list, max_length=1000)
     """Text files (or globs) of test sets, of either language, that training pairs are compared with, as they are with
     the development corpora; pairs in common are named loudly, and `data.filters.held_out` drops them."""

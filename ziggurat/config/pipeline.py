@@ -81,7 +81,7 @@ class BitextCorpus(CorpusConfig):
 
 
 class CleaningConfig(FilterConfig):
-    """Cleaning of the training corpora, as `data.filters` (docs/cleaning.md); more of it is on."""
+    """Cleaning of the training corpora, as `data.filters` (docs/data.md); more of it is on."""
 
     max_length_ratio: Real | None = Field(default=3.0, gt=1)
     """As in `data.filters`."""

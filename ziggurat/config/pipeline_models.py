@@ -33,7 +33,7 @@ _OF_TEACHER = frozenset({"model", "subword", "unicode"})
 
 
 class TrainedConfig(Section):
-    """A model, as the sections of an experiment say (docs/config.md); where its data come from is the pipeline's."""
+    """A model to train, with the sections of an experiment; the pipeline provides the data."""
 
     recipe: str | None = None
     """Built-in recipe (`ziggurat recipes`) whose model, training, decoding and subwords are taken where this section

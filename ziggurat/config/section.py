@@ -57,7 +57,7 @@ PathText = Annotated[str, AfterValidator(_without_variables)]
 
 
 class Section(BaseModel):
-    """A frozen part of the configuration. Field docstrings are the user's reference (docs/config.md)."""
+    """A frozen part of the configuration. Field docstrings are the user's reference (`ziggurat explain`)."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True

@@ -2,7 +2,35 @@
 
 Low Babel (`qlo`) keeps verb and object together and has little inflection; High Babel (`qhi`) puts the verb last and
 has agreement in gender, number and case. A translator must move words across a whole clause and find their forms far
-away, yet every source sentence has exactly one translation. Grammar: docs/embedded-data.md.
+away, yet every source sentence has exactly one translation.
+
+In the grammar `[ ]` is optional and `|` a choice. Cases are in parentheses; where none is given, the rule that uses
+the phrase determines it:
+
+    Low Babel                                             High Babel
+    sentence  = subject [ne] verb                         sentence  = [ku] subject auxiliary
+                [object] [particle] [ta receiver]                     [adverb] [place postposition] [receiver]
+                [preposition place] [adverb] ("." | "?")              [object] verb [nai] ("." | "?")
+    full      = simple                                    full      = simple
+              | simple da simple                                    | simple(oblique) zu simple
+              | simple ", " relative ","                            | simple ", " relative ","
+    simple    = name | numeral noun                       simple    = name | noun numeral
+              | determiner [adjective [adjective]] noun             | determiner noun [adjective [adjective]]
+    relative  = ke verb simple [particle]                 relative  = w-(nominative) simple(accusative) verb
+              | ke simple verb [particle]                           | w-(accusative) simple(nominative) verb
+
+- Subject (nominative) and object (accusative) are `full`; receiver and place (oblique) are `simple`. Intransitive verbs
+  have no object, transitive verbs an object, ditransitive verbs an object and a receiver.
+- Nouns of Low Babel have no gender and no case, and a plural in `-im`. Names end in `-o` (masculine) or `-a` (feminine)
+  and are copied, as are numerals (2 to 99, before a plural noun).
+- The auxiliary has tense and the number of the subject. Only the adverb marks tense in Low Babel; without one it is
+  present. A question has only its mark in Low Babel, and `ku` in High Babel.
+- Verb and auxiliary agree with the head of their subject. A verb in a relative clause agrees with the noun outside if
+  that is its subject, else with the noun inside. Adjectives agree in gender and number, determiners in case as well.
+- Every third transitive verb has three unrelated meanings: alone, with `ul` and with `eb`.
+- Ten nouns are homographs with two translations; the field of their clause's verb decides between them.
+- There is no comma before the final mark, and the first letter is a capital. Sentences have 4 to 20 Low Babel words,
+  which are drawn by the Zipf-Mandelbrot law, p ~ 1 / (rank + 2.7), within their kind.
 
 Words and rules are constants; `seed` chooses only the sentences.
 First come the words: endings of the two languages, and a lexicon invented from their sounds; then the sentences.

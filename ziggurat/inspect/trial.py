@@ -242,7 +242,7 @@ _EMBEDDED_PIECES = 1200
 def open_data(experiment: Experiment) -> Iterator[tuple[Store, str]]:
     """Context with the store that `experiment` trains on, and its description.
 
-    Where nothing is prepared yet, a store of the embedded language pair (docs/embedded-data.md) is made for the
+    Where nothing is prepared yet, a store of the embedded language pair (docs/data.md) is made for the
     duration of the context. Raises DataError for a store that cannot be read, ConfigError for one with two
     vocabularies where the model has one embedding.
     """

@@ -2,7 +2,7 @@
 
 The search is CTranslate2's. With `length_penalty.alpha: 0` (or `beam_size: 1`) it finds what ours finds with
 `endings: beam`. With a penalty it stops once 2 `beam_size` hypotheses have ended, where ours continues until none can
-become better (docs/export.md has figures).
+become better (benchmarks/README.md has figures).
 
 Importing this needs neither PyTorch nor CTranslate2.
 """

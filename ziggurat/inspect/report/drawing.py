@@ -171,7 +171,7 @@ def _line_of(series: Series, *, log: bool = False) -> Line2D:
         linestyle=(0, dashes) if dashes else "-",
         marker=MARKERS[number % len(MARKERS)] if series.run is not None else None,
         markevery=(number * every // 8 % every, every),
-        markerfacecolor=_colour_of_run(series.run) if series.variant == 0 else "none",
+        markerfacecolor="none",  # so that equal points of several runs stay visible
     )
 
 

@@ -18,6 +18,7 @@ from ziggurat.data.subword import load_tokenizers, same_vocabulary
 from ziggurat.evaluate.findings import FEWEST_CASES, USELESS_BLEU, Scores, SystemDifference
 from ziggurat.evaluate.significance import Effect, Robustness
 from ziggurat.inspect.report.content import Content, Setting, unlike
+from ziggurat.inspect.report.data_page import REASONS
 from ziggurat.inspect.report.drawing import name_of_run
 from ziggurat.inspect.report.figure import Figure, numbers
 from ziggurat.inspect.report.runs import ReportRun, as_csv
@@ -174,6 +175,10 @@ def _listed(names: Sequence[str]) -> str:
 _DOWNLOADS = 2_500_000  # bytes of all links with numbers
 
 
+_OPEN = 2
+"""Sections of figures that the page shows unfolded: learning curves, and gradients or speed."""
+
+
 def page(content: Content, *, now: float | None = None, subject: str = "") -> str:
     """Return the report as HTML.
 
@@ -197,6 +202,7 @@ def page(content: Content, *, now: float | None = None, subject: str = "") -> st
         compared=compared(content),
         answer=answer(content),
         sections=sections,
+        open_sections=_OPEN,
         downloads=_downloads(content),
     )
 
@@ -408,6 +414,7 @@ def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None) ->
         metric=metrics[0] if metrics else "",
         robustness=robustness,
         fewest=FEWEST_CASES,
+        reasons={reason: REASONS[reason] for row in summary.corpora for reason in row.dropped if reason in REASONS},
     )
 
 

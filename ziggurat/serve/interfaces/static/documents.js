@@ -99,7 +99,8 @@ export function startDocuments() {
   $("documents").hidden = false;
   $("files").accept = settings.files.join(",");
   $("files").onchange = () => (take($("files").files), ($("files").value = ""));
-  $("kinds").textContent = `${settings.files.join(", ")}, up to ${sizeOf(settings.limits.file_bytes)} each`;
+  $("kinds").textContent = settings.files.join(", ");
+  $("most").textContent = sizeOf(settings.limits.file_bytes);
   document.addEventListener("dragover", (event) => {
     if (!event.dataTransfer.types.includes("Files")) return; // text that is dragged goes where it is dropped
     event.preventDefault();

@@ -205,9 +205,11 @@ async function offer(element, title, nothing, find) {
 function place(element) {
   const [box, at] = [$("choices").getBoundingClientRect(), element.getBoundingClientRect()];
   const left = Math.max(8, Math.min(at.left, document.documentElement.clientWidth - box.width - 8));
-  const below = at.bottom + 4 + box.height < window.innerHeight || at.top < box.height + 4;
+  const narrow = matchMedia("(max-width: 45rem)").matches; // there the menu is as wide as the translation, which it must not cover
+  const edge = narrow ? target.closest(".pane").getBoundingClientRect().bottom : at.bottom;
+  const below = narrow || edge + 4 + box.height < window.innerHeight || at.top < box.height + 4;
   $("choices").style.left = `${left + window.scrollX}px`;
-  $("choices").style.top = `${(below ? at.bottom + 4 : at.top - 4 - box.height) + window.scrollY}px`;
+  $("choices").style.top = `${(below ? edge + 4 : at.top - 4 - box.height) + window.scrollY}px`;
 }
 
 /** Return the translations of a sentence, the best first. */

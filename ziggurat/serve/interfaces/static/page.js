@@ -12,7 +12,8 @@ const [source, target, from, to] = [$("source"), $("target"), $("from"), $("to")
 
 // Languages
 
-let detected = null; // the language that was found, where it is to be detected
+let detected = null; // the language that was detected, if `from` is "auto"
+let guessed = false; // whether its confidence was 0
 
 const spoken = () => (from.value === "auto" ? detected : from.value); // null: not known yet
 
@@ -38,7 +39,7 @@ function mark() {
     element.dir = !code ? "auto" : RIGHT_TO_LEFT.test(code) ? "rtl" : "ltr";
   }
   const first = from.options[0];
-  if (first?.value === "auto") first.text = detected ? `${named(detected)} (detected)` : "Detect language";
+  if (first?.value === "auto") first.text = detected ? `${named(detected)} (${guessed ? "guessed" : "detected"})` : "Detect language";
   const pairs = settings.pairs.filter((pair) => pair.target === to.value && ["auto", pair.source].includes(from.value));
   offerModes(pairs.every((pair) => pair.soft_terms));
   $("swap").disabled = !spoken() || !targetsOf(to.value).includes(spoken());
@@ -100,7 +101,7 @@ function translate() {
   } else {
     instead(async (signal) => {
       const found = await request({ text, source: from.value }, signal);
-      if (from.value === "auto") detected = found.source;
+      if (from.value === "auto") [detected, guessed] = [found.source, found.detected?.confidence === 0];
       mark();
       show(text, found);
       $("note").hidden = found.source !== to.value;
