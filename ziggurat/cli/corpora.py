@@ -260,7 +260,14 @@ def align(
     target: Annotated[str, typer.Argument(help="Target text, aligned line by line.")],
     output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",
     symmetrise: Annotated[
-        Symmetrisation, typer.Option("--symmetrise", help="How the two directions are merged.", rich_help_panel=_FORM)
+        Symmetrisation,
+        typer.Option(
+            "--symmetrise",
+            metavar="NAME",
+            help="How the two directions are merged: grow-diag-final-and, grow-diag-final, grow-diag, intersection or "
+            "union.",
+            rich_help_panel=_FORM,
+        ),
     ] = "grow-diag-final-and",
     words: Annotated[
         Literal["split", "blanks"] | None,

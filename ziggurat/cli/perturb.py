@@ -206,20 +206,17 @@ def _text(results: Robustness) -> str:
     head += [f"{printable(n)}: {printable(o, _SHOWN)}" for n, o in zip(results.systems, results.origins, strict=True)]
     parts = ["\n".join(head)]
     for metric, signature, up in zip(results.metrics, results.signatures, results.higher_is_better, strict=True):
-        named = len(results.systems) > 1
-        columns = ("as it is", "disturbed", "difference", "adjusted p")
-        headings = [
-            f"{printable(s)}: {c}" if named and c == columns[0] else c for s in results.systems for c in columns
-        ]
-        rows = [["", "cases", *headings]]
-        for disturbance in results.perturbations:
-            row = [disturbance.name, f"{disturbance.cases:,}"]
-            for system in results.systems:
-                effect = results.effect(system, disturbance.name, metric)
-                row += [f"{effect.undisturbed:.2f}", f"{effect.disturbed:.2f}", *_tested(effect)]
-            rows.append(row)
         direction = "" if up else " (lower is better)"
-        parts.append("\n".join([f"{metric}{direction}|{printable(signature, _SHOWN)}", aligned(rows)]))
+        tables = []
+        for system in results.systems:  # side by side they would be wider than a terminal
+            name = printable(system) if len(results.systems) > 1 else ""
+            rows = [[name, "cases", "as it is", "disturbed", "difference", "adjusted p"]]
+            for disturbance in results.perturbations:
+                effect = results.effect(system, disturbance.name, metric)
+                scores = (f"{effect.undisturbed:.2f}", f"{effect.disturbed:.2f}")
+                rows.append([disturbance.name, f"{disturbance.cases:,}", *scores, *_tested(effect)])
+            tables.append(aligned(rows))
+        parts += [f"{metric}{direction}|{printable(signature, _SHOWN)}\n{tables[0]}", *tables[1:]]
         for title, between in (
             (f"{metric}, disturbed", results.contests),
             (f"{metric}, disturbed - as it is", results.effect_differences),
