@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+from ziggurat.cli.arguments import Overrides, configurations
 from ziggurat.cli.output import (
     Json,
-    Overrides,
     check_output,
     counted,
     file_named,
@@ -132,7 +132,10 @@ def suggest(check: DepthCheck, experiment: Experiment, path: str) -> str:
 
 
 def inspect(
-    config: Annotated[str, typer.Argument(help="YAML file, built-in recipe, or folder of a run or model.")],
+    config: Annotated[
+        str,
+        typer.Argument(help="YAML file, built-in recipe, or folder of a run or model.", autocompletion=configurations),
+    ],
     overrides: Overrides = None,
     cost: Annotated[
         bool, typer.Option("--cost/--no-cost", help="Estimate arithmetic, memory and time of training.")
