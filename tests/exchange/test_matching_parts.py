@@ -334,7 +334,7 @@ def test_a_unigram_model_lacks_hardly_a_piece(tmp_path: Path) -> None:
         del ids[piece]
     ids = {token: row for row, token in enumerate(ids)}
     folder = of_transformers(tmp_path / "in", ids, len(ids))
-    with pytest.raises(ExportError, match="8 of .*such as"):
+    with pytest.raises(ExportError, match=r"8 of .*such as"):
         import_checkpoint(folder, tmp_path / "out")
     for side, text in (("source", SENTENCES), ("target", TARGETS)):
         (folder / f"{side}.spm").write_bytes(trained(text, model_type="bpe"))
