@@ -60,7 +60,7 @@ class _TimedResponse(http.client.HTTPResponse):
 
     def __init__(self, sock: socket.socket, *given: Any, **named: Any) -> None:
         super().__init__(sock, *given, **named)
-        self._timed = _TimedReader(self.fp.detach(), sock.gettimeout() or inf)  # type: ignore[attr-defined]
+        self._timed = _TimedReader(self.fp.detach(), sock.gettimeout() or inf)
         self.fp = io.BufferedReader(self._timed)
 
     def begin(self) -> None:
@@ -74,7 +74,8 @@ class _Timed(urllib.request.AbstractHTTPHandler):
 
     def do_open(self, http_class: Any, req: urllib.request.Request, **named: Any) -> http.client.HTTPResponse:
         """Send a request, as urllib does it."""
-        return super().do_open(type("Timed", (http_class,), {"response_class": _TimedResponse}), req, **named)
+        timed: Any = type("Timed", (http_class,), {"response_class": _TimedResponse})
+        return super().do_open(timed, req, **named)
 
 
 class _Http(_Timed, urllib.request.HTTPHandler):
