@@ -289,6 +289,32 @@ def test_costs_are_told_as_tables_and_as_json(
         assert ("at least 2.5 times as long" in text) is said
 
 
+def test_several_configurations_are_one_table(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, tiny_folder)
+    deep = tmp_path / "deep.yaml"
+    deep.write_text(config.read_text().replace("layers: 2", "layers: 3"))
+    call = ("inspect", config, deep, "transformer-base", "model.d_ff=16", "--no-cost", "--no-check")
+    lines = ziggurat(*call).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["parameters", str(config), str(deep), "transformer-base"]
+    rows = json.loads(ziggurat(*call, "--json").out)["configurations"]
+    assert [row["name"] for row in rows] == [str(config), str(deep), "transformer-base"]
+    assert all(f"{row['parameters']:,}" in line for row, line in zip(rows, lines[1:], strict=True))
+    assert ziggurat(*call, "--suggest", tmp_path / "x.yaml").status == 2
+    for wrong, said in (("nothing.yaml", "nothing.yaml"), ("model.d_ff", "model.d_ff"), (tmp_path, "neither a run")):
+        result = ziggurat("inspect", config, wrong, "--no-cost", "--no-check")
+        assert result.status == 2
+        assert said in result.err
+
+
+@pytest.mark.slow
+def test_the_table_has_costs_and_verdicts(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, tiny_folder)
+    result = ziggurat("inspect", config, config, "--updates", 10, "--json")
+    assert result.status == 0, result.err
+    rows = json.loads(result.out)["configurations"]
+    assert all({"flops", "seconds", "memory", "verdict"} <= row.keys() for row in rows)
+
+
 @pytest.mark.slow
 def test_costs_of_a_run_are_told(ziggurat: Ziggurat, trained: Path) -> None:
     assert "memory of an update" in ziggurat("inspect", trained).out
