@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import json
 import re
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -54,6 +55,20 @@ class Refused(Exception):  # noqa: N818 - an answer
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
         self.status, self.text, self.headers = status, text, dict(headers or {})
+
+
+def failure(error: Exception) -> tuple[Refused, str]:
+    """Return the answer where the program or its machine failed, and what the log says of it.
+
+    A full disk, a folder that is gone or too many open files (503) need no traceback, which would fill the disk with
+    every request; what else is not an answer is a fault of the program (500).
+    """
+    what = f"{type(error).__name__}: {printable(str(error), 300)}"
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+        return Refused(503, "the server cannot keep files at the moment; try again later", {"Retry-After": "60"}), what
+    where = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    said = f"{what}\nTraceback (most recent call last):\n{where}"
+    return Refused(500, "an internal error; the server's log has more"), said
 
 
 async def fields_of(request: Request) -> dict[str, Any]:
