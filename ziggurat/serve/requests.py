@@ -39,8 +39,7 @@ _NOT_UTF8 = "forms must be UTF-8"
 _CHARSET = re.compile(r"""charset\s*+=\s*+["']?+([^"';\s]*+)""")
 _JSON, _FORM, _UPLOAD = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_FIELDS = 2000
-_LARGE = 1 << 16
-"""Bytes of JSON that are read beside the event loop."""
+_LARGE = 1 << 16  # bytes of JSON that are read beside the event loop
 
 
 class Refused(Exception):  # noqa: N818 - an answer
@@ -58,17 +57,12 @@ class Refused(Exception):  # noqa: N818 - an answer
 
 
 def failure(error: Exception) -> tuple[Refused, str]:
-    """Return the answer where the program or its machine failed, and what the log says of it.
-
-    A full disk, a folder that is gone or too many open files (503) need no traceback, which would fill the disk with
-    every request; what else is not an answer is a fault of the program (500).
-    """
+    """Return the answer where the machine (503) or the program (500) failed, and what the log says: few words of full disks."""
     what = f"{type(error).__name__}: {printable(str(error), 300)}"
     if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
         return Refused(503, "the server cannot keep files at the moment; try again later", {"Retry-After": "60"}), what
-    where = "".join(traceback.format_tb(error.__traceback__)).rstrip()
-    said = f"{what}\nTraceback (most recent call last):\n{where}"
-    return Refused(500, "an internal error; the server's log has more"), said
+    where = "Traceback (most recent call last):\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    return Refused(500, "an internal error; the server's log has more"), f"{what}\n{where}"
 
 
 async def fields_of(request: Request) -> dict[str, Any]:
