@@ -57,7 +57,7 @@ class Refused(Exception):  # noqa: N818 - an answer
 
 
 def failure(error: Exception) -> tuple[Refused, str]:
-    """Return the answer where the machine (503) or the program (500) failed, and what the log says: few words of full disks."""
+    """Return the answer where the machine (503) or the program (500) failed, and the words for the log."""
     what = f"{type(error).__name__}: {printable(str(error), 300)}"
     if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
         return Refused(503, "the server cannot keep files at the moment; try again later", {"Retry-After": "60"}), what
