@@ -35,6 +35,7 @@ from ziggurat.exchange.imported import (
     take,
     with_vocabularies,
 )
+from ziggurat.model.tensors import system_errors
 from ziggurat.system.errors import DataError, ExportError, printable, refuse_passing
 from ziggurat.system.files import check_folder
 from ziggurat.system.small_files import JsonForm, check_opens, check_regular, inside, read_json
@@ -332,7 +333,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
         check_opens(path)
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with system_errors(), safe_open(path, framework="pt", device="cpu") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError) as error:
         refuse_passing(path, error)
