@@ -26,11 +26,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import _create_work_from_future
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -438,7 +441,7 @@ class _Module:
         return True
 
     def device_count(self) -> int:
-        return int(_here)
+        return 8 * int(_here)  # for as many processes, each of which knows its own as the first
 
     def current_device(self) -> int:
         return 0
@@ -597,6 +600,33 @@ def _arange(operator: Any) -> Callable[..., Any]:
     return kernel
 
 
+# Several processes: what NCCL is to GPUs, over gloo.
+
+
+class _Group(dist.ProcessGroup):
+    """A process group that hands the CPU's tensors to gloo, as far as DDP asks."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    def allreduce(self, tensors: Any, options: Any = None) -> dist.Work:
+        return self._sent("allreduce", tensors, options or dist.AllreduceOptions())
+
+    def broadcast(self, tensors: Any, options: Any = None) -> dist.Work:
+        return self._sent("broadcast", tensors, options or dist.BroadcastOptions())
+
+    def allgather(self, into: Any, tensors: Any, options: Any = None) -> dist.Work:
+        return self._sent("allgather", into, tensors)
+
+    def barrier(self, options: Any = None) -> dist.Work:
+        return self._gloo.barrier()
+
+    def _sent(self, name: str, *operands: Any) -> dist.Work:
+        work = getattr(self._gloo, name)(*tree_map(_raw, operands))
+        return _create_work_from_future(work.get_future().then(lambda _: operands[0]))
+
+
 _FOREACH_TYPES: list[list[type]] = [_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types]
 """_FOREACH_TYPES are PyTorch's lists of the types of tensors that operators on many at once take."""
 
@@ -662,6 +692,7 @@ def _register() -> None:
     for names, wide in ((_NARROW, False), (_WIDE, True)):
         for name in names:
             aten.impl(name, _cast(_operator(name), wide), "AutocastPrivateUse1")
+    dist.Backend.register_backend(NAME, _Group, devices=[NAME])
     _LIBRARIES.extend((every, aten))
 
 
