@@ -1,4 +1,4 @@
-"""Folders of the suite on the pretend accelerator, which `auto` means there: what they test on a CPU holds on it, too."""
+"""Folders of the suite on the pretend accelerator, which `auto` means there: what holds on a CPU holds on it, too."""
 
 from __future__ import annotations
 
