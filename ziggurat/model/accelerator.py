@@ -72,6 +72,13 @@ def has_bf16(device: torch.device) -> bool:
         return bool(module.is_bf16_supported(including_emulation=False))
 
 
+def can_compile(device: torch.device) -> bool:
+    """Return whether torch.compile makes kernels for a device; backends of others register themselves with it."""
+    from torch._dynamo.device_interface import get_registered_device_interfaces  # slow to import, and seldom needed
+
+    return device.type in dict(get_registered_device_interfaces())
+
+
 def copies_aside(device: torch.device) -> bool:
     """Return whether copies from page-locked memory run beside other work, on a stream of their own."""
     return hasattr(runtime(device), "Stream")
