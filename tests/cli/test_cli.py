@@ -31,6 +31,9 @@ VERBS = (
     "translate",
     "score",
     "evaluate",
+    "compare",
+    "perturb",
+    "bulk",
 )
 
 
@@ -152,6 +155,35 @@ def test_bad_input_leaves_no_output_file(ziggurat, trained: Path, tmp_path: Path
     assert list(tmp_path.iterdir()) == [source]
 
 
+def test_no_verb_has_more_than_twenty_options_and_all_of_many_are_in_groups() -> None:
+    for name, verb in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        options = [parameter for parameter in verb.params if parameter.param_type_name == "option"]
+        assert len(options) <= 20, name
+        assert sum(option.rich_help_panel is None for option in options) <= 10, name
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("train mul", "multi30k-de-en"),
+        ("prepare dem", "demo"),
+        ("inspect dem", "demo"),
+        ("recipes mul", "multi30k-en-de"),
+        ("train my.yaml model.encoder.lay", "model.encoder.layers="),
+        ("prepare my.yaml data.train.0.w", "data.train.0.weight="),
+        ("translate run beam", "beam_size="),
+        ("pipeline my.yaml distil", "distillation.shard_lines="),
+        ("explain training.sch", "training.schedule"),
+        ("explain dl", "dlcl"),
+    ],
+)
+def test_what_a_tab_offers(typed: str, offered: str, monkeypatch: pytest.MonkeyPatch, ziggurat: Ziggurat) -> None:
+    monkeypatch.setenv("_ZIGGURAT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"ziggurat {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    assert offered in ziggurat().out.splitlines()
+
+
 def test_score_and_evaluate(ziggurat, trained: Path, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     source, reference = tiny_folder / "dev.qlo", tiny_folder / "dev.qhi"
     scored = ziggurat("score", trained, "--source", source, "--target", reference)
@@ -176,9 +208,8 @@ def test_score_and_evaluate(ziggurat, trained: Path, tiny_folder: Path, tmp_path
     )
     assert confident.status == 0, confident.err
     assert json.loads(confident.out)[0]["interval"] >= 0
-    perfect = ziggurat(
-        "evaluate", "--hypothesis", reference, "--reference", reference, "--tokenised", "de", "--compound-split"
-    ).out
+    metrics = ("--metrics", "bleu,chrf,ter,tokenised,compound-split", "--language", "de")
+    perfect = ziggurat("evaluate", "--hypothesis", reference, "--reference", reference, *metrics).out
     assert perfect.count("= 100.0") == 4
     assert perfect.count("NOT-comparable-with-sacreBLEU") == 2
 

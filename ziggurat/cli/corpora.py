@@ -13,7 +13,7 @@ import typer
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
-from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, line_job
+from ziggurat.cli.jobs import JobOptions, job_options, line_job
 from ziggurat.cli.output import (
     OUT,
     Json,
@@ -264,7 +264,14 @@ def align(
     target: Annotated[str, typer.Argument(help="Target text, aligned line by line.")],
     output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",
     symmetrise: Annotated[
-        Symmetrisation, typer.Option("--symmetrise", help="How the two directions are merged.", rich_help_panel=_FORM)
+        Symmetrisation,
+        typer.Option(
+            "--symmetrise",
+            metavar="NAME",
+            help="How the two directions are merged: grow-diag-final-and, grow-diag-final, grow-diag, intersection or "
+            "union.",
+            rich_help_panel=_FORM,
+        ),
     ] = "grow-diag-final-and",
     words: Annotated[
         Literal["split", "blanks"] | None,
@@ -308,11 +315,6 @@ def align(
     save_model: Annotated[
         str | None, typer.Option("--save-model", help="Write the trained model here.", rich_help_panel=_TRAINING)
     ] = None,
-    workers: JobWorkers = None,
-    job: JobFolder = None,
-    shard: ShardPart = None,
-    merge: MergeOnly = False,
-    ray: RayAddress = None,
     json: Json = False,
 ) -> None:
     """Align the words of a parallel corpus: an HMM over IBM Model 1 in both directions, symmetrised.
@@ -333,7 +335,7 @@ def align(
     }
     if input_model is not None and (given := [name for name, value in training.items() if value is not None]):
         raise ConfigError(f"`{given[0]}` is for training, and `--input-model` says not to train; leave out one of them")
-    bulk = JobOptions(job, shard, merge, ray, workers, noun="pair")
+    bulk = job_options(noun="pair")
     if json and output == "-":
         raise ConfigError("`--json` and the alignments would both go to standard output; name a file with `-o`")
     if save_model == "-":
@@ -360,7 +362,7 @@ def align(
         if save_model is not None:
             write_parts(save_model, [content])
 
-    if job is not None:
+    if bulk.folder is not None:
         settings = {**training, "--save-model": None, "--symmetrise": symmetrise}
         settings["--input-model"] = None if input_model is None else fingerprint(Path(input_model))
         found = _by_job(bulk, reader, trained, save, settings, symmetrise, output)

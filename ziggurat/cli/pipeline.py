@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ziggurat.cli.completion import pipeline_settings
 from ziggurat.cli.engine import warnings_shown
-from ziggurat.cli.jobs import JobOptions, JobWorkers, RayAddress, ShardPart
-from ziggurat.cli.output import Json, Overrides, console, counted, print_json, say
+from ziggurat.cli.jobs import job_options
+from ziggurat.cli.output import Json, console, counted, print_json, say
 from ziggurat.config import Experiment, dump
 from ziggurat.config.recipes import load_named
 from ziggurat.system.errors import ConfigError, ZigguratError, printable
@@ -173,7 +174,10 @@ _CHOICE, _LOOK = "Which steps", "Only look"
 
 def pipeline(
     file: Annotated[str, typer.Argument(help="YAML file, or `demo`; `starter`, with --print: one to edit.")],
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Values that replace the file's: path.to.key=value.", autocompletion=pipeline_settings),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -206,9 +210,6 @@ def pipeline(
             "--force", metavar="STEP", help="Do this step again although it is done; repeat.", rich_help_panel=_CHOICE
         ),
     ] = None,
-    shard: ShardPart = None,
-    ray: RayAddress = None,
-    workers: JobWorkers = None,
     json: Json = False,
 ) -> None:
     """From corpora to a small fast student, by one file; stop at any time, the same command goes on.
@@ -219,7 +220,8 @@ def pipeline(
         raise ConfigError("`--only` is one step; leave out `--from` and `--until`")
     if sum((dry_run, status, show)) > 1:
         raise ConfigError("choose one of `--dry-run`, `--status` and `--print`")
-    if shard is not None and force:
+    bulk = job_options(cluster=not (dry_run or status))
+    if bulk.shard is not None and force:
         raise ConfigError("`--force` with `--shard`: every part would begin the step again; remove its folder instead")
     from ziggurat.corpora.pipeline.demo_data import DEMO, STARTER, write_demo
 
@@ -239,8 +241,7 @@ def pipeline(
     from ziggurat.corpora.pipeline.steps import pipeline_of
 
     looks = dry_run or status
-    options = JobOptions(config.folder, shard, False, None if looks else ray, workers)
-    context = PipelineContext(config, say, console(), ExecutionOptions(options.ray, workers, options.part))
+    context = PipelineContext(config, say, console(), ExecutionOptions(bulk.ray, bulk.workers, bulk.part))
     if file == DEMO and not Path(file).is_file():
         write_demo(context.folder)
     with _located(text, label, given):
@@ -250,8 +251,8 @@ def pipeline(
         with _located(text, label, given):
             _show(steps, selection, costs=dry_run, json=json)
         return
-    if shard is not None:
-        _do_part(steps, only, shard)
+    if bulk.shard is not None:
+        _do_part(steps, only, bulk.shard)
         return
     with warnings_shown():
         signal = _run(steps, selection, _located(text, label, given))

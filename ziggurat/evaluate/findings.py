@@ -20,7 +20,7 @@ from ziggurat.evaluate.scores import SegmentMetric, Statistics, add_up
 
 FEWEST_CASES = 30
 """Cases that a test of significance needs at least. Resamples of few cases are near copies of one another (of a single
-one, all are equal), so p-values come out far too small: docs/evaluate.md has figures."""
+one, all are equal), so p-values come out far too small: experiments/compare-mt has figures."""
 
 USELESS_BLEU = 5.0
 """BLEU that only systems reach that translate. Of two below it none is better: the texts of both are useless."""
