@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ziggurat.model.accelerator import has_cpu_kernels
 from ziggurat.model.attention.cache import (
     CrossAttentionCache,
     KeptWeights,
@@ -248,12 +249,12 @@ def _explicit_is_faster(query: Tensor, key: Tensor, dropout: float) -> bool:
     # A choice by length would fix the exported graph to the lengths it was traced with.
     if _wanted_explicit or torch.compiler.is_exporting():
         return True
-    return query.device.type == "cpu" and (dropout > 0 or max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH)
+    return has_cpu_kernels(query) and (dropout > 0 or max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH)
 
 
 def _hides_the_future_itself(query: Tensor) -> bool:
     """Return whether scaled_dot_product_attention shall hide the future by itself; on CPU a bias is as fast."""
-    return query.device.type != "cpu"
+    return not has_cpu_kernels(query)
 
 
 def _flash_takes(query: Tensor, dropout: float) -> bool:
