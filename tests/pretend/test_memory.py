@@ -70,7 +70,6 @@ CONFIGS = {
     "6-6 relative": deep(6, 6, "model.encoder.attention=relative"),
     "6-6 pre, dlcl": deep(6, 6, "model.residual=pre", "model.encoder.history=dlcl"),
     "6-6 hyper bf16": deep(6, 6, "model.residual=hyper", BF16),
-    "6-6 int8": deep(6, 6, "training.quantise=int8"),
     "6-6 narrow moments": deep(6, 6, "training.optimiser.moments=bf16"),
     "6-6 muon": deep(6, 6, "training.optimiser.kind=muon"),
     "30-6": deep(30, 6, "model.residual=pre"),

@@ -173,7 +173,7 @@ def inspect(
     `ziggurat inspect ds-init-en-de-base-20-20-ds-matt --no-check`
     """
     from ziggurat.inspect.cost import estimate_cost, expected_batches
-    from ziggurat.inspect.device_memory import largest_batches
+    from ziggurat.inspect.device_memory import largest_batches, on_accelerator
     from ziggurat.model.counts import inspect_experiment
     from ziggurat.model.run_folder import CONFIG_FILE
 
@@ -205,11 +205,13 @@ def inspect(
             said = [_cost_text(costs, experiment.training), *_published_saving(recipe)]
             print("\n" + "\n".join(said), flush=True)
     if device_memory:
-        shape = max(expected_batches(experiment).largest, key=lambda shape: shape.tokens)
-        largest = largest_batches(experiment, sizes, shape)
-        document["device_memory"] = [asdict(batch) for batch in largest]
+        on_gpu = on_accelerator(experiment)
+        shape = max(expected_batches(on_gpu).largest, key=lambda shape: shape.tokens)
+        largest, precision = largest_batches(on_gpu, sizes, shape), on_gpu.training.precision
+        of = {"precision": precision, "source_length": shape.source, "target_length": shape.target}
+        document["device_memory"] = {**of, "largest": [asdict(batch) for batch in largest]}
         if not json:
-            print("\n" + "\n".join(_device_memory(largest, shape, experiment.training)), flush=True)
+            print("\n" + "\n".join(_device_memory(largest, shape, precision)), flush=True)
     if wanted:
         found = _run_check(experiment, updates=updates, width=width, remedies=remedies)
         document["depth_check"] = found.as_record()
@@ -348,8 +350,7 @@ def _memory(cost: Cost, training: TrainingConfig) -> list[str]:
     return lines
 
 
-def _device_memory(largest: list[LargestBatch], shape: BatchShape, training: TrainingConfig) -> list[str]:
-    precision = "bf16" if training.precision == "auto" else training.precision
+def _device_memory(largest: list[LargestBatch], shape: BatchShape, precision: str) -> list[str]:
     return [
         f"{f'largest batch on a GPU ({precision})':<{_WIDTH + 2}}{'tokens':>12}{'sentences':>12}",
         *(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -47,11 +46,11 @@ def on_accelerator(experiment: Experiment) -> Experiment:
 def largest_batches(experiment: Experiment, sizes: tuple[int, int], shape: BatchShape) -> list[LargestBatch]:
     """Return the largest batch that fits each of DEVICES, of sentences as long as those of `shape`.
 
-    Arguments and errors are those of simulate_update. The memory of every moment of an update is a constant and a
-    multiple of the number of sentences, once the loss has several chunks of tokens, so the peak, the largest of them, is
+    Arguments and errors are those of simulate_update. Once the loss has several chunks of tokens, the memory of every
+    moment of an update is a constant and a multiple of the number of sentences. So the peak, the largest of them, is
     convex: a line between two numbers of sentences is never below it.
     """
-    experiment, rooms = on_accelerator(experiment), {gib: gib * GIB - RESERVED for gib in DEVICES}
+    rooms = {gib: gib * GIB - RESERVED for gib in DEVICES}
     peaks: dict[int, int] = {}
 
     def simulate(sentences: int) -> None:

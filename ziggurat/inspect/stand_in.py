@@ -60,12 +60,12 @@ class _Operators(TorchFunctionMode):
         """Begin again before a module that the backward pass computes again, where PyTorch has ended the mode."""
         self._begun.append(_get_current_function_mode() is None)
         if self._begun[-1]:
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, module: nn.Module, args: object, result: object) -> None:
         """End after it."""
         if self._begun.pop():
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def _wide(value: Any) -> Any:
