@@ -212,7 +212,7 @@ def attend(
     if not need_weights and not _explicit_is_faster(query, key, p):
         if mask is not None and mask.bounds is not None and _flash_takes(query, p):
             return AttentionResult(_attend_between(query, key, value, mask.bounds), None)
-        causal = mask is not None and mask.causal and _hides_the_future_itself(query)
+        causal = mask is not None and mask.causal and not has_cpu_kernels(query)  # on CPU a bias is as fast
         context = F.scaled_dot_product_attention(
             query, key, value, None if causal else bias, dropout_p=p, is_causal=causal
         )
@@ -250,11 +250,6 @@ def _explicit_is_faster(query: Tensor, key: Tensor, dropout: float) -> bool:
     if _wanted_explicit or torch.compiler.is_exporting():
         return True
     return has_cpu_kernels(query) and (dropout > 0 or max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH)
-
-
-def _hides_the_future_itself(query: Tensor) -> bool:
-    """Return whether scaled_dot_product_attention shall hide the future by itself; on CPU a bias is as fast."""
-    return not has_cpu_kernels(query)
 
 
 def _flash_takes(query: Tensor, dropout: float) -> bool:
