@@ -560,6 +560,31 @@ def _attention(
 
 # Automatic casts, as CUDA has them, for the operators that the package uses.
 
+
+class _Casts(threading.local):
+    """Narrow copies of parameters, by their addresses, beside them: each is cast once in the outermost context."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def narrow(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a tensor in another type."""
+        if not (tensor.is_leaf and tensor.requires_grad and torch.is_autocast_cache_enabled()):
+            return tensor.to(dtype)
+        if id(tensor) not in self.kept:
+            self.kept[id(tensor)] = tensor, tensor.to(dtype)
+        return self.kept[id(tensor)][1]
+
+
+_casts = _Casts()
+_clear_autocast_cache = torch.clear_autocast_cache
+
+
+def _forget_casts() -> None:
+    _casts.kept.clear()
+    _clear_autocast_cache()
+
+
 _NARROW = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "mv", "scaled_dot_product_attention", "conv1d")
 _WIDE = (
     "softmax.int", "log_softmax.int", "_softmax", "_log_softmax", "layer_norm", "rms_norm", "nll_loss",
@@ -577,7 +602,9 @@ def _cast(operator: Any, wide: bool) -> Callable[..., Any]:
 
         def one(leaf: Any) -> Any:
             fits = isinstance(leaf, Tensor) and leaf.device.type == NAME and leaf.is_floating_point()
-            return leaf.to(dtype) if fits and leaf.dtype not in (dtype, torch.float64) else leaf
+            if not fits or leaf.dtype in (dtype, torch.float64):
+                return leaf
+            return leaf.to(dtype) if wide else _casts.narrow(leaf, dtype)
 
         with torch._C._ExcludeDispatchKeyGuard(key):
             return operator(*tree_map(one, args), **tree_map(one, kwargs))
@@ -641,11 +668,12 @@ def present() -> Iterator[None]:
     global _here
     _register()
     swap = torch.__future__
-    before = torch.Generator, Tensor.pin_memory, Tensor.is_pinned
+    before = torch.Generator, Tensor.pin_memory, Tensor.is_pinned, torch.clear_autocast_cache
     swapped, was_here = swap.get_swap_module_params_on_conversion(), _here
     torch.Generator = _Generator  # type: ignore[misc]
     Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
     Tensor.is_pinned = lambda tensor: getattr(tensor, "is_page_locked", False)  # type: ignore[method-assign, assignment]
+    torch.clear_autocast_cache = _forget_casts
     for types in _FOREACH_TYPES:
         types.append(PretendTensor)
     swap.set_swap_module_params_on_conversion(True)  # or `to` would make two of weights that are tied
@@ -658,7 +686,7 @@ def present() -> Iterator[None]:
         _here = was_here
         for types in _FOREACH_TYPES:
             types.remove(PretendTensor)
-        torch.Generator, Tensor.pin_memory, Tensor.is_pinned = before  # type: ignore[misc, method-assign]
+        torch.Generator, Tensor.pin_memory, Tensor.is_pinned, torch.clear_autocast_cache = before  # type: ignore[misc, method-assign]
         swap.set_swap_module_params_on_conversion(swapped)
 
 

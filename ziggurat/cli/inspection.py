@@ -34,6 +34,8 @@ from ziggurat.system.terminal import duration
 if TYPE_CHECKING:
     from ziggurat.inspect.check import DepthCheck
     from ziggurat.inspect.cost import Cost
+    from ziggurat.inspect.device_memory import LargestBatch
+    from ziggurat.inspect.machine import BatchShape
     from ziggurat.inspect.trial import TrialMeasures
     from ziggurat.model.counts import Inspection
 
@@ -141,6 +143,9 @@ def inspect(
     cost: Annotated[
         bool, typer.Option("--cost/--no-cost", help="Estimate arithmetic, memory and time of training.")
     ] = True,
+    device_memory: Annotated[
+        bool, typer.Option("--device-memory", help="Show the largest batch that fits into the memory of GPUs.")
+    ] = False,
     check: Annotated[
         bool | None,
         typer.Option(
@@ -171,7 +176,8 @@ def inspect(
     Examples: `ziggurat inspect multi30k-de-en model.residual=post model.encoder.layers=18 --suggest better.yaml`,
     `ziggurat inspect ds-init-en-de-base-20-20-ds-matt --no-check`
     """
-    from ziggurat.inspect.cost import estimate_cost
+    from ziggurat.inspect.cost import estimate_cost, expected_batches
+    from ziggurat.inspect.device_memory import largest_batches, on_accelerator
     from ziggurat.model.counts import inspect_experiment
 
     others = [word for word in overrides or [] if _is_configuration(word)]
@@ -200,12 +206,21 @@ def inspect(
     if not json:
         print(_text(config, experiment, inspection, recipe), flush=True)
     document = _record(config, experiment, inspection, recipe) if json else {}
+    sizes = inspection.vocabulary.source, inspection.vocabulary.target
     if cost:
-        costs = estimate_cost(experiment, (inspection.vocabulary.source, inspection.vocabulary.target))
+        costs = estimate_cost(experiment, sizes)
         document["cost"] = _cost_record(costs)
         if not json:
             said = [_cost_text(costs, experiment.training), *_published_saving(recipe)]
             print("\n" + "\n".join(said), flush=True)
+    if device_memory:
+        on_gpu = on_accelerator(experiment)
+        shape = max(expected_batches(on_gpu).largest, key=lambda shape: shape.tokens)
+        largest, precision = largest_batches(on_gpu, sizes, shape), on_gpu.training.precision
+        of = {"precision": precision, "source_length": shape.source, "target_length": shape.target}
+        document["device_memory"] = {**of, "largest": [asdict(batch) for batch in largest]}
+        if not json:
+            print("\n" + "\n".join(_device_memory(largest, shape, precision)), flush=True)
     if wanted:
         found = _run_check(experiment, updates=updates, width=width, remedies=remedies)
         document["depth_check"] = found.as_record()
@@ -392,6 +407,7 @@ def _memory(cost: Cost, training: TrainingConfig) -> list[str]:
     memory, optimiser = cost.memory, training.optimiser
     names = {
         "weights": "weights, fp32",
+        "tables": "tables, such as of positions",
         "copies": "their copies in bf16",
         "gradients": "gradients",
         "moments": f"moments ({optimiser.kind}, {optimiser.moments})",
@@ -413,6 +429,18 @@ def _memory(cost: Cost, training: TrainingConfig) -> list[str]:
     if memory.checkpoint:
         lines.append(f"  asynchronous checkpoints keep {_mebibytes(memory.checkpoint)} MiB of main memory in addition")
     return lines
+
+
+def _device_memory(largest: list[LargestBatch], shape: BatchShape, precision: str) -> list[str]:
+    return [
+        f"{f'largest batch on a GPU ({precision})':<{_WIDTH + 2}}{'tokens':>12}{'sentences':>12}",
+        *(
+            _row(f"{batch.gib} GiB", *(f"{n:,}" if n else "-" for n in (batch.tokens, batch.sentences)))
+            for batch in largest
+        ),
+        f"  of {shape.source} source and {shape.target} target tokens; tokens are those of the longer side, as "
+        "`training.batch.max_tokens` counts them",
+    ]
 
 
 def _recomputed(recompute: object) -> str:

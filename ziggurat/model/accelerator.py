@@ -8,7 +8,8 @@ distinguishes a CPU from everything else. What has no like elsewhere stays where
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -61,6 +62,25 @@ def device_name(device: torch.device) -> str:
     """Return the name that its maker gave an accelerator where PyTorch knows it, or else the kind of the device."""
     name = getattr(runtime(device), "get_device_name", None)
     return device.type if name is None else str(name(device))
+
+
+_stands_in = False
+
+
+@contextmanager
+def cpu_standing_in() -> Iterator[None]:
+    """Context in which the CPU's tensors go the way of an accelerator's, for arithmetic about one that is not here."""
+    global _stands_in
+    before, _stands_in = _stands_in, True
+    try:
+        yield
+    finally:
+        _stands_in = before
+
+
+def has_cpu_kernels(x: torch.Tensor) -> bool:
+    """Return whether operators that are made for a CPU take this tensor."""
+    return x.device.type == "cpu" and not _stands_in
 
 
 def has_bf16(device: torch.device) -> bool:
