@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -249,20 +250,69 @@ def test_demo_refuses_a_folder_that_is_not_its_own(ziggurat, tmp_path: Path) -> 
 
 def test_a_demo_that_is_replaced_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "demo"
-    _make_room(folder)
+    assert not _make_room(folder, "a: 1")
     assert not capsys.readouterr().err
     (folder / "corpus").mkdir()
-    _make_room(folder)
+    assert not _make_room(folder, "a: 1")
     assert "begins at its first step" in capsys.readouterr().err
     assert not (folder / "corpus").exists()
 
 
+@pytest.mark.parametrize("changed", ["", "settings", "finished", "no checkpoint"])
+def test_a_demo_that_was_interrupted_goes_on(changed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _make_room(tmp_path / "demo", "a: 1")
+    for name in ("corpus", "store", "run/checkpoints/000000010"):
+        (tmp_path / "demo" / name).mkdir(parents=True)
+    (tmp_path / "demo" / "demo.yaml").write_text("a: 2" if changed == "settings" else "a: 1")
+    if changed == "finished":
+        (tmp_path / "demo" / "run" / "report.html").touch()
+    if changed == "no checkpoint":
+        (tmp_path / "demo" / "run" / "checkpoints" / "000000010").rmdir()
+    assert _make_room(tmp_path / "demo", "a: 1") == (not changed)
+    assert ("goes on" if not changed else "begins at its first step") in capsys.readouterr().err
+    assert all((tmp_path / "demo" / name).exists() == (not changed) for name in ("corpus", "store", "run"))
+
+
+SMALL_DEMO = (
+    *("model.d_model=16", "model.d_ff=16", "model.heads=2", "model.encoder.layers=1", "model.decoder.layers=1"),
+    *(
+        "training.checkpoints.every_updates=2",
+        "training.validation.every_updates=1000",
+        "training.batch.max_tokens=512",
+    ),
+)
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_with_the_demo(ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    from ziggurat.train import loop
+
+    given = ("demo", "--folder", tmp_path / "demo", *SMALL_DEMO, "training.stop.updates=6", "decoding.beam_size=1")
+    whole = loop.train
+
+    def interrupted(run: Path, experiment, **named):  # type: ignore[no-untyped-def]
+        result = whole(run, experiment, **named)
+        shutil.rmtree(run / "checkpoints" / sorted(path.name for path in (run / "checkpoints").iterdir())[-1])
+        return dataclasses.replace(result, signal=2)
+
+    monkeypatch.setattr(loop, "train", interrupted)
+    first = ziggurat(*given)
+    assert first.status == 130
+    assert "the same command goes on" in first.err
+    before = (tmp_path / "demo" / "store" / "manifest.json").stat().st_mtime_ns
+    monkeypatch.setattr(loop, "train", whole)
+    second = ziggurat(*given)
+    assert second.status == 0, second.err
+    assert "goes on" in second.err
+    assert (tmp_path / "demo" / "store" / "manifest.json").stat().st_mtime_ns == before
+    assert "begins at its first step" in ziggurat(*given).err
+
+
 def test_the_folder_of_the_demo_may_have_any_name() -> None:
     folder = Path("my: demo #1")
-    files = {split: (folder / f"{split}.qlo", folder / f"{split}.qhi") for split in ("train", "dev")}
-    data = _experiment(folder, files, ["data.dev.0.source=mine"]).data
-    assert (data.store, data.train[0].target) == (f"{folder}/store", f"{folder}/train.qhi")
-    assert (data.dev[0].source, data.dev[0].target) == ("mine", f"{folder}/dev.qhi")
+    data = _experiment(folder, ["data.dev.0.source=mine"]).data
+    assert (data.store, data.train[0].target) == (f"{folder}/store", f"{folder}/corpus/train.qhi")
+    assert (data.dev[0].source, data.dev[0].target) == ("mine", f"{folder}/corpus/dev.qhi")
 
 
 def test_the_closing_hints_of_the_demo_can_be_pasted(tmp_path: Path) -> None:

@@ -86,6 +86,9 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
         (["--output", "-"], "needs `--output`"),
         (["--document", "-"], "a document's kind is known from its name"),
         (["--document", "missing.docx"], "missing.docx: no such file"),
+        (["--output", "out.DOCX"], "out.DOCX: is for Word, and "),
+        (["--output", "out.txt"], "stays HTML; end it in .html"),
+        (["--output", "out.html.json"], "out.html.json: is for "),
     ],
 )
 def test_what_cannot_be_is_one_message(

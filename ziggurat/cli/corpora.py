@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 _NETWORK = "Network"
 EMBEDDED = "babel"
 """Name of the embedded language pair (docs/data.md), which is made and not downloaded."""
+_EMBEDDED_TITLE = "Babel, the synthetic pair qlo-qhi of `ziggurat demo` and small recipes: made here, not downloaded"
 
 
 def fetch(
@@ -104,8 +105,8 @@ def fetch(
     """
     from ziggurat.corpora.fetch.downloads import Downloads, default_folder
     from ziggurat.corpora.fetch.indexes import Names
+    from ziggurat.corpora.fetch.network import Network
     from ziggurat.corpora.fetch.registry import load_registry
-    from ziggurat.corpora.fetch.transfer import Network
 
     if not names and not list_:
         raise ConfigError("nothing to fetch: name a corpus, a recipe or a configuration; `--list` lists what there is")
@@ -197,7 +198,10 @@ def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[In
             raise ConfigError("name two languages: `ziggurat fetch --list opus de-en`")
         every = opus_listed(downloads, pair[1], pair[2])
         return [one for one in every if all(word.casefold() in one.name.casefold() for word in words[2:])]
+    own = IndexEntry(EMBEDDED, _EMBEDDED_TITLE, 0, 21_000, "of ziggurat itself")
     listed, by_pair = list[IndexEntry](), bool(names.registry.pairs_among(words))
+    if all(word.casefold() in f"{own.name} {own.title}".casefold() for word in words):
+        listed.append(own)
     for pattern, entry in names.registry.listed(words):
         sizes = [file.bytes for file in entry.files]
         size = sum(filter(None, sizes)) if None not in sizes else None
