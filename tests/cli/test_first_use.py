@@ -253,9 +253,9 @@ def test_wrong_scores_are_refused_before_anything_is_translated(
 ) -> None:
     monkeypatch.setattr("ziggurat.translate.translator.load_translator", None)
     evaluate = ["evaluate", trained, "--source", text, "--reference", text]
-    status, _, errors = ziggurat(*evaluate, "--metrics", "tokenised", "--language", "xx")
+    status, _, errors = ziggurat(*evaluate, "--metrics", "tokenised", "--language", "sw")
     assert status == 2
-    assert "no rules for language 'xx'; it knows as, " in errors
+    assert "no rules for language 'sw'; it knows as, " in errors
     status, _, errors = ziggurat(*evaluate, "--metrics", "blue")
     assert status == 2
     assert "unknown metric `blue`" in errors
