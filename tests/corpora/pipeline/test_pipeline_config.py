@@ -114,7 +114,7 @@ def test_errors_name_file_line_and_key() -> None:
         ("monolingual.target=[]", "`monolingual.target` is missing: `backtranslation` translates it"),
         ("distillation={bitext: false, monolingual: false}", "`monolingual.source` is missing: `distillation` has no"),
         ("alignment=null", "`student.training.loss.alignment` needs word alignments: add section `alignment`"),
-        ("teacher.existing=runs/a", "`teacher`: `existing` takes a model as it is: leave out `decoding`"),
+        ("teacher.existing=runs/a", "`teacher`: `existing` uses a model unchanged: leave out `decoding`"),
         ("student={existing: runs/a}", "`student.existing`: a student is trained here"),
         ("student.training.start_from=runs/a", "`training.start_from` is not for a pipeline"),
         ("student.recipe=dmeo", "`student`: no recipe `dmeo`; did you mean `demo`"),

@@ -148,7 +148,7 @@ def test_its_costs_are_known_before_the_teacher_is_there(
         ({}, ["student.model.d_model=32"], "`without_layers` takes the teacher's `model`: leave it out"),
         ({}, ["student.training.growth={stages: [{layers: 1, updates: 1}]}"], "not beside `without_layers`"),
         ({}, ["student.training.lora={}"], "`training.lora` adapts a trained model"),
-        ({"teacher": None}, [], "`teacher` is missing: the student begins as it"),
+        ({"teacher": None}, [], "`teacher` is missing: the student starts from it"),
         ({"teacher": {"without_layers": "decoder.1"}}, [], "`teacher.without_layers`: only a `student`"),
         (
             {},
