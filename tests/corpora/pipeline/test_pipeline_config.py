@@ -122,7 +122,7 @@ def test_errors_name_file_line_and_key() -> None:
         ("teacher.corpora={bitexts: 1}", "`teacher.corpora.bitexts.[key]`: input should be 'bitext', 'back-transl"),
         ("teacher.subword.joint=false teacher.model.embedding.sharing=all", "`teacher.model.embedding.sharing"),
         ("backtranslation.decoding={beam_sizes: 3}", "unknown key `decoding.beam_sizes`"),
-        ("backtranslation.decoding={seed: 3}", "`decoding.seed`: this section has keys of its own for that"),
+        ("backtranslation.decoding={seed: 3}", "`decoding.seed`: use the key of this section for that"),
         ("quantisation.training={stopp: {}}", "unknown key `training.stopp`"),
         ("target_language=qlo", "`source_language` and `target_language` are both `qlo`"),
         ("distillation={decoding: {beam_size: 4}}", "`distillation`: a beam of 4 (`decoding.beam_size`) has no 8 cand"),
