@@ -210,7 +210,7 @@ class DistilTextStep(_TranslationStep):
 
 
 class DistilStep(_TranslationStep):
-    """The step that translates the bitext's source side with the teacher; the candidate nearest to the target is kept."""
+    """The step that translates the bitext's source side with the teacher and keeps the candidate nearest the target."""
 
     name, section, model = DISTILLED[0], "distillation", "teacher"
     text = ("clean", "train/*")
