@@ -392,7 +392,7 @@ def test_actors_that_do_not_begin_are_told(ray: Ray, monkeypatch: pytest.MonkeyP
     ray.room = 0
     with (
         ray_actors("local", 2) as run,
-        pytest.warns(UserWarning, match="no worker on the Ray cluster has begun"),
+        pytest.warns(UserWarning, match="no worker on the Ray cluster has started"),
     ):
         assert not list(run(lambda shard: None, iter([Shard(0, 0, [])]), lambda: ray.turn > 1))
 

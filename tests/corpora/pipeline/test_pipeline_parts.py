@@ -146,7 +146,7 @@ def test_parts_that_begin_at_once_agree(begun: Path) -> None:
 
 def test_steps_before_it_must_be_done(begun: Path) -> None:
     (begun / "w/first" / MANIFEST).unlink()
-    with pytest.raises(DataError, match=r"w/first: not done yet; parts of `job` begin .*: `--until first`, without"):
+    with pytest.raises(DataError, match=r"w/first: not done yet; parts of `job` start .*: `--until first`, without"):
         part(begun, 0)
     assert not (begun / "w/job").exists()
     with pytest.raises(DataError, match=r"nowhere/w/first: not done yet"):

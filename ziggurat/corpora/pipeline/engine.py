@@ -376,8 +376,8 @@ class ShardedRun(Pipeline):
         if was != here and was.startswith(AUTO) and here.startswith(AUTO):
             was, here = was.removeprefix(AUTO), here.removeprefix(AUTO)
             raise DataError(
-                f"{folder}: was started where `device: auto` is {was}, here it is {here}, and a job needs one kind "
-                f"of device: do all parts where it is {was}, or name the `device` in the step's section, and it starts over"
+                f"{folder}: was started where `device: auto` is {was}, here it is {here}, and a job needs one kind of "
+                f"device: do all parts where it is {was}, or name the `device` of the step, and it starts over"
             )
 
     def _found(self, step: Step) -> tuple[StepStatus, dict[str, Any]]:
