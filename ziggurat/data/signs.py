@@ -152,7 +152,7 @@ def _is_column(name: str, codes: set[str]) -> bool:
 
 
 def _parts(word: str) -> list[str]:
-    """Return the two names that a word is made of, such as `sourcetext` and `srclang`, or the word."""
+    """Return the two names that make up a word, such as `sourcetext` or `srclang`, or the word itself."""
     joints = [place for place in range(3, len(word) - 2) if {word[:place], word[place:]} <= _COLUMN_WORDS]
     return [word[: joints[0]], word[joints[0] :]] if joints else [word]
 
@@ -205,7 +205,7 @@ def _damage_notices(many: str, side: SideSigns, *, mended: bool) -> Iterator[str
 
 
 def _form_notices(corpora: Mapping[str, CorpusSigns]) -> list[Problem]:
-    """Return a warning where the same letters are spelt composed and decomposed; either alone is fine."""
+    """Return a warning if the same letters are spelt both composed and decomposed; either alone is fine."""
     sides = [(key, name, side) for key, s in corpora.items() for name, side in zip(SIDES, s.sides, strict=True)]
     if not any(side.composed for _, _, side in sides):
         return []
@@ -224,7 +224,7 @@ def _form_notices(corpora: Mapping[str, CorpusSigns]) -> list[Problem]:
 
 
 def _width_notices(corpora: Mapping[str, CorpusSigns]) -> Iterator[Problem]:
-    """Yield a warning where a side has letters of unusual width beside ordinary ones; either alone is fine."""
+    """Yield a warning if a side has letters of unusual width as well as ordinary ones; either alone is fine."""
     for key, signs in corpora.items():
         for name, side in zip(SIDES, signs.sides, strict=True):
             for what, seen in side.compatible.items():

@@ -74,7 +74,7 @@ class Names:
             return _sacrebleu(rest)
         if start == "mtdata":
             raise ConfigError(
-                f"{printable(name, 200)}: mtdata has a command of its own: `mtdata get --langs deu-eng --train "
+                f"{printable(name, 200)}: mtdata has its own command: `mtdata get --langs deu-eng --train "
                 f"{printable(rest, 200)} --out FOLDER`; then name the files in `data.train` (docs/fetch.md)"
             )
         if start == "opus" and (found := re.fullmatch(r"([\w.-]+)/latest/(\w+)-(\w+)", rest)):

@@ -385,7 +385,7 @@ def _accept(url: str, part: Part, response: http.client.HTTPResponse, blocks: It
             f"{url}: sent in the encoding {printable(headers['Content-Encoding'])}, which was not requested"
         )
     if len(set(headers.get_all("Content-Length", []))) > 1:
-        raise DataError(f"{url}: sent with several lengths, of which nobody knows the right one; {_BRING}")
+        raise DataError(f"{url}: sent with several lengths, and the right one is unknown; {_BRING}")
     version, length = _version(headers), response.length
     if response.status == 206:
         found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("Content-Range", ""))

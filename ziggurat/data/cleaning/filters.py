@@ -355,7 +355,7 @@ _SCRIPTS = (
 def scripts(texts: Sequence[str]) -> dict[str, int]:
     """Return the number of letters in each script, most frequent first; OTHER_SCRIPT stands for all others.
 
-    A letter without a script of its own, such as U+30FC (which lengthens vowels), is among the others.
+    A letter that belongs to no single script, such as U+30FC (which lengthens vowels), is among the others.
     """
     joined = "".join(texts)
     letters = len(_script("").findall(joined))
