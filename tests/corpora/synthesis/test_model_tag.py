@@ -69,7 +69,7 @@ def test_a_corpus_is_what_the_model_makes_with_the_tag(
     assert found == [" ".join(each.text.split()) for each in expected if each.hypotheses[0].finished]
     assert len(found) > 2
     assert [each.text for each in expected] != [each.text for each in other]
-    with pytest.raises(DataError, match=r"was begun with other settings or files .*model_tag"):
+    with pytest.raises(DataError, match=r"was started with other settings or files .*model_tag"):
         in_process(job("out", "<2de>"))
 
 
