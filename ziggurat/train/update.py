@@ -312,7 +312,7 @@ def train_update(
     Args:
         parallel: model and loss.
         batches: this process's part of the update, one at least.
-        optimiser: of the model's parameters.
+        optimiser: optimiser of the model's parameters.
         rate: learning rate.
         clip_norm: `training.clip_norm`.
         clipper: that of `training.adaptive_clip`, or None.

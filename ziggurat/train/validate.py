@@ -166,7 +166,7 @@ class Validation:
 
     Attributes:
         nll: mean -log p(gold) per target token, nats; perplexity is its exponential.
-        bleu, chrf: of the decoded dev set, or None (BLEU also where its tokenizer is not installed).
+        bleu, chrf: scores of the decoded dev set, or None (BLEU also if its tokenizer is not installed).
         unfinished: number of translations cut at the length limit, or None.
         left_out: why there is no decoding, where `training.validation` asks for one.
         alignment: mean cross-entropy of guided alignment per target token with links, nats, or None.

@@ -82,7 +82,7 @@ class SearchResult(NamedTuple):
 
     Attributes:
         pieces: without end-of-sentence.
-        score: after the length penalty.
+        score: score after the length penalty.
         ended: whether it ended.
     """
 

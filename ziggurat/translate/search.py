@@ -182,7 +182,7 @@ class Search:
     Args:
         scorer: the model.
         sentences: those that wait first, numbered from 0.
-        settings: of all sentences.
+        settings: settings of all sentences.
         slots: most sentences that are live at a time; None: as many as `sentences` can need.
     """
 
