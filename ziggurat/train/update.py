@@ -46,7 +46,8 @@ class UpdateSize(NamedTuple):
 class Parallel:
     """The gradients of one process; Replicated (DDP) and ziggurat.train.learner (FSDP2) handle several.
 
-    All processes call every method, in the same order. `recovers` is true if all of them can continue after one has run out of memory.
+    All processes call every method, in the same order. `recovers` is true if all of them can continue after one has
+    run out of memory.
     """
 
     recovers = True
