@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -47,6 +48,20 @@ def compile_library(source: Path, library: Path) -> str:
     return ""
 
 
+def platform_tag(library: Path) -> str:
+    """Return the wheel's platform: manylinux by the newest glibc symbol of `library`, which needs no library but libc.
+
+    Package indexes take `manylinux_2_17_x86_64` but not `linux_x86_64` (PEP 600). Libraries of other C libraries than
+    glibc keep the system's own tag.
+    """
+    machine = sysconfig.get_platform().removeprefix("linux-").replace("-", "_")
+    versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", library.read_bytes())
+    if not versions:
+        return f"linux_{machine}"
+    newest = max((2, 17), *((int(major), int(minor)) for major, minor in versions))
+    return f"manylinux_{newest[0]}_{newest[1]}_{machine}"
+
+
 class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
     """Puts the library beside its source, in a wheel or, for an editable installation, in the tree."""
 
@@ -67,5 +82,4 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         build_data["artifacts"].append("/ziggurat/model/fast/_compiled.so")
         build_data["pure_python"] = False
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["tag"] = f"py3-none-{platform}"
+        build_data["tag"] = f"py3-none-{platform_tag(library)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import types
@@ -25,6 +26,7 @@ def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
     (tmp_path / "ziggurat" / "model" / "fast").mkdir(parents=True)
     shutil.copy(ROOT / "ziggurat" / "model" / "fast" / "compiled.c", tmp_path / "ziggurat" / "model" / "fast")
@@ -46,9 +48,22 @@ def test_the_library_is_part_of_a_wheel_for_one_platform(hook: Any) -> None:
     data = build(hook)
     assert hook.said == []
     assert data["artifacts"] == ["/ziggurat/model/fast/_compiled.so"]
-    assert data["tag"].startswith("py3-none-linux_")
+    assert re.fullmatch(r"py3-none-(linux|manylinux_2_\d+)_\w+", data["tag"])
     assert data["pure_python"] is False
     assert sorted(os.listdir(Path(hook.root, "ziggurat", "model", "fast"))) == ["_compiled.so", "compiled.c"]
+
+
+@pytest.mark.parametrize(
+    ("symbols", "tag"),
+    [
+        (b"GLIBC_2.2.5\0GLIBC_2.14\0", "manylinux_2_17_"),  # indexes take nothing older
+        (b"GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_2.9\0", "manylinux_2_34_"),
+        (b"", "linux_"),  # musl
+    ],
+)
+def test_a_wheel_has_the_tag_that_its_library_needs(hook: Any, symbols: bytes, tag: str, tmp_path: Path) -> None:
+    (tmp_path / "library.so").write_bytes(b"\x7fELF" + symbols)
+    assert sys.modules[type(hook).__module__].platform_tag(tmp_path / "library.so").startswith(tag)
 
 
 @pytest.mark.parametrize("kind", ["silent", "not UTF-8", "missing", "without a result"])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tests.composition import covering, model, refused_by_rnmt, refused_pairs
 from ziggurat.config.train import GuidedAlignmentConfig, LossConfig, OptimiserConfig
 from ziggurat.data.loader import Batch
+from ziggurat.model.accelerator import default_device
 from ziggurat.model.build import build_model, count_parameters, parameter_roles
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import load_weights, read_tensors, weights, write_tensors
@@ -23,6 +24,7 @@ from ziggurat.train.update import Parallel, train_update
 VOCABULARY = 13
 GOLDEN = Path(__file__).parent / "golden" / "refused_pairs.txt"
 PAIRS = list(covering(2))
+HERE = default_device()  # with --pretend, the pretend accelerator
 
 
 def named(choices: dict[str, Any]) -> str:
@@ -47,7 +49,8 @@ def padded_batch() -> Batch:
 
 def one_update(built: Seq2Seq, batch: Batch, loss: LossConfig) -> None:
     """Train one update and require a finite gradient for every parameter that is trained."""
-    built.train()
+    built.to(HERE).train()
+    batch = batch.to(HERE)
     seen: dict[str, Tensor] = {}
     hooks = [
         p.register_post_accumulate_grad_hook(lambda p, n=name: seen.__setitem__(n, p.grad.clone()))  # type: ignore[misc]
@@ -104,7 +107,7 @@ def stepwise(built: Seq2Seq, batch: Batch) -> tuple[Tensor, Tensor]:
 def check(choices: dict[str, Any], folder: Path) -> None:
     """Build, train one update, decode, save and reload one configuration."""
     config = model(choices)
-    batch = padded_batch()
+    batch = padded_batch().to(HERE)
     # float64 from the start: fixup with dense and swiglu, which has no norm at all, has a loss of 3e27 here, and fp32
     # cannot hold the norm of its gradients
     built = build_model(config, VOCABULARY, VOCABULARY, seed=5).double()
@@ -116,7 +119,7 @@ def check(choices: dict[str, Any], folder: Path) -> None:
     torch.testing.assert_close(steps[done], whole[done], atol=1e-10, rtol=1e-10)
 
     write_tensors(folder / "model.safetensors", weights(built))
-    again = build_model(config, VOCABULARY, VOCABULARY, seed=6).double()
+    again = build_model(config, VOCABULARY, VOCABULARY, seed=6).double().to(HERE)
     load_weights(again, read_tensors(folder / "model.safetensors"), "saved")
     again.eval()
     with torch.no_grad():

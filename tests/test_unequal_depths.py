@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.composition import model as small_model
-from tests.test_composition import VOCABULARY, one_update, padded_batch
+from tests.test_composition import HERE, VOCABULARY, one_update, padded_batch
 from ziggurat.config.train import LossConfig
 from ziggurat.model.build import build_model, stack_residuals
 from ziggurat.model.init import profile_omega
@@ -42,8 +42,8 @@ CASES = list(product(MADE_FOR, DEPTHS))
 )
 def test_unequal_depths_build_profile_train_and_decode(name: str, depth: tuple[int, int]) -> None:
     choices = {"init.kind": name, **MADE_FOR[name], "encoder.layers": depth[0], "decoder.layers": depth[1]}
-    built = build_model(small_model(choices), VOCABULARY, VOCABULARY, seed=2)
-    batch = padded_batch()
+    built = build_model(small_model(choices), VOCABULARY, VOCABULARY, seed=2).to(HERE)
+    batch = padded_batch().to(HERE)
     residuals = [stack_residuals(built.encoder), stack_residuals(built.decoder)]
     assert [len(found) for found in residuals] == [2 * depth[0], 3 * depth[1]]
     if name == "admin profiled":
@@ -56,7 +56,7 @@ def test_unequal_depths_build_profile_train_and_decode(name: str, depth: tuple[i
             assert found[0] == 1.0
             assert all(a < b for a, b in pairwise(found[1:]))
     one_update(built, batch, LossConfig())
-    settings = SearchSettings(beam_size=2, n_best=1, bos=1, eos=2, forbidden=(0, 1))
+    settings = SearchSettings(beam_size=2, n_best=1, bos=1, eos=2, forbidden=(0, 1), device=HERE)
     scorer = ModelScorer(built.eval())
     sentences = [Sentence(row[real].tolist(), 4) for row, real in zip(batch.source, batch.source_mask, strict=True)]
     results = search(scorer, sentences, settings)

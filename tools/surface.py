@@ -36,7 +36,7 @@ JSON_VERBS: dict[str, tuple[str, ...]] = {
     "align": ("align", "corpus/train.qlo", "corpus/train.qhi", "-o", "links", "--json"),
     "diagnose": ("diagnose", "run", "--json"),
     "evaluate": ("evaluate", "run", *TEXT, "--json"),
-    "evaluate --compare": ("evaluate", "--compare", "corpus/dev.qhi", "--compare", "corpus/dev.qlo", *TEXT, "--json"),
+    "compare": ("compare", "corpus/dev.qhi", "corpus/dev.qlo", *TEXT, "--json"),
     "explain": ("explain", "training.schedule", "--json"),
     "explain METHOD": ("explain", "dlcl", "--json"),
     "explain PAPER": ("explain", "sdt", "--json"),

@@ -91,11 +91,11 @@ def write_lines(path: Path, texts: Sequence[str]) -> None:
     write_atomically(path, "".join(f"{text}\n" for text in texts).encode())
 
 
-def started(work: Path, *options: str) -> subprocess.Popen[bytes]:
-    """Start the pipeline, as the leader of a group of processes."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "ziggurat", "pipeline", "pipeline.yaml", *options], cwd=work, start_new_session=True
-    )
+def started(work: Path, *options: str, bulk: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+    """Start the pipeline, as the leader of a group of processes; `bulk` are options of that verb."""
+    before = ["bulk", *bulk] if bulk else []
+    command = [sys.executable, "-m", "ziggurat", *before, "pipeline", "pipeline.yaml", *options]
+    return subprocess.Popen(command, cwd=work, start_new_session=True)
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
@@ -148,7 +148,7 @@ class Kills:
     def in_parts(self, step: str, moment: float) -> None:
         """Do both parts of a step at once, and kill one of them unless it ends before."""
         parts = [
-            started(self.work, *self.overrides, "--only", step, "--shard", f"{part}/2", "--workers", "1")
+            started(self.work, *self.overrides, "--only", step, bulk=("--shard", f"{part}/2", "--workers", "1"))
             for part in (1, 2)
         ]
         victim = self.generator.choice(parts)
@@ -169,7 +169,7 @@ class Kills:
         while len(self.nodes.list_all_nodes()) < 2:
             self.nodes.add_node(**NODE)
         self.nodes.wait_for_nodes()
-        return started(self.work, *self.overrides, "--ray", self.nodes.address)
+        return started(self.work, *self.overrides, bulk=("--ray", self.nodes.address))
 
     def to_the_end(self, process: subprocess.Popen[bytes], way: str, moment: float) -> bool:
         """Wait until the program ends, or kill it after `moment` seconds; return whether it ended."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -30,6 +31,9 @@ VERBS = (
     "translate",
     "score",
     "evaluate",
+    "compare",
+    "perturb",
+    "bulk",
 )
 
 
@@ -151,6 +155,35 @@ def test_bad_input_leaves_no_output_file(ziggurat, trained: Path, tmp_path: Path
     assert list(tmp_path.iterdir()) == [source]
 
 
+def test_no_verb_has_more_than_twenty_options_and_all_of_many_are_in_groups() -> None:
+    for name, verb in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        options = [parameter for parameter in verb.params if parameter.param_type_name == "option"]
+        assert len(options) <= 20, name
+        assert sum(option.rich_help_panel is None for option in options) <= 10, name
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("train mul", "multi30k-de-en"),
+        ("prepare dem", "demo"),
+        ("inspect dem", "demo"),
+        ("recipes mul", "multi30k-en-de"),
+        ("train my.yaml model.encoder.lay", "model.encoder.layers="),
+        ("prepare my.yaml data.train.0.w", "data.train.0.weight="),
+        ("translate run beam", "beam_size="),
+        ("pipeline my.yaml distil", "distillation.shard_lines="),
+        ("explain training.sch", "training.schedule"),
+        ("explain dl", "dlcl"),
+    ],
+)
+def test_what_a_tab_offers(typed: str, offered: str, monkeypatch: pytest.MonkeyPatch, ziggurat: Ziggurat) -> None:
+    monkeypatch.setenv("_ZIGGURAT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"ziggurat {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    assert offered in ziggurat().out.splitlines()
+
+
 def test_score_and_evaluate(ziggurat, trained: Path, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     source, reference = tiny_folder / "dev.qlo", tiny_folder / "dev.qhi"
     scored = ziggurat("score", trained, "--source", source, "--target", reference)
@@ -175,9 +208,8 @@ def test_score_and_evaluate(ziggurat, trained: Path, tiny_folder: Path, tmp_path
     )
     assert confident.status == 0, confident.err
     assert json.loads(confident.out)[0]["interval"] >= 0
-    perfect = ziggurat(
-        "evaluate", "--hypothesis", reference, "--reference", reference, "--tokenised", "de", "--compound-split"
-    ).out
+    metrics = ("--metrics", "bleu,chrf,ter,tokenised,compound-split", "--language", "de")
+    perfect = ziggurat("evaluate", "--hypothesis", reference, "--reference", reference, *metrics).out
     assert perfect.count("= 100.0") == 4
     assert perfect.count("NOT-comparable-with-sacreBLEU") == 2
 
@@ -217,20 +249,69 @@ def test_demo_refuses_a_folder_that_is_not_its_own(ziggurat, tmp_path: Path) -> 
 
 def test_a_demo_that_is_replaced_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "demo"
-    _make_room(folder)
+    assert not _make_room(folder, "a: 1")
     assert not capsys.readouterr().err
     (folder / "corpus").mkdir()
-    _make_room(folder)
+    assert not _make_room(folder, "a: 1")
     assert "begins at its first step" in capsys.readouterr().err
     assert not (folder / "corpus").exists()
 
 
+@pytest.mark.parametrize("changed", ["", "settings", "finished", "no checkpoint"])
+def test_a_demo_that_was_interrupted_goes_on(changed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _make_room(tmp_path / "demo", "a: 1")
+    for name in ("corpus", "store", "run/checkpoints/000000010"):
+        (tmp_path / "demo" / name).mkdir(parents=True)
+    (tmp_path / "demo" / "demo.yaml").write_text("a: 2" if changed == "settings" else "a: 1")
+    if changed == "finished":
+        (tmp_path / "demo" / "run" / "report.html").touch()
+    if changed == "no checkpoint":
+        (tmp_path / "demo" / "run" / "checkpoints" / "000000010").rmdir()
+    assert _make_room(tmp_path / "demo", "a: 1") == (not changed)
+    assert ("goes on" if not changed else "begins at its first step") in capsys.readouterr().err
+    assert all((tmp_path / "demo" / name).exists() == (not changed) for name in ("corpus", "store", "run"))
+
+
+SMALL_DEMO = (
+    *("model.d_model=16", "model.d_ff=16", "model.heads=2", "model.encoder.layers=1", "model.decoder.layers=1"),
+    *(
+        "training.checkpoints.every_updates=2",
+        "training.validation.every_updates=1000",
+        "training.batch.max_tokens=512",
+    ),
+)
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_with_the_demo(ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    from ziggurat.train import loop
+
+    given = ("demo", "--folder", tmp_path / "demo", *SMALL_DEMO, "training.stop.updates=6", "decoding.beam_size=1")
+    whole = loop.train
+
+    def interrupted(run: Path, experiment, **named):  # type: ignore[no-untyped-def]
+        result = whole(run, experiment, **named)
+        shutil.rmtree(run / "checkpoints" / sorted(path.name for path in (run / "checkpoints").iterdir())[-1])
+        return dataclasses.replace(result, signal=2)
+
+    monkeypatch.setattr(loop, "train", interrupted)
+    first = ziggurat(*given)
+    assert first.status == 130
+    assert "the same command goes on" in first.err
+    before = (tmp_path / "demo" / "store" / "manifest.json").stat().st_mtime_ns
+    monkeypatch.setattr(loop, "train", whole)
+    second = ziggurat(*given)
+    assert second.status == 0, second.err
+    assert "goes on" in second.err
+    assert (tmp_path / "demo" / "store" / "manifest.json").stat().st_mtime_ns == before
+    assert "begins at its first step" in ziggurat(*given).err
+
+
 def test_the_folder_of_the_demo_may_have_any_name() -> None:
     folder = Path("my: demo #1")
-    files = {split: (folder / f"{split}.qlo", folder / f"{split}.qhi") for split in ("train", "dev")}
-    data = _experiment(folder, files, ["data.dev.0.source=mine"]).data
-    assert (data.store, data.train[0].target) == (f"{folder}/store", f"{folder}/train.qhi")
-    assert (data.dev[0].source, data.dev[0].target) == ("mine", f"{folder}/dev.qhi")
+    data = _experiment(folder, ["data.dev.0.source=mine"]).data
+    assert (data.store, data.train[0].target) == (f"{folder}/store", f"{folder}/corpus/train.qhi")
+    assert (data.dev[0].source, data.dev[0].target) == ("mine", f"{folder}/corpus/dev.qhi")
 
 
 def test_the_closing_hints_of_the_demo_can_be_pasted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`ziggurat evaluate --compare`: runs and files, seeds, tables for people and JSON for machines."""
+"""`ziggurat compare`: runs and files, seeds, tables for people and JSON for machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Ziggurat
 from tests.evaluate.test_comet import program
 from tests.evaluate.test_findings import from_json
-from ziggurat.cli.compare import parse_systems
+from ziggurat.cli.compare import parse_systems, systems_and_settings
 from ziggurat.system.errors import ConfigError
 
 ONE, TWO = (
@@ -31,8 +31,8 @@ def files(tmp_path: Path, text: Path) -> dict[str, Path]:
 
 @pytest.mark.slow
 def test_files_compared(ziggurat: Ziggurat, files: dict[str, Path]) -> None:
-    call = ["evaluate", "--compare", files["one"], "--compare", f"b={files['two']},{files['one']}"]
-    call += ["--compare", f"c={files['two']}", "--reference", files["ref"], "--metrics", "ter"]
+    call = ["compare", files["one"], f"b={files['two']},{files['one']}", f"c={files['two']}"]
+    call += ["--reference", files["ref"], "--metrics", "ter"]
     status, out, errors = ziggurat(*call, "--source", files["text"], "--train-target", files["ref"])
     assert status == 0, errors
     assert "scoring by ter" in errors
@@ -65,7 +65,7 @@ def test_files_compared(ziggurat: Ziggurat, files: dict[str, Path]) -> None:
 def test_a_run_and_a_file_compared(ziggurat: Ziggurat, trained: Path, files: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "outputs"
     status, out, errors = ziggurat(
-        *["evaluate", "max_length.limit=5", "--compare", f"model={trained},{trained}", "--compare", files["one"]],
+        *["compare", "max_length.limit=5", f"model={trained},{trained}", files["one"]],
         *["--source", files["text"], "--reference", files["ref"], "--metrics", "bleu", "-o", folder, "--json"],
     )
     assert status == 0, errors
@@ -76,7 +76,7 @@ def test_a_run_and_a_file_compared(ziggurat: Ziggurat, trained: Path, files: dic
     kept = (folder / "model.1.txt").read_text(encoding="utf-8").splitlines()
     assert len(kept) == 2
     assert found["scores"][0]["systems"][0]["deviation"] == 0
-    shown = ziggurat("evaluate", "--compare", folder / "model.1.txt", "--reference", files["ref"], "--json").out
+    shown = ziggurat("compare", folder / "model.1.txt", "--reference", files["ref"], "--json").out
     assert json.loads(shown)["scores"][0]["systems"][0]["mean"] == found["scores"][0]["systems"][0]["mean"]
 
 
@@ -90,21 +90,27 @@ def test_names_and_paths(tmp_path: Path) -> None:
         ("n", ["p=q"]),
     ]
     for given in (["a="], ["=x"], ["a=x,,y"], [""], ["a/b=x"], ["..=x"], ["a=x", "a=y"], ["p/x", "q/x"]):
-        with pytest.raises(ConfigError, match="--compare"):
+        with pytest.raises(ConfigError, match="system"):
             parse_systems(given)
+
+
+def test_settings_are_known_by_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["a=runs/a", "beam_size=8", "runs/b", "decoding.n_best=2", "length_penalty.alpha=0.6", "other=b.txt"]
+    systems, settings = systems_and_settings(words)
+    assert systems == ["a=runs/a", "runs/b", "other=b.txt"]
+    assert settings == {"beam_size": 8, "n_best": 2, "length_penalty": {"alpha": 0.6}}
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (["MODEL"], "`--source FILE` is missing: what should"),
-        (["one", "--hypothesis", "one"], "`--compare` takes no model beside it"),
-        (["one", "--confidence"], "`--confidence`"),
+        (["one", "--metrics", "chrf,tokenised"], "is for `ziggurat evaluate`, not for `compare`"),
         (["one", "-o", "out"], "are for models"),
         (["one", "beam_size=2"], "are for models"),
         (["one", "--tag", "<bt>"], "are for models"),
         (["one", "--which", "best"], "are for models"),
-        (["one", "--engine", "torch"], "are for models"),
         (["one", "--threads", "1"], "are for models"),
         (["one", "--device", "cpu"], "are for models"),
         (["none.txt"], "none.txt: no such file"),
@@ -112,8 +118,8 @@ def test_names_and_paths(tmp_path: Path) -> None:
         (["one", "--source", "short"], "they must pair up line by line"),
         (["short"], "they must pair up line by line"),
         (["one", "--metrics", "blue"], "unknown metric `blue`"),
-        (["one", "--comet-model", "m"], "go with `--metrics comet`"),
-        (["one", "--metrics", "comet"], "give its Python with `--comet-python"),
+        (["one", "--comet-model", "m"], "goes with `--metrics comet`"),
+        (["one", "--metrics", "comet"], "name its Python, `export ZIGGURAT_COMET_PYTHON="),
         (["MODEL", "--source", "text", "-o", "one"], "names a folder"),
     ],
 )
@@ -129,9 +135,7 @@ def test_mistakes(
     monkeypatch.delenv("ZIGGURAT_COMET_PYTHON", raising=False)
     (tmp_path / "short.txt").write_text("one line\n")
     places = {**files, "MODEL": trained, "short": tmp_path / "short.txt"}
-    status, out, errors = ziggurat(
-        "evaluate", "--compare", *(places.get(word, word) for word in call), "--reference", files["ref"]
-    )
+    status, out, errors = ziggurat("compare", *(places.get(word, word) for word in call), "--reference", files["ref"])
     assert (status, out) == (2, "")
     assert said in errors
     assert errors.count("\n") == 1
@@ -147,34 +151,34 @@ def test_the_plain_verb_has_the_other_metrics(ziggurat: Ziggurat, files: dict[st
     assert "match:exact+stem" in meteor["signature"]
     assert meteor["interval"] is not None
     assert "warning: 2 sentences: too few for `--confidence`" in errors
-    status, _, errors = ziggurat(*call, "--train-target", files["ref"])
-    assert status == 2
-    assert "`--train-target` goes with `--compare`" in errors
 
 
 def test_what_a_metric_lacks_is_said_before_anything_is_translated(
-    ziggurat: Ziggurat, files: dict[str, Path], trained: Path, tmp_path: Path
+    ziggurat: Ziggurat, files: dict[str, Path], trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = ["--source", files["text"], "--reference", files["ref"], "--metrics", "comet", "--comet-python", "no/python"]
-    for model in (["--compare", trained], [trained]):
-        status, _, errors = ziggurat("evaluate", *model, *call)
+    monkeypatch.setenv("ZIGGURAT_COMET_PYTHON", "no/python")
+    call = ["--source", files["text"], "--reference", files["ref"], "--metrics", "comet"]
+    for verb in ("compare", "evaluate"):
+        status, _, errors = ziggurat(verb, trained, *call)
         assert status == 2
         assert "no/python: no such program" in errors
         assert "checkpoint" not in errors  # no weights were opened
 
 
-def test_comet_by_the_verb(ziggurat: Ziggurat, files: dict[str, Path], tmp_path: Path) -> None:
+def test_comet_by_the_verb(
+    ziggurat: Ziggurat, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = "import json, sys; n = len(json.load(open(sys.argv[-2]))['samples'])\n"
     answer += (
         "json.dump({'protocol': 1, 'scores': [0.25 * i for i in range(n)], 'version': '2'}, open(sys.argv[-1], 'w'))"
     )
-    python = program(tmp_path, answer)
-    call = ["--source", files["text"], "--reference", files["ref"], "--metrics", "comet", "--comet-python", python]
+    monkeypatch.setenv("ZIGGURAT_COMET_PYTHON", str(program(tmp_path, answer)))
+    call = ["--source", files["text"], "--reference", files["ref"], "--metrics", "comet"]
     status, out, errors = ziggurat("evaluate", "--hypothesis", files["one"], *call)
     assert status == 0, errors
     assert out == "COMET|nrefs:1|model:Unbabel/wmt22-comet-da|version:comet-2 = 0.1250\n"
     assert "licence Apache-2.0" in errors
-    status, out, errors = ziggurat("evaluate", "--compare", files["one"], "--compare", files["two"], *call)
+    status, out, errors = ziggurat("compare", files["one"], files["two"], *call)
     assert status == 0, errors
     assert "COMET|nrefs:1|model:Unbabel/wmt22-comet-da|version:comet-2\n" in out
     assert "0.1250" in out

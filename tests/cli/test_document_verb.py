@@ -83,12 +83,12 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
         (["--leave", "id"], "`--leave` is for documents whose texts have keys"),
         (["--workers", "2"], "`--workers` is for lines of text"),
         (["--quality"], "`--quality` is for lines of text"),
-        (["--shard", "1/2"], "`--shard` is for lines of text"),
-        (["--merge"], "`--merge` is for lines of text"),
-        (["--ray", "auto"], "`--ray` is for lines of text"),
         (["--output", "-"], "needs `--output`"),
         (["--document", "-"], "a document's kind is known from its name"),
         (["--document", "missing.docx"], "missing.docx: no such file"),
+        (["--output", "out.DOCX"], "out.DOCX: is for Word, and "),
+        (["--output", "out.txt"], "stays HTML; end it in .html"),
+        (["--output", "out.html.json"], "out.html.json: is for "),
     ],
 )
 def test_what_cannot_be_is_one_message(

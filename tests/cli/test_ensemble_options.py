@@ -65,7 +65,7 @@ def test_mistakes_are_named(ziggurat: Ziggurat, trained: Path, text: Path) -> No
     status, out, errors = ziggurat("translate", trained, "--ensemble", "nowhere", "-i", text)
     assert (status, out) == (2, "")
     assert "nowhere: no such run or model directory" in errors
-    for options in (["--ensemble", trained], ["--which", "best"], ["--engine", "torch"], ["--device", "cpu"]):
+    for options in (["--ensemble", trained], ["--which", "best"], ["--device", "cpu"]):
         status, _, errors = ziggurat("evaluate", "--hypothesis", text, "--reference", text, *options)
         assert status == 2
         assert "`--hypothesis` is scored as it is, without a model: leave out" in errors

@@ -253,7 +253,7 @@ def test_wrong_scores_are_refused_before_anything_is_translated(
 ) -> None:
     monkeypatch.setattr("ziggurat.translate.translator.load_translator", None)
     evaluate = ["evaluate", trained, "--source", text, "--reference", text]
-    status, _, errors = ziggurat(*evaluate, "--tokenised", "xx")
+    status, _, errors = ziggurat(*evaluate, "--metrics", "tokenised", "--language", "xx")
     assert status == 2
     assert "no rules for language 'xx'; it knows as, " in errors
     status, _, errors = ziggurat(*evaluate, "--metrics", "blue")
@@ -356,7 +356,7 @@ def test_evaluate_names_the_way_to_a_tokenizer_that_is_missing(
         assert (status, out) == (2, "")
         assert "pip install 'ziggurat-mt[ja]'. Or name another with `--bleu-tokenizer`" in errors
         assert "`--metrics chrf,ter`" in errors
-    compared = ziggurat("evaluate", "--compare", text, "--reference", text, "--metrics", "chrf")
+    compared = ziggurat("compare", text, "--reference", text, "--metrics", "chrf")
     assert (compared.status, "--bleu-tokenizer" in compared.err, "--metrics" in compared.err) == (2, True, False)
 
 
@@ -449,14 +449,14 @@ def test_evaluate_refuses_empty_files_before_it_opens_a_model(ziggurat: Ziggurat
     missing = tmp_path / "no-model"
     missing.mkdir()
     for call in (
-        [missing, "--source", empty, "--reference", empty],
-        [missing, "--source", empty, "--reference", text],
-        [missing, "--source", text, "--reference", text, "--reference", empty],
-        ["--hypothesis", empty, "--reference", empty],
-        ["--compare", f"a={missing}", "--source", empty, "--reference", empty],
-        ["--compare", empty, "--reference", empty],
+        ["evaluate", missing, "--source", empty, "--reference", empty],
+        ["evaluate", missing, "--source", empty, "--reference", text],
+        ["evaluate", missing, "--source", text, "--reference", text, "--reference", empty],
+        ["evaluate", "--hypothesis", empty, "--reference", empty],
+        ["compare", f"a={missing}", "--source", empty, "--reference", empty],
+        ["compare", empty, "--reference", empty],
     ):
-        status, _, errors = ziggurat("evaluate", *call)
+        status, _, errors = ziggurat(*call)
         assert status == 2
         assert f"{empty}: is empty, so there is nothing to score" in errors
 

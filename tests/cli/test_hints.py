@@ -15,12 +15,12 @@ from ziggurat.cli.hints import hints
 from ziggurat.config.reference import entries
 
 KEYS = {entry.path for entry in entries()}
-VERBS = ("translate", "evaluate", "score", "prepare", "train", "inspect", "average")
+VERBS = ("translate", "evaluate", "compare", "perturb", "score", "prepare", "train", "inspect", "average")
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_key_that_a_hint_names_exists(verb: str) -> None:
-    prefix = "decoding." if verb in ("translate", "evaluate", "score") else ""
+    prefix = "decoding." if verb in ("translate", "evaluate", "compare", "perturb", "score") else ""
     named = {(name, key) for name, hint in hints(verb).items() for key in re.findall(r"([a-z][\w.]*)=", hint)}
     assert named or verb == "average"
     assert not [(name, key) for name, key in named if prefix + key.replace(".0.", "[].") not in KEYS]
@@ -57,6 +57,13 @@ def test_no_name_is_twice_in_a_part() -> None:
         (["train", "x", "--share-all-embeddings"], "model.embedding.sharing=all"),
         (["prepare", "x", "--share_vocab"], "data.subword.joint=true"),
         (["average", "x", "--num-epoch-checkpoints", "5"], "--last 5"),
+        (["translate", "x", "--shard", "3/40"], "`ziggurat bulk --shard 3/40 translate ...`"),
+        (["prepare", "x", "--job=work"], "`ziggurat bulk --job work prepare ...`"),
+        (["evaluate", "--compare", "a=x"], "`ziggurat compare a=x ... --source FILE --reference FILE`"),
+        (
+            ["evaluate", "x", "--perturb", "caps"],
+            "`ziggurat perturb MODEL --kinds caps --source FILE --reference FILE`",
+        ),
     ],
 )
 def test_hint(arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:

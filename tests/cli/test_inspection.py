@@ -12,6 +12,7 @@ from tests.cli.conftest import Ziggurat, tiny_config
 from tests.config.update_golden import load_once
 from tests.parameter_counts import decoder, encoder, rnmt
 from ziggurat.cli.inspection import _published_saving
+from ziggurat.config import Experiment
 from ziggurat.config.kinds import (
     Activation,
     DecoderAttentionKind,
@@ -26,6 +27,8 @@ from ziggurat.config.kinds import (
 from ziggurat.config.recipes import PaperRecipe, find_paper_recipe, load_named, paper_keys, paper_recipes, recipe_names
 from ziggurat.config.reference import METHODS, methods_in_use
 from ziggurat.inspect.cost import Cost, estimate_cost
+from ziggurat.inspect.device_memory import LargestBatch
+from ziggurat.inspect.machine import BatchShape
 from ziggurat.model.build import build_model
 from ziggurat.model.counts import bare_model, inspect_experiment, parts
 
@@ -287,6 +290,52 @@ def test_costs_are_told_as_tables_and_as_json(
         text = ziggurat(*call).out
         assert ("the machine is busy: 60% of its processors' time" in text) is said
         assert ("at least 2.5 times as long" in text) is said
+
+
+def test_several_configurations_are_one_table(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, tiny_folder)
+    deep = tmp_path / "deep.yaml"
+    deep.write_text(config.read_text().replace("layers: 2", "layers: 3"))
+    call = ("inspect", config, deep, "transformer-base", "model.d_ff=16", "--no-cost", "--no-check")
+    lines = ziggurat(*call).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["parameters", str(config), str(deep), "transformer-base"]
+    rows = json.loads(ziggurat(*call, "--json").out)["configurations"]
+    assert [row["name"] for row in rows] == [str(config), str(deep), "transformer-base"]
+    assert all(f"{row['parameters']:,}" in line for row, line in zip(rows, lines[1:], strict=True))
+    assert ziggurat(*call, "--suggest", tmp_path / "x.yaml").status == 2
+    for wrong, said in (("nothing.yaml", "nothing.yaml"), ("model.d_ff", "model.d_ff"), (tmp_path, "neither a run")):
+        result = ziggurat("inspect", config, wrong, "--no-cost", "--no-check")
+        assert result.status == 2
+        assert said in result.err
+
+
+@pytest.mark.slow
+def test_the_table_has_costs_and_verdicts(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, tiny_folder)
+    result = ziggurat("inspect", config, config, "--updates", 10, "--json")
+    assert result.status == 0, result.err
+    rows = json.loads(result.out)["configurations"]
+    assert all({"flops", "seconds", "memory", "verdict"} <= row.keys() for row in rows)
+
+
+def test_the_largest_batch_for_a_gpu_is_told(
+    ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, BatchShape]] = []
+
+    def simulated(experiment: Experiment, sizes: tuple[int, int], shape: BatchShape) -> list[LargestBatch]:
+        asked.append((experiment.training.precision, shape))
+        return [LargestBatch(16, 0, 0), LargestBatch(24, 1200, 36_000)]
+
+    monkeypatch.setattr("ziggurat.inspect.device_memory.largest_batches", simulated)
+    call = ("inspect", tiny_config(tmp_path, tiny_folder), "--no-check", "--no-cost", "--device-memory")
+    text = ziggurat(*call, "training.precision=auto").out
+    assert f"{'  24 GiB':<36}{'36,000':>12}{'1,200':>12}" in text
+    assert f"{'  16 GiB':<36}{'-':>12}{'-':>12}" in text
+    found = json.loads(ziggurat(*call, "training.precision=fp32", "--json").out)["device_memory"]
+    assert found["largest"][1] == {"gib": 24, "sentences": 1200, "tokens": 36_000}
+    assert [precision for precision, _ in asked] == ["bf16", "fp32"]
+    assert (found["source_length"], found["target_length"]) == asked[0][1][1:]
 
 
 @pytest.mark.slow

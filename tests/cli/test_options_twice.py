@@ -33,7 +33,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
         (("report", "run", "-o", "a", "-o", "b"), "-o"),
         (("report", "run", "-oa", "-ob"), "--output"),
         (("report", "run", "--out=a", "--out", "b"), "--out"),
-        (("prepare", "my.yaml", "--workers", "2", "--workers", "3"), "--workers"),
+        (("bulk", "--workers", "2", "--workers", "3", "prepare", "my.yaml"), "--workers"),
         (("prepare", "my.yaml", "data.store=a", "data.store=b"), "data.store="),
         (("translate", "run", "beam=4", "batch_tokens=9", "beam=5"), "beam="),
         (("translate", "run", "decoding.beam_size=4", "beam_size=5"), "beam_size="),

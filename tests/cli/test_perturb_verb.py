@@ -1,4 +1,4 @@
-"""`ziggurat evaluate --perturb`: tables, JSON and page of a model, and of two side by side."""
+"""`ziggurat perturb`: tables, JSON and page of a model, and of two side by side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat
-from ziggurat.cli.compare import perturbation_names
+from ziggurat.cli.perturb import perturbation_names
 from ziggurat.evaluate.perturbations import PERTURBATIONS
 from ziggurat.system.errors import ConfigError
 
@@ -31,8 +31,8 @@ def test_a_model_as_text_json_and_page(
 ) -> None:
     source, reference = files
     page = tmp_path / "page.html"
-    call = ["evaluate", trained, "max_length.limit=8", "--source", source, "--reference", reference]
-    status, out, errors = ziggurat(*call, "--perturb", "all", "--metrics", "bleu,chrf", "--page", page)
+    call = ["perturb", trained, "max_length.limit=8", "--source", source, "--reference", reference]
+    status, out, errors = ziggurat(*call, "--kinds", "all", "--metrics", "bleu,chrf", "--page", page)
     assert status == 0, errors
     assert "page.html" in errors
     for words in ("5 sentences; paired bootstrap", "BLEU|nrefs:1", "chrF2|nrefs:1", *PERTURBATIONS):
@@ -40,7 +40,7 @@ def test_a_model_as_text_json_and_page(
     assert "difference" in out.splitlines()[4]
     assert "too few: 30 cases are the fewest" in out
     assert "*" not in out.partition("BLEU|")[2]
-    status, out, errors = ziggurat(*call, "--perturb", "short,long", "--metrics", "chrf", "--json")
+    status, out, errors = ziggurat(*call, "--kinds", "short,long", "--metrics", "chrf", "--json")
     assert status == 0, errors
     record = json.loads(out)
     assert [(p["name"], p["cases"]) for p in record["perturbations"]] == [("short", 1), ("long", 1)]
@@ -57,8 +57,8 @@ def test_a_model_as_text_json_and_page(
 def test_two_models_side_by_side(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]) -> None:
     source, reference = files
     status, out, errors = ziggurat(
-        *["evaluate", "max_length.limit=8", "--compare", f"a={trained}", "--compare", f"b={trained}"],
-        *["--source", source, "--reference", reference, "--perturb", "caps,typos", "--metrics", "chrf", "--page", "-"],
+        *["perturb", "max_length.limit=8", f"a={trained}", f"b={trained}"],
+        *["--source", source, "--reference", reference, "--kinds", "caps,typos", "--metrics", "chrf", "--page", "-"],
     )
     assert status == 0, errors
     assert "Between systems, on disturbed lines" in out
@@ -73,20 +73,18 @@ def test_wrong_calls(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]
     numbers.write_text("12\n34\n")
     texts = ["--source", source, "--reference", reference]
     for words, said in (
-        ([trained, *texts, "--perturb", "caps,lower"], "'lower' is none; choose from caps, title"),
-        ([trained, *texts, "--perturb", ","], "is none; choose from"),
-        ([*texts, "--perturb", "caps"], "needs a model"),
-        (["--hypothesis", reference, *texts, "--perturb", "caps"], "takes no `--hypothesis`"),
-        (["--compare", f"x={reference}", *texts, "--perturb", "caps"], "is a file"),
-        (["--compare", f"x={trained},{trained}", *texts, "--perturb", "caps"], "has 2 seeds"),
-        ([trained, "--reference", reference, "--perturb", "caps"], "`--source FILE` is missing"),
-        ([trained, *texts, "--perturb", "caps", "--metrics", "meteor"], "not by meteor"),
-        ([trained, *texts, "--page", "x.html"], "go with `--perturb`"),
-        ([trained, *texts, "--perturb", "caps", "--page", source], "is an input; write to another file"),
-        ([trained, *texts, "--perturb", "caps", "--page", numbers], "name another file with `--page`"),
-        ([trained, *texts, "--perturb", "caps", "--page", "-", "--json"], "both write to standard output"),
+        ([trained, *texts, "--kinds", "caps,lower"], "'lower' is none; choose from caps, title"),
+        ([trained, *texts, "--kinds", ","], "is none; choose from"),
+        ([f"x={reference}", *texts], "is a file"),
+        ([f"x={trained},{trained}", *texts], "has 2 seeds"),
+        ([f"x={trained}", f"y={trained}", "--ensemble", trained, *texts], "goes with one model"),
+        ([trained, "--reference", reference, "--kinds", "caps"], "`--source FILE` is missing"),
+        ([trained, *texts, "--kinds", "caps", "--metrics", "meteor"], "not by meteor"),
+        ([trained, *texts, "--kinds", "caps", "--page", source], "is an input; write to another file"),
+        ([trained, *texts, "--kinds", "caps", "--page", numbers], "name another file with `--page`"),
+        ([trained, *texts, "--kinds", "caps", "--page", "-", "--json"], "both write to standard output"),
     ):
-        status, _, errors = ziggurat("evaluate", *words)
+        status, _, errors = ziggurat("perturb", *words)
         assert status in (1, 2), (words, errors)
         assert said in " ".join(errors.split()), (words, errors)
 
@@ -95,7 +93,7 @@ def test_a_text_that_nothing_changes_is_told_before_a_model_is_opened(ziggurat: 
     numbers = tmp_path / "numbers"
     numbers.write_text("12\n34\n")
     texts = ["--source", numbers, "--reference", numbers]
-    status, _, errors = ziggurat("evaluate", tmp_path / "no-model", *texts, "--perturb", "caps,short")
+    status, _, errors = ziggurat("perturb", tmp_path / "no-model", *texts, "--kinds", "caps,short")
     assert status == 2
     assert f"{numbers}: none of caps, short changes a line of it" in errors
 

@@ -67,7 +67,7 @@ def test_the_verb_prints_one_table(ziggurat: Ziggurat, files: dict[str, Path], f
     call = ["--reference", files["ref"], "--metrics", "chrf,ter", "--format", form]
     alone = ziggurat("evaluate", "--hypothesis", files["good_1"], *call)
     assert alone.status == 0, alone.err
-    both = ziggurat("evaluate", "--compare", files["good_1"], "--compare", f"bad={files['bad']}", *call)
+    both = ziggurat("compare", files["good_1"], f"bad={files['bad']}", *call)
     assert both.status == 0, both.err
     for out, systems in ((alone.out, 1), (both.out, 2)):
         assert out.count("nrefs:1|") == (2 * systems if form == "csv" else 2)

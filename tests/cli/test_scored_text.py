@@ -23,8 +23,8 @@ def test_pieces_are_told(ziggurat: Ziggurat, tmp_path: Path, cut: str, which: st
     files = {name: tmp_path / name for name in ("hypothesis", "reference")}
     for name, path in files.items():
         path.write_text(cut if name == which else PLAIN)
-    system = "--compare" if compared else "--hypothesis"
-    result = ziggurat("evaluate", system, files["hypothesis"], "--reference", files["reference"], "--metrics", "chrf")
+    verb = ["compare"] if compared else ["evaluate", "--hypothesis"]
+    result = ziggurat(*verb, files["hypothesis"], "--reference", files["reference"], "--metrics", "chrf")
     assert result.status == 0
     warnings = [line for line in result.err.splitlines() if "subword pieces" in line]
     assert len(warnings) == 1
@@ -55,8 +55,8 @@ def test_other_forms_are_refused(ziggurat: Ziggurat, tmp_path: Path, form: str, 
     text = OTHER_FORMS[form]
     for name, path in files.items():
         path.write_text(text if name == which else "a dog\n" * text.count("\n"))
-    system = "--compare" if compared else "--hypothesis"
-    result = ziggurat("evaluate", system, files["hypothesis"], "--reference", files["reference"], "--metrics", "chrf")
+    verb = ["compare"] if compared else ["evaluate", "--hypothesis"]
+    result = ziggurat(*verb, files["hypothesis"], "--reference", files["reference"], "--metrics", "chrf")
     assert result.status != 0
     assert f"{files[which]}: is " in " ".join(result.err.split())
 

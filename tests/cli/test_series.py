@@ -130,15 +130,13 @@ def test_score_and_evaluate_tell_the_same_perplexity(
     [
         (["--test-set", "a.src"], "say [NAME=]SOURCE,REFERENCE"),
         (["--test-set", "a.src,a.ref", "--source", "a.src"], "leave out `--source`"),
-        (["--test-set", "a.src,a.ref", "--compare", "x=a.txt"], "are for a model"),
-        (["--test-set", "a.src,a.ref", "--job", "folder"], "are for a model"),
+        (["--test-set", "a.src,a.ref", "--hypothesis", "a.txt"], "are for a model"),
         (
             ["--checkpoints", "last:2", "--which", "best", "--reference", "a.ref"],
             "leave out `--ensemble` and `--which`",
         ),
         (["--checkpoints", "some", "--reference", "a.ref"], "`--source FILE` is missing"),
         (["--metrics", "perplexity", "--reference", "a.ref", "--reference", "b.ref"], "of one reference translation"),
-        (["--metrics", "perplexity", "--compare", "x=a.txt", "--reference", "a.ref"], "asks a model"),
         (["--metrics", "perplexity", "--reference", "a.ref", "--output", "o"], "alone makes none"),
         (["--metrics", "perplexities", "--reference", "a.ref"], "unknown metric `perplexities`"),
     ],

@@ -73,7 +73,7 @@ EXHIBITS: dict[str, dict[str, Shown]] = {
         },
         "figure 1": UNSEEN,
         "figure 2": ("learning-curves",),
-        "figure 3": "ziggurat evaluate --compare RUN --compare RUN --train-target FILE",
+        "figure 3": "ziggurat compare RUN RUN --train-target FILE",
     },
     "sdt": {
         "tables 1 to 2": {"WMT16 En-De": 14, "WMT14 En-Fr": 10, "Ablation (SDT-RPR-48L, WMT16 En-De)": 4},

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ziggurat.config.data import DataConfig, SubwordConfig
 from ziggurat.data.prepare import prepare
 from ziggurat.data.table import TableWriter
-from ziggurat.data.vocabulary import rare_notices
+from ziggurat.data.vocabulary import rare_notices, size_notices
 from ziggurat.system.errors import Problem
 
 
@@ -77,6 +77,46 @@ def test_prepare_tells_it(size: int, notices: int, tmp_path: Path) -> None:
         train=[{"source": str(tmp_path / "a"), "target": str(tmp_path / "b")}],  # type: ignore[list-item]
     )
     report = prepare(config)
+    assert not [said for said in report.notices if "not the" in said]
     assert len([said for said in report.notices if "occur fewer than 10 times" in said]) == notices
     assert report.pieces() == f"{size:,} joint pieces"
     assert prepare(config).notices == report.notices  # of the store that is there
+
+
+@pytest.mark.parametrize(
+    ("subword", "said"),
+    [
+        (
+            {"vocabulary_size": 5000},
+            ["joint subword model has 9 pieces, not the 5,000 of `data.sub"],
+        ),
+        ({"vocabulary_size": 9}, []),
+        ({"vocabulary_size": 8}, []),
+        ({"joint": False, "vocabulary_size": 8}, []),
+        ({"joint": False, "vocabulary_size": 12}, ["source subword model has 9", "target subword model has 10"]),
+        ({"joint": False, "vocabulary_size": 9, "target_vocabulary_size": 11}, ["the 11 of `data.subword.target_voc"]),
+        ({"kind": "existing", "source_model": "some.spm"}, []),
+    ],
+)
+def test_fewer_pieces_than_asked_for(subword: dict[str, Any], said: list[str]) -> None:
+    found = size_notices(SubwordConfig(**subword), (9, 9 if subword.get("joint", True) else 10))
+    assert len(found) == len(said)
+    assert all(part in str(one) for part, one in zip(said, found, strict=True))
+
+
+def test_prepare_tells_that_a_corpus_has_too_few_pieces(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("the same line\n" * 20 + "and another\n", encoding="utf-8")
+    config = DataConfig(
+        source_language="qlo",
+        target_language="qhi",
+        store=str(tmp_path / "store"),
+        subword=SubwordConfig(vocabulary_size=8000),
+        train=[{"source": str(tmp_path / "a"), "target": str(tmp_path / "b"), "tag": "<bt>"}],  # type: ignore[list-item]
+    )
+    report = prepare(config)
+    made = report.source_vocabulary - 1  # the tag
+    said = [one for one in report.notices if f"has {made:,} pieces, not the 8,000" in one]
+    assert len(said) == 1
+    assert said[0] in report.as_dict()["notices"]
+    assert said[0] in prepare(config).notices  # of the manifest

@@ -268,6 +268,44 @@ class TestVocabulary:
         assert self.make().encode(["</s> <unk> <pad> <bt>"]) == [[4, 4, 4, 4]]
 
     @pytest.mark.parametrize(
+        ("pieces", "text"),
+        [
+            ("\u2581the \u2581to wer s", "the towers"),
+            ("the to wer", "thetower"),
+            ("\u2581 the \u2581to", "the to"),
+            ("\u2581the to@@ \u2581wer", "theto@@ wer"),
+            ("\u2581 <0xC3> <0xA9> \u2581the", "\u00e9 the"),
+            ("\u2581the <0xC3> \u2581to", "the\ufffd to"),
+            ("\u2581the lacking \u2581to", "the<unk> to"),
+            ("", ""),
+        ],
+    )
+    def test_pieces_of_sentencepiece_are_joined(self, pieces: str, text: str) -> None:
+        listed = ["\u2581", "\u2581the", "\u2581to", "\u2581wer", "the", "to", "to@@", "wer", "s", "<0xC3>", "<0xA9>"]
+        tokenizer = VocabularyTokenizer("\n".join(listed).encode())
+        assert tokenizer.decode(tokenizer.encode([pieces])[0]) == text
+        assert VocabularyTokenizer(tokenizer.content()).decode(tokenizer.encode([pieces])[0]) == text
+
+    def test_words_that_hold_the_mark_do_not_make_a_list_one_of_pieces(self) -> None:
+        tokenizer = VocabularyTokenizer("\n".join(["\u2581", *(f"w{n}" for n in range(40))]).encode())
+        assert tokenizer.decode(tokenizer.encode(["w1 \u2581 w2"])[0]) == "w1 \u2581 w2"
+
+    @pytest.mark.parametrize(
+        ("listed", "line", "ends"),
+        [
+            ("\u2581a b \u2581c", "\u2581a b \u2581c", [2, 3]),
+            ("\u2581a b \u2581c", "b \u2581a b b", [1, 4]),
+            ("a@@ b c", "a@@ b c", [2, 3]),
+            ("a@@ b c", "c a@@", [1, 2]),
+            ("\u2581a b \u2581c", "", []),
+        ],
+    )
+    def test_ends_of_words(self, listed: str, line: str, ends: list[int]) -> None:
+        tokenizer = VocabularyTokenizer("\n".join(listed.split()).encode())
+        pieces = line.split()
+        assert [n + 1 for n in range(len(pieces)) if tokenizer.ends_word(pieces, n)] == ends
+
+    @pytest.mark.parametrize(
         ("content", "reason"),
         [
             ("a\n\nb\n", "line 2: no token"),

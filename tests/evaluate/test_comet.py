@@ -102,7 +102,7 @@ def test_what_it_needs_is_said(tmp_path: Path) -> None:
         TestSet([REFERENCE], SOURCES).metric("comet", environment(str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="--source"):
         TestSet([REFERENCE]).metric("comet", environment(sys.executable))
-    with pytest.raises(ConfigError, match="--comet-python"):
+    with pytest.raises(ConfigError, match="its Python"):
         TestSet([REFERENCE], SOURCES).metric("comet")
     with pytest.raises(DataError, match="unequal"):
         TestSet([REFERENCE], SOURCES[:1]).metric("comet", environment(sys.executable))

@@ -27,7 +27,7 @@ from ziggurat.evaluate.findings import (
 
 
 def from_json(text: str) -> Comparison:
-    """The comparison in the document that `evaluate --compare --json` prints."""
+    """The comparison in the document that `compare --json` prints."""
     record = json.loads(text)
     assert record.pop("format") == FORMAT
     return TypeAdapter(Comparison).validate_python(record)

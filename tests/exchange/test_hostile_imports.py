@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +19,12 @@ from safetensors.torch import load_file, save_file
 from tests.confined import refusal
 from tests.exchange.conftest import Written
 from tests.exchange.test_import import dictionary, fairseq_checkpoint
+from tests.exchange.test_matching_parts import listed, of_marian, of_transformers
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.exchange.exporter import export_model
 from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.exchange.onnx_runtime import open_onnx
+from ziggurat.system.errors import ConfigError, DataError, ExportError
 from ziggurat.system.files import CHECKSUMS_FILE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is a pickle")
@@ -176,3 +180,97 @@ def test_manifests_of_onnx(tmp_path: Path) -> None:
     ):
         path.write_text(json.dumps({**good, **changes}))
         assert reason in refusal(lambda: open_onnx(path.parent))
+
+
+# Folders with odd names, links, and more than one model
+
+
+def of_kind(kind: str, folder: Path) -> Path:
+    """Write a model of transformers, or one of Marian with its decoder.yml."""
+    tokens = list(listed())
+    if kind == "transformers":
+        return of_transformers(folder, listed(), len(tokens))
+    of_marian(folder, [token for token in tokens if token != "<pad>"], len(tokens) - 1)
+    (folder / "decoder.yml").write_text("models: [model.npz]\nvocabs: [vocab.yml]\n")
+    return folder
+
+
+KINDS = {"transformers": ("model.safetensors", "vocab.json"), "marian": ("model.npz", "vocab.yml")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name", ["a b", "-x", "[x]*?", "a\nb", "\u6f22\u5b57", "a.npz", "a.bin", "~", "%s", "$HOME", "a:b"]
+)
+def test_a_folder_may_be_called_anything(name: str, kind: str, tmp_path: Path) -> None:
+    import_checkpoint(of_kind(kind, tmp_path / name), tmp_path / "out")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / name)
+    import_checkpoint(link, tmp_path / "linked")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_but_names_are_utf_8(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        import_checkpoint(of_kind(kind, tmp_path / os.fsdecode(b"a\xff")), tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_links_may_lead_to_files_of_the_folder_only(kind: str, tmp_path: Path) -> None:
+    for number, name in enumerate((*KINDS[kind], "source.spm", "target.spm")):
+        folder = of_kind(kind, tmp_path / f"{number}")
+        file, other = folder / name, folder / "other"
+        file.rename(other)
+        file.symlink_to("other")
+        import_checkpoint(folder, tmp_path / "out", force=True)
+        other.rename(tmp_path / "outside")
+        file.unlink()
+        file.symlink_to(tmp_path / "outside")
+        with pytest.raises(DataError, match=f"{name}: is a link to"):
+            import_checkpoint(folder, tmp_path / "out", force=True)
+        for made in (lambda at: at.symlink_to(at.name), lambda at: at.symlink_to("gone"), Path.mkdir, os.mkfifo):
+            if file.is_dir():
+                file.rmdir()
+            file.unlink(missing_ok=True)
+            made(file)
+            with pytest.raises((DataError, ExportError), match=name):
+                import_checkpoint(folder, tmp_path / "out", force=True)
+
+
+def test_of_two_models_the_other_is_named(tmp_path: Path) -> None:
+    for number, other in enumerate(("pytorch_model.bin", "opus.npz", "tf_model.h5", "model.fp16.safetensors")):
+        folder = of_kind("transformers", tmp_path / f"{number}")
+        (folder / other).write_bytes(b"x")
+        with pytest.warns(UserWarning, match=f"model.safetensors is taken, not {other}"):
+            import_checkpoint(folder, tmp_path / "out", force=True)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(DataError, match=r"it has model\.fp16\.safetensors"):
+        import_checkpoint(folder, tmp_path / "out", force=True)
+    folder = of_kind("transformers", tmp_path / "split")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "model-1.safetensors"}}')
+    with pytest.raises(DataError, match="remove one of them"):
+        import_checkpoint(folder, tmp_path / "out", force=True)
+
+
+def test_of_two_models_of_marian_the_other_is_named(tmp_path: Path) -> None:
+    folder = of_kind("marian", tmp_path / "in")
+    (folder / "model.bin").write_bytes(struct.pack("<Q", 1) + b"x")
+    (folder / "decoder.yml").unlink()
+    with pytest.warns(UserWarning, match="model.npz is taken.* not model.bin"):
+        import_checkpoint(folder, tmp_path / "out", dictionaries=[folder / "vocab.yml"])
+    shutil.copy(folder / "model.npz", folder / "second.npz")
+    with pytest.raises(DataError, match=r"2 models \(model.npz, second.npz\); name"):
+        import_checkpoint(folder, tmp_path / "one", dictionaries=[folder / "vocab.yml"])
+    import_checkpoint(folder / "second.npz", tmp_path / "two", dictionaries=[folder / "vocab.yml"])
+    (folder / "target.spm").unlink()
+    with pytest.raises(DataError, match=r"target\.spm: no such file"):
+        import_checkpoint(folder / "second.npz", tmp_path / "three", dictionaries=[folder / "vocab.yml"])
+
+
+@pytest.mark.parametrize("names", [[], ["Model.NPZ"], ["deep"], ["config (1).json", "model.safetensors"]])
+def test_a_folder_without_a_model_says_what_it_has(names: list[str], tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in names:
+        (tmp_path / "in" / name).write_bytes(b"x")
+    with pytest.raises(DataError, match=f"it has {re.escape(', '.join(sorted(names)) or 'nothing')}"):
+        import_checkpoint(tmp_path / "in", tmp_path / "out")

@@ -275,7 +275,7 @@ def test_files_that_are_damaged_or_missing(folder: Folder, tmp_path: Path) -> No
     (path / "opus.vocab.yml").unlink()
     assert "opus.vocab.yml: no such file" in said()
     (path / "decoder.yml").write_text("models: [a.npz, b.npz]\nvocabs: [v.yml, v.yml]\n")
-    assert "has 2 models; name the file of one" in said()
+    assert "has 2 models (" in said()
     (path / "decoder.yml").write_text("models: 5\n")
     assert "lists of files" in said()
     (path / "decoder.yml").write_text("models: []\n")

@@ -110,7 +110,7 @@ def test_the_final_model_of_a_folder_and_vocabularies_from_where_marian_was_star
     with pytest.warns(UserWarning, match="best-bleu"):
         assert find_files(folder).vocabularies == (folder / "v.spm",), "beside the weights first"
     (folder / "model.npz").unlink()
-    assert "has 2 models; name" in refusal(lambda: find_files(folder))
+    assert "has 2 models (" in refusal(lambda: find_files(folder))
 
 
 def test_no_engine_writes_the_unknown_token_unless_asked(tmp_path: Path) -> None:

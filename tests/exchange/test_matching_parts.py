@@ -295,3 +295,54 @@ def test_half_a_character_is_an_error_with_its_place(written: str, tmp_path: Pat
     with pytest.raises(DataError, match=r"vocab\.json.*half of a character"):
         import_checkpoint(theirs, tmp_path / "out")
     shutil.rmtree(theirs)
+
+
+# Two segmenters over one dictionary
+
+
+WRONG = {
+    "a smaller one of the same text": lambda: trained(SENTENCES, vocab_size=42),
+    "one of half the text": lambda: trained(SENTENCES[::2] + TARGETS[:2], vocab_size=45),
+    "one of another text": lambda: trained(OTHER),
+    "that of its source alone": lambda: trained(SENTENCES),
+    "that of its target alone": lambda: trained(TARGETS, vocab_size=45),
+    "one of characters": lambda: trained(SENTENCES, model_type="char"),
+}
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_one_wrong_segmenter_beside_a_right_one(wrong: str, side: str, tmp_path: Path) -> None:
+    """The other gives the whole dictionary, of which the wrong one lacks what only counting shows."""
+    joint = trained(SENTENCES + TARGETS, vocab_size=90)
+    right = SentencePieceTokenizer(joint)
+    tokens = dict.fromkeys(["</s>", "<unk>", "<pad>", *right.pieces(range(3, right.size - 1))])
+    ids = {token: number for number, token in enumerate(tokens)}
+    folder = of_transformers(tmp_path / "in", ids, len(ids))
+    for name in ("source", "target"):
+        (folder / f"{name}.spm").write_bytes(joint)
+    assert import_checkpoint(folder, tmp_path / "right")["unmatched"] == []
+    (folder / f"{side}.spm").write_bytes(WRONG[wrong]())
+    with pytest.raises(ExportError, match=rf"{side}.*such as"):
+        import_checkpoint(folder, tmp_path / "out")
+
+
+def test_a_unigram_model_lacks_hardly_a_piece(tmp_path: Path) -> None:
+    """Every piece of it was in its training text, unlike those of BPE, some of which are steps on the way to others."""
+    ids = listed()
+    for piece in pieces("source")[-8:]:
+        del ids[piece]
+    ids = {token: row for row, token in enumerate(ids)}
+    folder = of_transformers(tmp_path / "in", ids, len(ids))
+    with pytest.raises(ExportError, match=r"8 of .*such as"):
+        import_checkpoint(folder, tmp_path / "out")
+    for side, text in (("source", SENTENCES), ("target", TARGETS)):
+        (folder / f"{side}.spm").write_bytes(trained(text, model_type="bpe"))
+    segmenters = [SentencePieceTokenizer(trained(text, model_type="bpe")) for text in (SENTENCES, TARGETS)]
+    tokens = ["</s>", "<unk>", "<pad>", *(piece for one in segmenters for piece in one.pieces(range(11, one.size - 1)))]
+    ids = {token: row for row, token in enumerate(dict.fromkeys(tokens))}
+    of_transformers(folder, ids, len(ids))
+    for side, one in zip(("source", "target"), segmenters, strict=True):
+        (folder / f"{side}.spm").write_bytes(one.model)
+    with pytest.warns(UserWarning, match="the dictionary lacks"):
+        import_checkpoint(folder, tmp_path / "out")

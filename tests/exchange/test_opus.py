@@ -43,11 +43,7 @@ def trained(sentences: list[str], **options: Any) -> bytes:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences * 3),
         model_writer=model,
-        model_type="unigram",
-        vocab_size=60,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **options,
+        **{"model_type": "unigram", "vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2, **options},
     )
     return model.getvalue()
 

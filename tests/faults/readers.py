@@ -195,7 +195,8 @@ def _lines() -> Any:
 
 def _merged() -> Any:
     verb(
-        "backtranslate", "run", "-i", "mono.txt", "-o", "synthetic", "--shard-lines", "4", "--device", "cpu", "--merge"
+        *("bulk", "--shard-lines", "4", "--merge"),
+        *("backtranslate", "run", "-i", "mono.txt", "-o", "synthetic", "--device", "cpu"),
     )
     return [Path("synthetic", name).read_bytes() for name in ("source.txt", "target.txt")]
 

@@ -159,7 +159,7 @@ VERBS: dict[str, Verb] = {
     ),
     "prepare-labels": Verb(("prepare", "tiny.yaml", "data.train.0.weight=2"), ground=("corpus", "store", "tiny.yaml")),
     "prepare-job": Verb(
-        ("prepare", "tiny.yaml", "--job", "job"),
+        ("bulk", "--job", "job", "prepare", "tiny.yaml"),
         ground=("corpus", "tiny.yaml"),
         parts=("job",),
         prepare="tests.faults.ground:in_one_process",
@@ -207,7 +207,7 @@ VERBS: dict[str, Verb] = {
         preload=(*TORCH, *_TRANSLATE),
     ),
     "translate-job": Verb(
-        ("translate", "run", "-i", "text", "-o", "out", "--job", "job", "--window", "5"),
+        ("bulk", "--job", "job", "--shard-lines", "5", "translate", "run", "-i", "text", "-o", "out"),
         ground=("run", "text"),
         parts=("job",),
         prepare="tests.faults.ground:in_one_process",
@@ -228,14 +228,14 @@ VERBS: dict[str, Verb] = {
         ground=("run", "text"),
         preload=(*TORCH, *_TRANSLATE),
     ),
-    "evaluate-compare": Verb(
-        (*["evaluate", "--compare", "a=run", "--compare", "b=text", "--source", "text"], *_SCORED),
+    "compare": Verb(
+        ("compare", "a=run", "b=text", "--source", "text", *_SCORED),
         ground=("run", "text"),
         preload=(*TORCH, *_TRANSLATE, "ziggurat.cli.compare"),
     ),
-    "evaluate-perturb": Verb(
+    "perturb": Verb(
         (
-            *("evaluate", "run", "--source", "text", "--reference", "text", "--metrics", "chrf", "--perturb", "emoji"),
+            *("perturb", "run", "--source", "text", "--reference", "text", "--metrics", "chrf", "--kinds", "emoji"),
             *("--page", "page.html"),
         ),
         ground=("run", "text"),
@@ -243,17 +243,17 @@ VERBS: dict[str, Verb] = {
         preload=(*TORCH, *_TRANSLATE, "ziggurat.inspect.report.page"),
     ),
     "backtranslate": Verb(
-        ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
+        ("bulk", "--shard-lines", "5", "--workers", "1", "backtranslate", "run", "-i", "text", "-o", "out"),
         ground=("run", "text"),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
         preload=(*_HERE, *_TRANSLATE, "ziggurat.corpora.synthesis.backtranslation", "ziggurat.corpora.jobs.launchers"),
     ),
     "backtranslate-merge": Verb(
-        ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--merge"),
+        ("bulk", "--shard-lines", "5", "--merge", "backtranslate", "run", "-i", "text", "-o", "out"),
         ground=("run", "text"),
         before=tuple(
-            ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--shard", part)
+            ("bulk", "--shard-lines", "5", "--shard", part, "backtranslate", "run", "-i", "text", "-o", "out")
             for part in ("1/2", "2/2")
         ),
         parts=("out",),
@@ -261,7 +261,10 @@ VERBS: dict[str, Verb] = {
         preload=(*_HERE, *_TRANSLATE, "ziggurat.corpora.synthesis.backtranslation", "ziggurat.corpora.jobs.launchers"),
     ),
     "filter": Verb(
-        ("filter", "run", "--source", "text", "--target", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
+        (
+            *("bulk", "--shard-lines", "5", "--workers", "1"),
+            *("filter", "run", "--source", "text", "--target", "text", "-o", "out"),
+        ),
         ground=("run", "text"),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
@@ -275,7 +278,10 @@ VERBS: dict[str, Verb] = {
         preload=("ziggurat.data.aligner", "ziggurat.data.readers"),
     ),
     "align-job": Verb(
-        ("align", "corpus/train.qlo", "corpus/train.qhi", "-o", "out", "--job", "job", "--hmm-iterations", "1"),
+        (
+            *("bulk", "--job", "job", "align", "corpus/train.qlo", "corpus/train.qhi", "-o", "out"),
+            *("--hmm-iterations", "1"),
+        ),
         ground=("corpus",),
         parts=("job",),
         prepare="tests.faults.ground:in_one_process",

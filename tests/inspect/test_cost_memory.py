@@ -38,7 +38,7 @@ def measured_peak(config: Experiment) -> int:
     batches = [batch] * min(2, training.batch.accumulate)
     train_update(parallel, batches, optimiser, rate=1e-4, clip_norm=training.clip_norm)
     gc.collect()
-    known = [*model.parameters(), *optimiser.state().values()]
+    known = [*model.parameters(), *model.buffers(), *optimiser.state().values()]
     known += [batch.source, batch.source_mask, batch.target_in, batch.target_out, batch.target_mask]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         train_update(parallel, batches, optimiser, rate=1e-4, clip_norm=training.clip_norm)

@@ -47,7 +47,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     monkeypatch.setattr(multihead, "EXPLICIT_MAX_LENGTH", 0)
     monkeypatch.setattr(multihead, "_flash_takes", lambda _query, dropout: dropout == 0.0)
-    monkeypatch.setattr(multihead, "_hides_the_future_itself", lambda _query: True)
+    monkeypatch.setattr(multihead, "has_cpu_kernels", lambda _query: False)
     monkeypatch.setattr(cache, "_takes_bounds", lambda _device: True)
     return seen
 
@@ -92,7 +92,7 @@ def test_the_future_is_hidden_without_a_bias(calls: list[tuple[int, int]], monke
     query, key, value = (torch.randn(2, 2, 5, 8, dtype=torch.float64) for _ in range(3))
     future = causal_mask(5, torch.float64, query.device)
     got = attend(query, key, value, future._replace(bias=torch.zeros(())), Dropout(0.0)).context
-    monkeypatch.setattr(multihead, "_hides_the_future_itself", lambda _query: False)
+    monkeypatch.setattr(multihead, "has_cpu_kernels", lambda _query: True)
     torch.testing.assert_close(got, attend(query, key, value, future, Dropout(0.0)).context, **EXACT)
     assert not calls
 

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load, save
 
-from ziggurat.model.tensors import read_tensors, write_tensors
-from ziggurat.system.errors import ConfigError
+from ziggurat.exchange import import_huggingface
+from ziggurat.model.tensors import read_shapes, read_tensors, system_errors, write_tensors
+from ziggurat.system.errors import ConfigError, MachineError
 from ziggurat.system.files import fingerprint
 from ziggurat.system.staging import building
 
@@ -75,3 +80,31 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         write_tensors(tmp_path / "x", {"a": torch.ones(3).as_subclass(Full)})
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_bytes() == before
+
+
+@pytest.mark.parametrize("read", [read_tensors, read_shapes, import_huggingface._safetensors])
+def test_too_many_open_files_are_told_whoever_opens_them(read: Callable[[Path], Any], tmp_path: Path) -> None:
+    """The library opens the file, and PyTorch once more, which gives its error in words of its own."""
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"a": torch.ones(3)})
+    read(path)  # whatever it imports is open no more
+    before, seen = resource.getrlimit(resource.RLIMIT_NOFILE), set()
+    for spare in range(5):
+        taken = {int(name) for name in os.listdir("/proc/self/fd")}
+        free = [number for number in range(max(taken) + spare + 1) if number not in taken]
+        resource.setrlimit(resource.RLIMIT_NOFILE, ((free[spare - 1] + 1) if spare else free[0], before[1]))
+        try:
+            seen.add(len(read(path)))
+        except MachineError as error:
+            seen.add("Too many open files; raise the limit" in str(error))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert seen == {True}
+
+
+@pytest.mark.parametrize(
+    "said", ["unable to mmap 12 bytes from file <x>: Input/output error (5)", "out of memory (12)"]
+)
+def test_other_words_stay_what_they_are(said: str) -> None:
+    with pytest.raises(OSError if said.startswith("unable") else RuntimeError), system_errors():
+        raise RuntimeError(said)

@@ -127,6 +127,7 @@ def trained(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         {"beam_size": 4, "diverse_groups": 2},
         {"beam_size": 4, "alignments": True},
         {"beam_size": 2, "min_length": 3, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2},
+        {"beam_size": 3, "banned": ["kref", "Tha skotha", "Tha kref", "Kras krounei krar"]},
         {"endings": "fairseq", "beam_size": 3},
         {"endings": "marian", "beam_size": 3},
         {"prefixes": ["Tha", "", "kref", "Tha skotha"], "beam_size": 2},

@@ -162,3 +162,10 @@ def test_training_in_int8_is_of_every_device_and_translating_in_int8_is_not(tiny
     with pytest.raises(ConfigError, match="int8"):
         ziggurat.load(tmp_path / NAME, device=NAME, precision="int8")
     assert torch.isfinite(torch.tensor(losses)).all()
+
+
+def test_layers_are_not_compiled_for_a_device_that_the_compiler_does_not_know(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="is not for the device `pretend`"):
+        train(tmp_path / "run", experiment_of(tiny_folder, device=NAME, compile="layers"), console=QUIET)

@@ -23,11 +23,11 @@ SETTINGS: dict[str, Any] = {
     "batch": {"max_tokens": 150, "accumulate": 2},
     "clip_norm": 1.0,
     "optimiser": {"moments": "bf16", "weight_decay": 0.01, "kind": "adamw", "weight_smoothing": 0.1},
-    "validation": {"every_updates": 3, "max_sentences": 3, "beam_size": 2},
-    "checkpoint": {"every_updates": 3, "average_last": 2},
-    "diagnostics": {"every_updates": 3, "max_share": None},
-    "log_every_updates": 3,
-    "stop": {"updates": 6},
+    "validation": {"every_updates": 1, "max_sentences": 2, "beam_size": 2},
+    "checkpoint": {"every_updates": 1, "average_last": 2},
+    "diagnostics": {"every_updates": 2, "max_share": None},
+    "log_every_updates": 1,
+    "stop": {"updates": 2},
 }
 
 
@@ -37,9 +37,9 @@ def test_a_run_trains_validates_and_resumes_to_the_same_bits(tiny_folder: Path, 
         train(whole, tiny_experiment(tiny_folder, **SETTINGS), console=QUIET)
     assert len(records(whole, "validation")) == 2
     assert counts.operators["attention_backward"] > 0  # and not all of it beside the device
-    train(cut, tiny_experiment(tiny_folder, **{**SETTINGS, "stop": {"updates": 3}}), console=QUIET)
+    train(cut, tiny_experiment(tiny_folder, **{**SETTINGS, "stop": {"updates": 1}}), console=QUIET)
     train(cut, tiny_experiment(tiny_folder, **SETTINGS), resume=True, console=QUIET)
-    assert final_bytes(cut, 6) == final_bytes(whole, 6)
+    assert final_bytes(cut, 2) == final_bytes(whole, 2)
     # Written by one device, read by another.
     assert {t.device.type for t in load_checkpoint(cut / "last").optimiser.values()} == {"cpu"}
     assert ziggurat.load(whole, device="cpu").translate(["Vi vados."])[0].text is not None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -88,6 +90,34 @@ def test_a_file_as_libretranslate_translates_it(serve: Serve, wanted: bytes, tmp
     settings = client.get("/frontend/settings").json()
     assert settings["filesTranslation"] is True
     assert ".docx" in settings["supportedFilesFormat"]
+
+
+@pytest.mark.parametrize("instead", ["nothing", "a folder of somebody else", "a link", "no parent"])
+def test_a_folder_that_a_cleaner_removed_is_made_again(
+    instead: str, serve: Serve, tmp_path: Path, wanted: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    client = serve(documents={"folder": str(parent)})
+    sent: dict[str, Any] = {"files": {"file": ("f.txt", TEXT)}, "data": DE_EN}
+    before = client.post("/translate_file", **sent).json()["translatedFileUrl"]
+    (own,) = parent.iterdir()
+    shutil.rmtree(parent if instead == "no parent" else own)
+    if instead == "a link":
+        own.symlink_to(tmp_path)
+    elif instead == "a folder of somebody else":
+        other = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: other)
+        own.mkdir()
+    elif instead == "no parent":
+        assert client.post("/translate_file", **sent).status_code == 503
+        parent.mkdir()
+    if "else" in instead:
+        assert client.post("/translate_file", **sent).status_code == 200
+        assert list(own.iterdir()) == []  # nothing goes where others may read
+        return
+    assert client.get(before).status_code == 404
+    assert client.get(client.post("/translate_file", **sent).json()["translatedFileUrl"]).content == wanted
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,7 +93,28 @@ def test_a_document_that_fails_by_a_fault_is_told_of_with_the_name_of_its_reques
     client, said = start()
     answer = client.post("/translate_file", files={"file": ("f.txt", b"Ein Hund")}, data=ASKED)
     assert answer.status_code == 500
-    assert said == [f"request {answer.headers['x-request-id']}: a document failed: ZeroDivisionError: division by zero"]
+    (line,) = said
+    name = answer.headers["x-request-id"]
+    assert line.startswith(f"request {name}: a document failed: ZeroDivisionError: division by zero\nTraceback")
+
+
+@pytest.mark.parametrize("broken", ["ziggurat.serve.glossaries.write_atomically", "ziggurat.serve.documents._is_own"])
+def test_a_full_disk_is_no_fault_of_the_program(
+    broken: str, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    client, said = start(glossaries=str(tmp_path / "kept.json"))
+
+    def full(*given: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/a/file")
+
+    monkeypatch.setattr(broken, full)
+    if "glossaries" in broken:
+        answer = client.post("/v2/glossaries", json=TERMS)
+    else:
+        answer = client.post("/translate_file", files={"file": ("f.txt", b"Ein Hund")}, data=ASKED)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "60")
+    (line,) = said
+    assert line.endswith("OSError: [Errno 28] No space left on device: '/a/file'")  # no traceback with each request
 
 
 @pytest.mark.slow

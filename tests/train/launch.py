@@ -13,11 +13,14 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import nullcontext
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.conftest import forkserver
+from tools.pretend_device import NAME, present
+from ziggurat.model.accelerator import default_device
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,7 +39,12 @@ class Started(NamedTuple):
 
 
 def _main(
-    module: str, function: str, arguments: tuple[str, ...], environment: dict[str, str], files: list[str]
+    module: str,
+    function: str,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    files: list[str],
+    pretends: bool,
 ) -> None:
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY), number)
@@ -45,7 +53,8 @@ def _main(
 
     torch.set_num_threads(1)
     try:
-        getattr(importlib.import_module(module), function)(*arguments)
+        with present() if pretends else nullcontext():
+            getattr(importlib.import_module(module), function)(*arguments)
     except Exception:
         traceback.print_exc()
         sys.exit(1)
@@ -61,13 +70,14 @@ def launch(module: str, function: str, count: int, *arguments: str) -> list[Star
         port = probe.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     folder, started = Path(tempfile.mkdtemp()), []
+    pretends = default_device().type == NAME  # then they have the device, too
     for rank in range(count):
         files = [folder / f"{rank}.out", folder / f"{rank}.err"]
         for file in files:
             file.touch()
         environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         process = forkserver().Process(
-            target=_main, args=(module, function, arguments, environment, [str(file) for file in files])
+            target=_main, args=(module, function, arguments, environment, [str(file) for file in files], pretends)
         )
         process.start()
         started.append(Started(process, *files))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from tests.train.runs import records
 from ziggurat.config.model import ModelConfig
+from ziggurat.model.run_folder import locked
 from ziggurat.train.records import MetricsWriter, RunLog
 
 
@@ -35,6 +37,49 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
     assert "line 3" in said.getvalue()
     assert [r["update"] for r in records(tmp_path)] == [1]
     assert (tmp_path / "log.txt").read_text().endswith("before\n")
+
+
+@pytest.mark.parametrize("instead", ["nothing", "a file", "a moved file", "a folder", "no folder", "another run"])
+def test_what_is_written_to_a_removed_file_is_not_lost_in_silence(instead: str, tmp_path: Path) -> None:
+    said, run = io.StringIO(), tmp_path / "run"
+    run.mkdir()
+    with locked(run):
+        log = RunLog(run, Console(file=said, width=500))
+        metrics = MetricsWriter(run, log, update=0)
+        metrics.write("train", 1, {"loss": 2.0})
+        for name in ("metrics.jsonl", "log.txt"):
+            if instead == "a moved file":  # it is not lost: what is written goes there
+                (run / name).rename(run / f"{name}.1")
+                continue
+            (run / name).unlink()
+            if instead == "a folder":
+                (run / name).mkdir()
+            elif instead == "a file":
+                (run / name).write_text("")
+        if instead in ("no folder", "another run"):
+            shutil.rmtree(run)
+        if instead == "another run":
+            run.mkdir()
+            (run / ".lock").touch()
+            (run / "metrics.jsonl").touch()
+        for update in (2, 3):
+            metrics.write("train", update, {"loss": 2.0})
+            log.say(f"line {update}")
+        metrics.close()
+        log.close()
+    if instead in ("nothing", "a file"):
+        assert [r["update"] for r in records(run)] == [2, 3]
+        logged = (run / "log.txt").read_text()
+        assert [line[21:] for line in logged.splitlines() if "line" in line] == ["line 2", "line 3"]
+        assert said.getvalue().count("was removed or replaced") == 1
+        assert logged.count("was removed or replaced") == 2  # each file's
+    elif instead == "a folder":
+        assert said.getvalue().count("Is a directory") == 2
+    elif instead == "another run":
+        assert (run / "metrics.jsonl").read_text() == ""  # none of ours among the other's
+        assert not (run / "log.txt").exists()
+    elif instead == "a moved file":
+        assert not (run / "log.txt").exists()
 
 
 def test_what_is_not_finite_is_left_out_of_a_record(tmp_path: Path) -> None:

@@ -165,10 +165,12 @@ def test_means_of_weights_and_layers_used_twice_are_those_of_one_process(kind: s
 
 CHANGES = [("ddp", 1, 3), ("ddp", 2, 1), ("ddp", 3, 2), ("fsdp", 1, 3), ("fsdp", 2, 1), ("fsdp", 3, 2)]
 QUICK = [("fsdp", 2, 1)]
+UNNAMED = pytest.mark.cpu("groups of the pretend accelerator have no names, which FSDP's mesh asks for")
 
 
 @pytest.mark.parametrize(
-    ("kind", "first", "second"), [c if c in QUICK else pytest.param(*c, marks=pytest.mark.slow) for c in CHANGES]
+    ("kind", "first", "second"),
+    [pytest.param(*c, marks=[*[pytest.mark.slow] * (c not in QUICK), *[UNNAMED] * (c[0] == "fsdp")]) for c in CHANGES],
 )
 def test_a_run_goes_on_with_another_number_of_processes(
     kind: str, first: int, second: int, data: Path, alone: Path, tmp_path: Path

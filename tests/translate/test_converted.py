@@ -321,8 +321,8 @@ def test_the_verb_takes_models_of_both_sides(ziggurat: Ziggurat, made: Made, tmp
     assert (status, len(out.splitlines())) == (0, 1)
     assert "another toolkit's model" in said
     assert ziggurat(*arguments, "--source-model", model, "--target-model", model)[1] == out
-    status, _, said = ziggurat(*arguments, "--source-model", model, "--job", tmp_path / "job")
-    assert (status, "--job" in said) == (2, True)
+    status, _, said = ziggurat("bulk", "--job", tmp_path / "job", *arguments, "--source-model", model)
+    assert (status, "without `bulk`" in said) == (2, True)
     status, _, said = ziggurat("evaluate", path, "--source", text, "--reference", text)
     assert (status, "--source-model" in said) == (2, True)
 

@@ -226,6 +226,10 @@ def test_settings_that_cannot_work_are_refused(copying: Translator, changes: dic
 
 
 def test_unknown_settings_of_a_stream_are_refused_at_once(copying: Translator) -> None:
+    for wrong, meant in (("taag", "tag"), ("constraint", "constraints"), ("prefix", "prefixes"), ("terms", None)):
+        said = f"unknown argument `{wrong}`; did you mean `{meant}`, or" if meant else f"unknown key `decoding.{wrong}`"
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            copying.translate_stream(["a"], **{wrong: "x"})
     with pytest.raises(ConfigError, match=r"unknown key `decoding\.beam`; did you mean `decoding\.beam_size`\?"):
         copying.translate_stream(["a"], beam=3)
     with pytest.raises(ConfigError, match="`window` must be at least 1"):
@@ -439,6 +443,9 @@ def test_a_model_directory_opens_with_its_own_settings(
     assert (other.decoding.beam_size, other.decoding.min_length) == (1, 2)
     kept = load_translator(tmp_path / "model", device="cpu", length_penalty={"alpha": 0.5}).decoding.length_penalty
     assert (kept.kind, kept.alpha) == ("gnmt", 0.5), "what is not named keeps its saved value"
+    for wrong, meant in (("wich", "which"), ("devise", "device"), ("without_layer", "without_layers")):
+        with pytest.raises(ConfigError, match=rf"unknown argument `{wrong}`; did you mean `{meant}`, or"):
+            load_translator(tmp_path / "model", **{wrong: "best"})
     with pytest.raises(ConfigError, match=r"unknown key `decoding\.beam`; did you mean `decoding\.beam_size`\?"):
         load_translator(tmp_path / "model", device="cpu", beam=1)
     with pytest.raises(CheckpointError):

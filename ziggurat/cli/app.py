@@ -13,10 +13,13 @@ from typer.core import TyperCommand
 
 from ziggurat import __version__
 from ziggurat.cli.backtranslation import backtranslate, filter_corpus
+from ziggurat.cli.compare import compare
 from ziggurat.cli.corpora import align, fetch
 from ziggurat.cli.evaluation import evaluate, score
 from ziggurat.cli.export import export, import_model
 from ziggurat.cli.inspection import inspect
+from ziggurat.cli.jobs import bulk
+from ziggurat.cli.perturb import perturb
 from ziggurat.cli.pipeline import demo, pipeline
 from ziggurat.cli.preparation import explain, prepare, recipes, shortlist
 from ziggurat.cli.reporting import diagnose, report
@@ -53,8 +56,9 @@ _VERBS: dict[str, dict[str, Callable[..., None]]] = {
         "backtranslate": backtranslate,
         "filter": filter_corpus,
         "shortlist": shortlist,
+        "bulk": bulk,
     },
-    "Judge": {"evaluate": evaluate, "diagnose": diagnose, "report": report},
+    "Judge": {"evaluate": evaluate, "compare": compare, "perturb": perturb, "diagnose": diagnose, "report": report},
     "Hand over": {"export": export, "import": import_model},
 }
 _SETTING = re.compile(r"([a-z][a-z0-9_]*(?:\.[A-Za-z0-9_]+)*)=")
@@ -103,7 +107,9 @@ def _refuse_repeated_settings(found: object) -> None:
 
 for _group, _verbs in _VERBS.items():
     for _name, _verb in _verbs.items():
-        app.command(_name, cls=_Verb, rich_help_panel=_group)(_verb)
+        # What follows the name of the verb that `bulk` runs belongs to that verb.
+        settings = {"allow_interspersed_args": _verb is not bulk}
+        app.command(_name, cls=_Verb, rich_help_panel=_group, context_settings=settings)(_verb)
 
 
 def _print_version(wanted: bool) -> None:

@@ -8,8 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from ziggurat.cli.engine import warnings_shown
-from ziggurat.cli.jobs import JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, finished
-from ziggurat.cli.output import OUT, Ensemble, Json, Which, counted, decoding_settings, is_setting, print_json, say
+from ziggurat.cli.jobs import finished, job_options
+from ziggurat.cli.output import (
+    HOW,
+    OUT,
+    WHO,
+    Device,
+    Ensemble,
+    Json,
+    Which,
+    counted,
+    decoding_settings,
+    is_setting,
+    print_json,
+    say,
+)
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK
@@ -21,15 +34,30 @@ if TYPE_CHECKING:
 _UNLIKELY = -4.0
 """Median score, nats per token, below which the text is probably not what the model translates."""
 
+_CORPUS, _CHOICE, _FILTERS = "The new corpus", "How lines are translated", "Which pairs are kept"
 _ModelTag = Annotated[
     str | None,
-    typer.Option("--model-tag", help="Tag the model reads before every line, such as <2de>; not of the new corpus."),
+    typer.Option(
+        "--model-tag",
+        metavar="TAG",
+        help="Tag the model reads before every line, such as <2de>; not of the new corpus.",
+        rich_help_panel=WHO,
+    ),
 ]
-_MaxLength = Annotated[int, typer.Option("--max-length", min=1, help="Most subword pieces of either side.")]
-_Weight = Annotated[float, typer.Option("--weight", help="Weight of the corpus.")]
-_Threads = Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of each worker.")]
-_ShardLines = Annotated[int, typer.Option("--shard-lines", min=1, help="Lines per shard.")]
-_OnDevice = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
+_MaxLength = Annotated[
+    int,
+    typer.Option(
+        "--max-length", metavar="N", min=1, help="Most subword pieces of either side.", rich_help_panel=_FILTERS
+    ),
+]
+_Weight = Annotated[
+    float, typer.Option("--weight", metavar="X", help="Weight of the corpus in training.", rich_help_panel=_CORPUS)
+]
+_Threads = Annotated[
+    int,
+    typer.Option("--threads", metavar="N", min=1, max=1024, help="CPU threads of each worker.", rich_help_panel=HOW),
+]
+_SHARD_LINES = 2000
 
 
 def backtranslate(
@@ -38,55 +66,95 @@ def backtranslate(
         list[str] | None, typer.Argument(help="Decoding settings such as beam_size=8, and further input files.")
     ] = None,
     input: Annotated[
-        list[str] | None, typer.Option("--input", "-i", help="Monolingual text, also .gz, .xz, .zst; file or glob.")
+        list[str] | None,
+        typer.Option("--input", "-i", metavar="FILE", help="Monolingual text, also .gz, .xz, .zst; file or glob."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(*OUT, help="Folder of the corpus.")] = None,
+    out: Annotated[Path | None, typer.Option(*OUT, metavar="FOLDER", help="Folder of the corpus.")] = None,
     method: Annotated[
-        str | None, typer.Option("--method", help="sample (default), top-k, beam (default of --forward), noised-beam.")
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="sample (default), top-k, beam (default of --forward), noised-beam.",
+            rich_help_panel=_CHOICE,
+        ),
     ] = None,
     forward: Annotated[
-        bool, typer.Option("--forward", help="Distillation: the text is the source, its translation the target.")
+        bool,
+        typer.Option(
+            "--forward",
+            help="Distillation: the text is the source, its translation the target.",
+            rich_help_panel=_CHOICE,
+        ),
     ] = False,
     reference: Annotated[
         list[str] | None,
         typer.Option(
             "--reference",
+            metavar="FILE",
             help="With --forward: the text's translations, line by line; of --n-best candidates the nearest is kept.",
+            rich_help_panel=_CHOICE,
         ),
     ] = None,
     n_best: Annotated[
-        int | None, typer.Option("--n-best", min=2, max=1000, help="Candidates of each line. Default: 8.")
+        int | None,
+        typer.Option(
+            "--n-best",
+            metavar="N",
+            min=2,
+            max=1000,
+            help="Candidates of each line. Default: 8.",
+            rich_help_panel=_CHOICE,
+        ),
     ] = None,
     nearest: Annotated[
         Literal["chrf", "bleu"] | None,
-        typer.Option("--nearest", help="Score of a candidate against its reference. Default: chrf."),
+        typer.Option(
+            "--nearest",
+            help="Score of a candidate against its reference. Default: chrf.",
+            rich_help_panel=_CHOICE,
+        ),
     ] = None,
     tag: Annotated[
-        str | None, typer.Option("--tag", help="Tag of the corpus; default: `<bt>`, with --forward none; '' for none.")
+        str | None,
+        typer.Option(
+            "--tag",
+            metavar="TAG",
+            help="Tag of the corpus; default: `<bt>`, with --forward none; '' for none.",
+            rich_help_panel=_CORPUS,
+        ),
     ] = None,
     model_tag: _ModelTag = None,
     weight: _Weight = 1.0,
     max_length: _MaxLength = 250,
     max_ratio: Annotated[
-        float, typer.Option("--max-ratio", min=1, help="Largest ratio of the two sides' pieces, beside --ratio-slack.")
+        float,
+        typer.Option(
+            "--max-ratio",
+            metavar="X",
+            min=1,
+            help="Largest ratio of the two sides' pieces.",
+            rich_help_panel=_FILTERS,
+        ),
     ] = MAX_RATIO,
     ratio_slack: Annotated[
-        int, typer.Option("--ratio-slack", min=0, help="Pieces that the longer side may have beyond --max-ratio.")
+        int,
+        typer.Option(
+            "--ratio-slack",
+            metavar="N",
+            min=0,
+            help="Pieces that the longer side may have beyond --max-ratio.",
+            rich_help_panel=_FILTERS,
+        ),
     ] = RATIO_SLACK,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of sampling and noise.")] = 1,
-    workers: JobWorkers = None,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", metavar="N", min=0, help="Seed of sampling and noise.", rich_help_panel=_CHOICE),
+    ] = 1,
     threads: _Threads = 1,
-    shard: ShardPart = None,
-    merge: MergeOnly = False,
-    ray: RayAddress = None,
-    shard_lines: _ShardLines = 2000,
     ensemble: Ensemble = None,
     which: Which = None,
-    device: _OnDevice = "auto",
-    engine: Annotated[
-        str,
-        typer.Option("--engine", help="auto (by the folder), torch, or ctranslate2 (an exported model; beam search)."),
-    ] = "auto",
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Translate monolingual text into a synthetic corpus for `prepare`; the same command resumes one that was stopped.
@@ -101,7 +169,7 @@ def backtranslate(
     settings = decoding_settings([text for text in given or [] if is_setting(text)], "--input")
     if out is None:
         raise ConfigError("`--out FOLDER` is missing: where should the corpus go?")
-    options = JobOptions(str(out), shard, merge, ray, workers, threads, device)
+    options = job_options(str(out), threads=threads, device=device)
     choosing = [name for name, value in {"--n-best": n_best, "--nearest": nearest}.items() if value is not None]
     if choosing and not reference:
         raise ConfigError(f"`{choosing[0]}` is of candidates, which references choose among: add `--reference FILE`")
@@ -133,10 +201,9 @@ def backtranslate(
         device=device,
         threads=threads,
         seed=seed,
-        shard_lines=shard_lines,
+        shard_lines=options.shard_lines or _SHARD_LINES,
         filters=PairFilter(max_pieces=max_length, max_ratio=max_ratio, ratio_slack=ratio_slack),
         decoding=settings,
-        engine=engine,
         references=tuple(reference or ()),
         n_best=n_best or N_BEST,
         nearest=nearest or "chrf",
@@ -154,26 +221,32 @@ def filter_corpus(
     model: Annotated[str, typer.Argument(help="Run or model directory that scores the pairs.")],
     given: Annotated[list[str] | None, typer.Argument(help="Decoding settings: precision=float32.")] = None,
     source: Annotated[
-        list[str] | None, typer.Option("--source", help="Source text, also .gz, .xz, .zst; file or glob.")
+        list[str] | None,
+        typer.Option("--source", metavar="FILE", help="Source text, also .gz, .xz, .zst; file or glob."),
     ] = None,
-    target: Annotated[list[str] | None, typer.Option("--target", help="Its translations, line by line.")] = None,
-    out: Annotated[Path | None, typer.Option(*OUT, help="Folder of the corpus that stays.")] = None,
-    keep: Annotated[float, typer.Option("--keep", help="Share of the pairs that stays: the likeliest.")] = 0.95,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", metavar="FILE", help="Its translations, line by line.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(*OUT, metavar="FOLDER", help="Folder of the corpus that stays.")] = None,
+    keep: Annotated[
+        float,
+        typer.Option(
+            "--keep", metavar="X", help="Share of the pairs that stays: the likeliest.", rich_help_panel=_FILTERS
+        ),
+    ] = 0.95,
     reverse: Annotated[
-        bool, typer.Option("--reverse", help="The model translates targets into sources: a backward model.")
+        bool,
+        typer.Option(
+            "--reverse", help="The model translates targets into sources: a backward model.", rich_help_panel=WHO
+        ),
     ] = False,
     model_tag: _ModelTag = None,
     max_length: _MaxLength = 250,
     weight: _Weight = 1.0,
-    workers: JobWorkers = None,
     threads: _Threads = 1,
-    shard: ShardPart = None,
-    merge: MergeOnly = False,
-    ray: RayAddress = None,
-    shard_lines: _ShardLines = 2000,
     ensemble: Ensemble = None,
     which: Which = None,
-    device: _OnDevice = "auto",
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Drop the pairs of a corpus that a model finds least likely; the same command resumes one that was stopped.
@@ -184,7 +257,7 @@ def filter_corpus(
         raise ConfigError(f"`--{'target' if source else 'source'} FILE` is missing: which pairs should be scored?")
     if out is None:
         raise ConfigError("`--out FOLDER` is missing: where should the corpus go?")
-    options = JobOptions(str(out), shard, merge, ray, workers, threads, device, noun="pair")
+    options = job_options(str(out), threads=threads, device=device, noun="pair")
     change_section(CorpusConfig(source="-", target="-"), {"weight": weight}, "data.train.0")
 
     from ziggurat.corpora.synthesis.backtranslation import write_snippet
@@ -201,7 +274,7 @@ def filter_corpus(
         device=device,
         threads=threads,
         max_pieces=max_length,
-        shard_lines=shard_lines,
+        shard_lines=options.shard_lines or _SHARD_LINES,
         decoding=decoding_settings(given or [], "--source"),
         model_tag=model_tag,
     )

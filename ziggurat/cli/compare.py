@@ -1,17 +1,25 @@
-"""The verb evaluate on several systems: tables of a comparison, and what disturbances of the source cost."""
+"""The verb compare: several systems side by side, with tests and tables."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ziggurat.cli.engine import model_languages, open_engine, warnings_shown
+import typer
+
+from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
 from ziggurat.cli.output import (
+    OUT,
+    Device,
+    Json,
+    Threads,
+    Which,
     check_input,
-    check_page,
+    check_one_stream,
     counted,
+    decoding_settings,
     input_stream,
     is_setting,
     output_folder,
@@ -21,19 +29,30 @@ from ziggurat.cli.output import (
     refuse_empty,
     refuse_overwriting,
     say,
-    write_parts,
+)
+from ziggurat.cli.score_options import (
+    TEXTS,
+    BleuTokenizer,
+    CometModel,
+    Language,
+    Lowercase,
+    Metrics,
+    Reference,
+    Source,
+    SourceTag,
+    SystemOptions,
+    TableFormat,
+    check_test_set,
+    score_options,
 )
 from ziggurat.cli.score_tables import comparison_table
 from ziggurat.cli.scored_text import check_scored
-from ziggurat.cli.scoring import SystemOptions, check_test_set, kept_file, translated, warn_of_sides
+from ziggurat.cli.scoring import kept_file, translated, warn_of_sides
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from ziggurat.evaluate.comparison import Comparison
     from ziggurat.evaluate.findings import BucketTable, NgramTable, OverSeeds, Scores, SentenceTable
-    from ziggurat.evaluate.perturbations import SystemOutputs
-    from ziggurat.evaluate.significance import Effect, PairwiseTest, Robustness
-
 
 _EXAMPLES = 3  # sentences shown for each of two systems; the JSON has more
 _LINE = 4096  # characters shown of a sentence
@@ -172,7 +191,71 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def compare_systems(options: SystemOptions, *, train_target: Sequence[str], output: str | None, json: bool) -> None:
+def systems_and_settings(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the systems among the arguments of a verb, and the decoding settings, which are known by their keys."""
+    from ziggurat.config import DecodingConfig
+
+    def is_decoding(word: str) -> bool:
+        return is_setting(word) and re.split("[.=]", word.removeprefix("decoding."))[0] in DecodingConfig.model_fields
+
+    settings = decoding_settings([word for word in words if is_decoding(word)], "--source")
+    return [word for word in words if not is_decoding(word)], settings
+
+
+def compare(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SYSTEM",
+            help="[NAME=]PATH[,PATH...]: runs, model directories or files of translations, one per seed. Decoding "
+            "settings may follow.",
+        ),
+    ],
+    source: Source = None,
+    reference: Reference = None,
+    train_target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--train-target",
+            metavar="FILE",
+            help="Target side of the training text, for word accuracy by frequency; repeat.",
+            rich_help_panel=TEXTS,
+        ),
+    ] = None,
+    tag: SourceTag = None,
+    metrics: Metrics = "bleu,chrf,ter",
+    language: Language = None,
+    bleu_tokenizer: BleuTokenizer = None,
+    lowercase: Lowercase = False,
+    comet_model: CometModel = None,
+    output: Annotated[
+        str | None, typer.Option(*OUT, metavar="FOLDER", help="Keep the translations here, as NAME.SEED.txt.")
+    ] = None,
+    format: TableFormat = "text",
+    json: Json = False,
+    which: Which = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Compare systems: scores, significance tests, and tables that show where they differ.
+
+    Example: `ziggurat compare plain=runs/a-1,runs/a-2 other=b.txt --source test.de --reference test.en`
+    """
+    systems, settings = systems_and_settings(words)
+    references = reference or []
+    if not references:
+        raise ConfigError("`--reference FILE` is missing")
+    check_one_stream(source, *references)
+    scoring = score_options(metrics, language, comet_model, bleu_tokenizer, lowercase, device, tag=tag, format=format)
+    if scoring.table is not None and json:
+        raise ConfigError("`--format` is of tables of scores: leave out `--json`")
+    scoring.refuse_others("compare")
+    opening = ModelOptions(which, device, threads, settings)
+    options = SystemOptions(systems, source, references, scoring, opening)
+    _compare(options, train_target=train_target or [], output=output, json=json)
+
+
+def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str | None, json: bool) -> None:
     """Translate where a system is a model, compare all systems, and print the tables.
 
     `train_target` are paths of the training text's target side; `output` is the folder for what models translate.
@@ -189,9 +272,9 @@ def compare_systems(options: SystemOptions, *, train_target: Sequence[str], outp
         check_input(path)
     scoring, opening = options.scoring, options.opening
     of_models = opening.settings or output or scoring.tag or opening.which or opening.threads
-    if not models and (of_models or opening.engine != "auto" or (opening.device != "auto" and scoring.comet is None)):
+    if not models and (of_models or (opening.device != "auto" and scoring.comet is None)):
         raise ConfigError(
-            "decoding settings, `--output`, `--tag`, `--which`, `--engine`, `--threads` and (but for COMET) `--device` "
+            "decoding settings, `--output`, `--tag`, `--which`, `--threads` and (but for COMET) `--device` "
             "are for models; all systems are files of translations"
         )
     # The tables of sentences need BLEU and chrF, whatever is asked for.
@@ -284,14 +367,12 @@ def parse_systems(given: Sequence[str]) -> list[tuple[str, list[str]]]:
         name, _, listed = system.partition("=") if named else ("", "", system)
         paths = [listed] if listed and Path(listed).exists() else listed.split(",")
         if not all(paths) or (named and not name):
-            raise ConfigError(f"`--compare {printable(system, 4096)}`: expected [NAME=]PATH[,PATH...]")
+            raise ConfigError(f"`{printable(system, 4096)}`: a system is [NAME=]PATH[,PATH...]")
         name = name or Path(paths[0]).resolve().name
         if "/" in name or name.startswith("."):
-            raise ConfigError(f"`--compare`: {printable(repr(name))} cannot be a system's name; leave out `/`")
+            raise ConfigError(f"{printable(repr(name))} cannot be a system's name; leave out `/`")
         if name in (other for other, _ in systems):
-            raise ConfigError(
-                f"`--compare`: two systems are called {printable(repr(name))}; tell them apart, NAME=PATH"
-            )
+            raise ConfigError(f"two systems are called {printable(repr(name))}; tell them apart, NAME=PATH")
         systems.append((name, paths))
     return systems
 
@@ -301,140 +382,3 @@ def _lines(paths: Sequence[str]) -> Iterator[str]:
 
     for path in paths:
         yield from read_lines(*input_stream(path))
-
-
-_SIGNIFICANT = 0.05
-_SHOWN = 4096  # characters shown of a path or signature
-
-
-def perturbation_names(listed: str) -> list[str]:
-    """Return the perturbations of a comma-separated list, in their own order; `all` stands for all of them."""
-    from ziggurat.evaluate.perturbations import perturbation_names as names_of
-
-    names = [name.strip().lower() for name in listed.split(",") if name.strip()]
-    return names_of(names or [""], "--perturb")
-
-
-def perturb_systems(
-    options: SystemOptions,
-    perturbations: Sequence[str],
-    *,
-    ensemble: Sequence[str],
-    seed: int,
-    page: str | None,
-    json: bool,
-) -> None:
-    """Translate the test set as it is and disturbed by every system, and print or write what that costs.
-
-    `ensemble` are further members of the only system; `page` is the path of an HTML file.
-    """
-    from ziggurat.evaluate.perturbations import DisturbedSet, changes_any
-    from ziggurat.evaluate.scores import METRICS
-
-    # (1) Texts and options are checked before a model is opened.
-    scoring = options.scoring
-    if unknown := [name for name in scoring.metrics if name not in METRICS]:
-        raise ConfigError(f"`--perturb` scores by {', '.join(METRICS)}, not by {unknown[0]}")
-    systems = _systems(options.systems)
-    if options.source is None:
-        raise ConfigError(f"`--source FILE` is missing: what should {systems[0][1]} translate?")
-    sources, references = read_text(options.source), [read_text(path) for path in options.references]
-    named = list(zip(options.references, references, strict=True))
-    for name, lines in ((options.source, sources), *named):
-        refuse_empty(name, lines)
-    pair_up((options.source, sources), *named)
-    if not changes_any(perturbations, sources, references, seed):
-        raise ConfigError(f"{options.source}: none of {', '.join(perturbations)} changes a line of it")
-    if page is not None:
-        if page == "-" and json:
-            raise ConfigError("`--page -` and `--json` both write to standard output; name a file")
-        check_page(page, "--page", options.source, *options.references)
-        if find_spec("jinja2") is None:  # before hours of translating
-            raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[report]'")
-    # (2) Every system translates all lines, disturbed and not, in one go. The first model names the languages.
-    disturbed: DisturbedSet | None = None
-    found: list[SystemOutputs] = []
-    origins = []
-    test_set = scoring.test_set(references, sources)
-    for name, path in systems:
-        members = [path, *ensemble]
-        with warnings_shown(), open_engine(members, options.opening, lines=len(sources)) as translator:
-            if disturbed is None:
-                test_set = scoring.test_set(references, sources, translator.target_language)
-                check_test_set(test_set, scoring.metrics, None)
-                # Capitals are chosen by the source language: the Turkish one of `i` has a dot.
-                languages = (model_languages(path, options.opening)[0], translator.target_language)
-                disturbed = DisturbedSet(perturbations, sources, references, languages, seed)
-            outputs = disturbed.outputs(translated(translator, disturbed.texts, None, scoring.tag))
-            warn_of_sides(outputs.plain, test_set, f"the output of {printable(name)}")
-            found.append(outputs)
-            origins.append(translator.origin)
-    assert disturbed is not None
-    # (3) What it costs
-    named_systems = [(name, origin) for (name, _), origin in zip(systems, origins, strict=True)]
-    results = disturbed.judged(named_systems, found, scoring.metrics, test_set)
-    if page != "-":  # else standard output holds the page
-        if json:
-            print_json(results.as_record())
-        else:
-            print(_text(results))
-    if page is not None:
-        from ziggurat.inspect.report.page import robustness_page
-
-        write_parts(page, [robustness_page(results).encode()])
-        if page != "-":
-            say(f"page: {Path(page).resolve()}")
-
-
-def _systems(given: Sequence[str]) -> list[tuple[str, str]]:
-    systems = []
-    for name, paths in parse_systems(given):
-        if len(paths) > 1:
-            raise ConfigError(f"`--perturb`: {printable(name)} has {len(paths)} seeds; name one model of it")
-        if Path(paths[0]).is_file():
-            raise ConfigError(f"`--perturb` needs models, which translate: {printable(paths[0], _SHOWN)} is a file")
-        systems.append((name, paths[0]))
-    return systems
-
-
-def _text(results: Robustness) -> str:
-    from ziggurat.evaluate.findings import FEWEST_CASES
-
-    head = [f"{counted(results.sentences, 'sentence')}; {results.tests}; * marks adjusted p < {_SIGNIFICANT}"]
-    head += [f"{printable(n)}: {printable(o, _SHOWN)}" for n, o in zip(results.systems, results.origins, strict=True)]
-    parts = ["\n".join(head)]
-    for metric, signature, up in zip(results.metrics, results.signatures, results.higher_is_better, strict=True):
-        named = len(results.systems) > 1
-        columns = ("as it is", "disturbed", "difference", "adjusted p")
-        headings = [
-            f"{printable(s)}: {c}" if named and c == columns[0] else c for s in results.systems for c in columns
-        ]
-        rows = [["", "cases", *headings]]
-        for disturbance in results.perturbations:
-            row = [disturbance.name, f"{disturbance.cases:,}"]
-            for system in results.systems:
-                effect = results.effect(system, disturbance.name, metric)
-                row += [f"{effect.undisturbed:.2f}", f"{effect.disturbed:.2f}", *_tested(effect)]
-            rows.append(row)
-        direction = "" if up else " (lower is better)"
-        parts.append("\n".join([f"{metric}{direction}|{printable(signature, _SHOWN)}", aligned(rows)]))
-        for title, between in (
-            (f"{metric}, disturbed", results.contests),
-            (f"{metric}, disturbed - as it is", results.effect_differences),
-        ):
-            own = [one for one in between if one.metric == metric]
-            if own:
-                labels = (f"{printable(one.left)} - {printable(one.right)}" for one in own)
-                lines = [[one.perturbation, label, *_tested(one)] for one, label in zip(own, labels, strict=True)]
-                parts.append(aligned([[title, "", "difference", "adjusted p"], *lines]))
-    if any(effect.p is None for effect in results.effects):
-        parts.append(f"too few: {FEWEST_CASES} cases are the fewest that tell a difference from chance")
-    if results.left_out:
-        parts.append(f"Left out, since they change no line: {', '.join(results.left_out)}")
-    return "\n\n".join(parts)
-
-
-def _tested(found: Effect | PairwiseTest) -> tuple[str, str]:
-    p = found.p_adjusted
-    mark = "*" if p is not None and p < _SIGNIFICANT else " "
-    return f"{found.difference:+.2f}{mark}", "too few" if p is None else f"{p:.3f}"

@@ -13,7 +13,7 @@ import typer
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
-from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, line_job
+from ziggurat.cli.jobs import JobOptions, job_options, line_job
 from ziggurat.cli.output import (
     OUT,
     Json,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 _NETWORK = "Network"
 EMBEDDED = "babel"
 """Name of the embedded language pair (docs/data.md), which is made and not downloaded."""
+_EMBEDDED_TITLE = "Babel, the synthetic pair qlo-qhi of `ziggurat demo` and small recipes: made here, not downloaded"
 
 
 def fetch(
@@ -102,8 +103,8 @@ def fetch(
     """
     from ziggurat.corpora.fetch.downloads import Downloads, default_folder
     from ziggurat.corpora.fetch.indexes import Names
+    from ziggurat.corpora.fetch.network import Network
     from ziggurat.corpora.fetch.registry import load_registry
-    from ziggurat.corpora.fetch.transfer import Network
 
     if not names and not list_:
         raise ConfigError("nothing to fetch: name a corpus, a recipe or a configuration; `--list` lists what there is")
@@ -195,7 +196,10 @@ def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[In
             raise ConfigError("name two languages: `ziggurat fetch --list opus de-en`")
         every = opus_listed(downloads, pair[1], pair[2])
         return [one for one in every if all(word.casefold() in one.name.casefold() for word in words[2:])]
+    own = IndexEntry(EMBEDDED, _EMBEDDED_TITLE, 0, 21_000, "of ziggurat itself")
     listed, by_pair = list[IndexEntry](), bool(names.registry.pairs_among(words))
+    if all(word.casefold() in f"{own.name} {own.title}".casefold() for word in words):
+        listed.append(own)
     for pattern, entry in names.registry.listed(words):
         sizes = [file.bytes for file in entry.files]
         size = sum(filter(None, sizes)) if None not in sizes else None
@@ -260,7 +264,14 @@ def align(
     target: Annotated[str, typer.Argument(help="Target text, aligned line by line.")],
     output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",
     symmetrise: Annotated[
-        Symmetrisation, typer.Option("--symmetrise", help="How the two directions are merged.", rich_help_panel=_FORM)
+        Symmetrisation,
+        typer.Option(
+            "--symmetrise",
+            metavar="NAME",
+            help="How the two directions are merged: grow-diag-final-and, grow-diag-final, grow-diag, intersection or "
+            "union.",
+            rich_help_panel=_FORM,
+        ),
     ] = "grow-diag-final-and",
     words: Annotated[
         Literal["split", "blanks"] | None,
@@ -304,11 +315,6 @@ def align(
     save_model: Annotated[
         str | None, typer.Option("--save-model", help="Write the trained model here.", rich_help_panel=_TRAINING)
     ] = None,
-    workers: JobWorkers = None,
-    job: JobFolder = None,
-    shard: ShardPart = None,
-    merge: MergeOnly = False,
-    ray: RayAddress = None,
     json: Json = False,
 ) -> None:
     """Align the words of a parallel corpus: an HMM over IBM Model 1 in both directions, symmetrised.
@@ -329,7 +335,7 @@ def align(
     }
     if input_model is not None and (given := [name for name, value in training.items() if value is not None]):
         raise ConfigError(f"`{given[0]}` is for training, and `--input-model` says not to train; leave out one of them")
-    bulk = JobOptions(job, shard, merge, ray, workers, noun="pair")
+    bulk = job_options(noun="pair")
     if json and output == "-":
         raise ConfigError("`--json` and the alignments would both go to standard output; name a file with `-o`")
     if save_model == "-":
@@ -356,7 +362,7 @@ def align(
         if save_model is not None:
             write_parts(save_model, [content])
 
-    if job is not None:
+    if bulk.folder is not None:
         settings = {**training, "--save-model": None, "--symmetrise": symmetrise}
         settings["--input-model"] = None if input_model is None else fingerprint(Path(input_model))
         found = _by_job(bulk, reader, trained, save, settings, symmetrise, output)

@@ -52,13 +52,19 @@ def translate_documents(
     that the terms of `asked` are from, which no document may overwrite. Raises ConfigError for options that do not go
     with the documents, DataError for a document that cannot be read.
     """
-    from ziggurat.serve.text.documents.kinds import document, document_kind
+    from ziggurat.serve.text.documents.kinds import KINDS, document, document_kind
     from ziggurat.serve.text.files import Settings
     from ziggurat.serve.text.sentences import Options, run
     from ziggurat.serve.text.splitting import Protection, sentencex_splitter
 
     # Everything that can be wrong with the files is found before the model is loaded.
     places = _places(paths, output, terminology)
+    for path, place in places.items():
+        named, kind = [each for each in KINDS if place.lower().endswith(each.endings)], document_kind(path)
+        if named and named[0] is not kind:
+            raise ConfigError(
+                f"{place}: is for {named[0].name}, and {path} stays {kind.name}; end it in {kind.endings[0]}"
+            )
     source, target = model_languages(models[0], opening)
     split = sentencex_splitter(source)
 

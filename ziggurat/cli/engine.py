@@ -17,6 +17,7 @@ from ziggurat.system.processes import usable_cpus
 from ziggurat.system.terminal import importing
 
 if TYPE_CHECKING:
+    from ziggurat.translate.engines import Engine
     from ziggurat.translate.options import StreamTranslator
     from ziggurat.translate.translator import Translator
 
@@ -38,7 +39,7 @@ class ModelOptions:
     threads: int | None
     settings: dict[str, Any] = field(default_factory=dict)
     without_layers: str | None = None
-    engine: str = "auto"
+    engine: Engine = "auto"
     segmenters: tuple[Path | None, Path | None] = (None, None)
 
 

@@ -8,12 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from ziggurat.cli.engine import warnings_shown
-from ziggurat.cli.output import OUT, Json, WithoutLayers, check_input, counted, print_json, say
+from ziggurat.cli.output import OUT, WHO, Json, WithoutLayers, check_input, counted, print_json, say
 from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
 from ziggurat.model.run_folder import refuse_missing
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import check_file
+
+_CONTENT, _TEST = "What is written", "The comparison with the model"
 
 
 def export(
@@ -24,13 +26,21 @@ def export(
     ] = None,
     out: Annotated[Path | None, typer.Option(*OUT, help="Folder to write.")] = None,
     which: Annotated[
-        str | None, typer.Option("--which", help="Checkpoint of a run: averaged, best, last or an update's number.")
+        str | None,
+        typer.Option(
+            "--which",
+            metavar="NAME",
+            help="Checkpoint of a run: averaged, best, last or an update's number.",
+            rich_help_panel=WHO,
+        ),
     ] = None,
     without_layers: WithoutLayers = None,
     quantization: Annotated[
         str | None,
         typer.Option(
             "--quantization",
+            metavar="NAME",
+            rich_help_panel=_CONTENT,
             help="ctranslate2, argos, firefox: int8 (what the last two have unless told otherwise), float32; but for "
             "firefox also int8_float32, int16, float16, bfloat16, ...",
         ),
@@ -40,6 +50,7 @@ def export(
         typer.Option(
             "--metadata",
             metavar="KEY=VALUE",
+            rich_help_panel=_CONTENT,
             help="argos: package_version, from_code, from_name, to_code, to_name or license of the package; repeat for "
             "more.",
         ),
@@ -47,7 +58,10 @@ def export(
     splitter: Annotated[
         Path | None,
         typer.Option(
-            "--splitter", metavar="FOLDER", help="argos: sentence splitter of MiniSBD, Stanza or spaCy to put into it."
+            "--splitter",
+            metavar="FOLDER",
+            help="argos: sentence splitter of MiniSBD, Stanza or spaCy to put into it.",
+            rich_help_panel=_CONTENT,
         ),
     ] = None,
     shortlist: Annotated[
@@ -55,18 +69,41 @@ def export(
         typer.Option(
             "--shortlist",
             metavar="FILE",
+            rich_help_panel=_CONTENT,
             help="ctranslate2, firefox: search with this file of `ziggurat shortlist` from now on.",
         ),
     ] = None,
     verify: Annotated[
-        Path | None, typer.Option("--verify", help="Text to verify with; default: the store's development set.")
+        Path | None,
+        typer.Option(
+            "--verify",
+            metavar="FILE",
+            help="Text to verify with; default: the store's development set.",
+            rich_help_panel=_TEST,
+        ),
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", min=1, help="Lines of that text to verify with.")] = 1000,
+    lines: Annotated[
+        int,
+        typer.Option("--lines", metavar="N", min=1, help="Lines of that text to verify with.", rich_help_panel=_TEST),
+    ] = 1000,
     reference: Annotated[
-        Path | None, typer.Option("--reference", help="Translation of the `--verify` text: BLEU must not fall.")
+        Path | None,
+        typer.Option(
+            "--reference",
+            metavar="FILE",
+            help="Translation of the `--verify` text: BLEU must not fall.",
+            rich_help_panel=_TEST,
+        ),
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option("--tolerance", min=0, help="With --reference: by how much BLEU may fall [0.2].")
+        float | None,
+        typer.Option(
+            "--tolerance",
+            metavar="X",
+            min=0,
+            help="With --reference: by how much BLEU may fall [0.2].",
+            rich_help_panel=_TEST,
+        ),
     ] = None,
     check: Annotated[
         str | None, typer.Option("--check", help="Only list the targets that this configuration can be exported to.")

@@ -1,4 +1,4 @@
-"""Hints for users of other toolkits: after "no such option", what is written here instead (hints.yaml)."""
+"""Hints for users of other toolkits and earlier versions: after "no such option", what to write (hints.yaml)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from types import MappingProxyType
 from ziggurat.system.errors import printable
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
-    "translate": ("search", "model", "text"),
-    "evaluate": ("search", "model", "evaluate"),
-    "score": ("search", "model", "score"),
-    "prepare": ("data",),
+    "translate": ("bulk", "search", "model", "text"),
+    "evaluate": ("bulk", "search", "model", "evaluate", "moved"),
+    "compare": ("search", "model", "evaluate"),
+    "perturb": ("search", "model", "evaluate"),
+    "score": ("bulk", "search", "model", "score"),
+    "backtranslate": ("bulk", "model"),
+    "filter": ("bulk", "model"),
+    "align": ("bulk",),
+    "pipeline": ("bulk",),
+    "prepare": ("bulk", "data"),
     "train": ("data", "train"),
     "inspect": ("data", "train"),
     "average": ("average",),
@@ -26,7 +32,7 @@ def hints(verb: str) -> Mapping[str, str]:
     """Return option of another toolkit -> what to write here, for a verb; empty for a verb that has none.
 
     Names are without hyphens before them, and have hyphens for underscores. In what to write, VALUE is the value that
-    was typed.
+    was typed, and VERB the verb.
     """
     import yaml  # only an error needs it so early
 
@@ -67,7 +73,7 @@ def _hint(verb: str, option: str, arguments: Sequence[str]) -> str:
     instead = hints(verb).get(option.lstrip("-").replace("_", "-")) if option.startswith("-") else None
     if instead is None:
         return ""
-    return f"Here: {instead.replace('VALUE', _value(option, arguments) or 'VALUE')}"
+    return f"Here: {instead.replace('VERB', verb).replace('VALUE', _value(option, arguments) or 'VALUE')}"
 
 
 def _value(option: str, arguments: Sequence[str]) -> str:

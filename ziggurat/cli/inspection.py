@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from ziggurat.cli.output import (
     Json,
-    Overrides,
     check_output,
     counted,
     file_named,
+    is_setting,
     print_json,
     progress_bars,
     refuse_overwriting,
@@ -24,7 +24,8 @@ from ziggurat.cli.output import (
 )
 from ziggurat.config import Experiment, TrainingConfig, dump, load_experiment
 from ziggurat.config.notices import notices, unused_settings
-from ziggurat.config.recipes import PaperRecipe, find_paper_recipe, load_named, recipe_names
+from ziggurat.config.recipes import PaperRecipe, find_paper_recipe, find_small_recipe, load_named, recipe_names
+from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import check_file
 from ziggurat.system.processes import busy_notice
@@ -33,6 +34,8 @@ from ziggurat.system.terminal import duration
 if TYPE_CHECKING:
     from ziggurat.inspect.check import DepthCheck
     from ziggurat.inspect.cost import Cost
+    from ziggurat.inspect.device_memory import LargestBatch
+    from ziggurat.inspect.machine import BatchShape
     from ziggurat.inspect.trial import TrialMeasures
     from ziggurat.model.counts import Inspection
 
@@ -133,10 +136,16 @@ def suggest(check: DepthCheck, experiment: Experiment, path: str) -> str:
 
 def inspect(
     config: Annotated[str, typer.Argument(help="YAML file, built-in recipe, or folder of a run or model.")],
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Values that replace the file's: path.to.key=value. Or further configurations."),
+    ] = None,
     cost: Annotated[
         bool, typer.Option("--cost/--no-cost", help="Estimate arithmetic, memory and time of training.")
     ] = True,
+    device_memory: Annotated[
+        bool, typer.Option("--device-memory", help="Show the largest batch that fits into the memory of GPUs.")
+    ] = False,
     check: Annotated[
         bool | None,
         typer.Option(
@@ -162,21 +171,27 @@ def inspect(
     """Summarise a model before it is trained: parameters, methods, costs, and whether its depth will train.
 
     Costs come from a simulated update and a short measurement of this machine. The depth check trains a narrow copy for
-    a few dozen updates (docs/depth-check.md).
+    a few dozen updates (docs/depth-check.md). Several configurations become one table.
 
     Examples: `ziggurat inspect multi30k-de-en model.residual=post model.encoder.layers=18 --suggest better.yaml`,
     `ziggurat inspect ds-init-en-de-base-20-20-ds-matt --no-check`
     """
-    from ziggurat.inspect.cost import estimate_cost
+    from ziggurat.inspect.cost import estimate_cost, expected_batches
+    from ziggurat.inspect.device_memory import largest_batches, on_accelerator
     from ziggurat.model.counts import inspect_experiment
-    from ziggurat.model.run_folder import CONFIG_FILE
 
-    saved = Path(config) / CONFIG_FILE
-    if Path(config).is_dir() and not saved.is_file() and config not in recipe_names():
-        raise ConfigError(f"{config}: is a folder, but neither a run nor a model directory (no {CONFIG_FILE})")
-    folder = saved.parent if saved.is_file() else None
-    check_file(saved)
-    experiment = load_experiment(saved, overrides or []) if folder else load_named(config, overrides or [])
+    others = [word for word in overrides or [] if _is_configuration(word)]
+    overrides = [word for word in overrides or [] if word not in others]
+    if others:
+        if suggested is not None:
+            raise ConfigError(f"`--suggest` is of one configuration, not {len(others) + 1}")
+
+        def checked(experiment: Experiment) -> DepthCheck:
+            return _run_check(experiment, updates=updates, width=width, remedies=False)
+
+        _tabulate([_opened(name, overrides) for name in (config, *others)], cost, checked, check, json=json)
+        return
+    _, experiment, folder = _opened(config, overrides)
     # Published figures are shown only for a paper's recipe as it is.
     recipe = None if folder or overrides or Path(config).is_file() else find_paper_recipe(config)
     wanted = folder is None if check is None else check
@@ -185,18 +200,27 @@ def inspect(
             raise ConfigError("`--suggest` needs the depth check; leave out `--no-check`, or add `--check`")
         suggested = file_named(suggested)
         check_output(suggested)
-        refuse_overwriting(suggested, config, str(saved))
+        refuse_overwriting(suggested, config, str(Path(config) / CONFIG_FILE))
     # Each part is printed as soon as it is known: the depth check takes minutes.
     inspection = inspect_experiment(experiment, folder)
     if not json:
         print(_text(config, experiment, inspection, recipe), flush=True)
     document = _record(config, experiment, inspection, recipe) if json else {}
+    sizes = inspection.vocabulary.source, inspection.vocabulary.target
     if cost:
-        costs = estimate_cost(experiment, (inspection.vocabulary.source, inspection.vocabulary.target))
+        costs = estimate_cost(experiment, sizes)
         document["cost"] = _cost_record(costs)
         if not json:
             said = [_cost_text(costs, experiment.training), *_published_saving(recipe)]
             print("\n" + "\n".join(said), flush=True)
+    if device_memory:
+        on_gpu = on_accelerator(experiment)
+        shape = max(expected_batches(on_gpu).largest, key=lambda shape: shape.tokens)
+        largest, precision = largest_batches(on_gpu, sizes, shape), on_gpu.training.precision
+        of = {"precision": precision, "source_length": shape.source, "target_length": shape.target}
+        document["device_memory"] = {**of, "largest": [asdict(batch) for batch in largest]}
+        if not json:
+            print("\n" + "\n".join(_device_memory(largest, shape, precision)), flush=True)
     if wanted:
         found = _run_check(experiment, updates=updates, width=width, remedies=remedies)
         document["depth_check"] = found.as_record()
@@ -206,6 +230,78 @@ def inspect(
             say(suggest(found, experiment, suggested))
     if json:
         print_json(document)
+
+
+def _is_configuration(word: str) -> bool:
+    """Return whether a word behind the first configuration is another one, and no `key=value`."""
+    if is_setting(word):
+        return False
+    return (
+        Path(word).exists()
+        or word.endswith((".yaml", ".yml"))
+        or word in recipe_names()
+        or find_small_recipe(word) is not None
+    )
+
+
+def _opened(config: str, overrides: list[str]) -> tuple[str, Experiment, Path | None]:
+    """Return a configuration with its name, and the folder of the run or model that it is of."""
+    saved = Path(config) / CONFIG_FILE
+    if Path(config).is_dir() and not saved.is_file() and config not in recipe_names():
+        raise ConfigError(f"{config}: is a folder, but neither a run nor a model directory (no {CONFIG_FILE})")
+    check_file(saved)
+    if saved.is_file():
+        return config, load_experiment(saved, overrides), saved.parent
+    return config, load_named(config, overrides), None
+
+
+def _tabulate(
+    opened: list[tuple[str, Experiment, Path | None]],
+    cost: bool,
+    checked: Callable[[Experiment], DepthCheck],
+    check: bool | None,
+    *,
+    json: bool,
+) -> None:
+    """Print one row for each configuration: parameters, verdict, arithmetic, seconds and memory of an update."""
+    from ziggurat.inspect.cost import estimate_cost
+    from ziggurat.model.counts import inspect_experiment
+
+    rows = []
+    for name, experiment, folder in opened:
+        inspection = inspect_experiment(experiment, folder)
+        row: dict[str, Any] = {"name": name, "parameters": inspection.parameters}
+        if cost:
+            costs = estimate_cost(experiment, (inspection.vocabulary.source, inspection.vocabulary.target))
+            row |= {"flops": costs.time.flops, "seconds": costs.time.seconds, "delay": costs.time.delay}
+            row |= {"memory": costs.memory.peak, "device": costs.device}
+        if check or (check is None and folder is None):
+            found = checked(experiment)
+            row |= {"verdict": found.verdict.label, "learned": found.verdict.learned}
+        rows.append(row)
+    if json:
+        print_json({"configurations": rows})
+        return
+    shown = {
+        "parameters": ("parameters", "{:,}"),
+        "verdict": ("verdict", "{}"),
+        "flops": ("TFLOP", "{:,.3f}"),
+        "seconds": ("s an update", "{:,.2f}"),
+        "memory": ("MiB", "{}"),
+    }
+    columns = [key for key in shown if any(key in row for row in rows)]
+    texts = [
+        [
+            shown[key][1].format(_mebibytes(row[key]) if key == "memory" else row[key]) if key in row else "-"
+            for key in columns
+        ]
+        for row in rows
+    ]
+    width = max(len(row["name"]) for row in rows)
+    table = [("", [shown[key][0] for key in columns]), *zip((row["name"] for row in rows), texts, strict=True)]
+    print("\n".join(f"{name:<{width}}" + "".join(f"{text:>16}" for text in line) for name, line in table))
+    if any(row.get("delay", 1) > 1 for row in rows):
+        print("  seconds are those of an idle machine, which this one is not now")
 
 
 def _record(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> dict[str, Any]:
@@ -311,6 +407,7 @@ def _memory(cost: Cost, training: TrainingConfig) -> list[str]:
     memory, optimiser = cost.memory, training.optimiser
     names = {
         "weights": "weights, fp32",
+        "tables": "tables, such as of positions",
         "copies": "their copies in bf16",
         "gradients": "gradients",
         "moments": f"moments ({optimiser.kind}, {optimiser.moments})",
@@ -332,6 +429,18 @@ def _memory(cost: Cost, training: TrainingConfig) -> list[str]:
     if memory.checkpoint:
         lines.append(f"  asynchronous checkpoints keep {_mebibytes(memory.checkpoint)} MiB of main memory in addition")
     return lines
+
+
+def _device_memory(largest: list[LargestBatch], shape: BatchShape, precision: str) -> list[str]:
+    return [
+        f"{f'largest batch on a GPU ({precision})':<{_WIDTH + 2}}{'tokens':>12}{'sentences':>12}",
+        *(
+            _row(f"{batch.gib} GiB", *(f"{n:,}" if n else "-" for n in (batch.tokens, batch.sentences)))
+            for batch in largest
+        ),
+        f"  of {shape.source} source and {shape.target} target tokens; tokens are those of the longer side, as "
+        "`training.batch.max_tokens` counts them",
+    ]
 
 
 def _recomputed(recompute: object) -> str:

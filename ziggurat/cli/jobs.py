@@ -1,11 +1,12 @@
-"""Bulk work from the command line: the options that the verbs share, progress, and what is said at the end."""
+"""Bulk work: the verb `bulk`, which runs others by a job, progress, and what is said at the end."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -26,83 +27,33 @@ if TYPE_CHECKING:
 
 Report = TypeVar("Report")
 
-_BULK = "Bulk work on many machines"
-JobFolder = Annotated[
-    str | None,
-    typer.Option(
-        "--job",
-        metavar="FOLDER",
-        help="Keep what is done in this folder, which machines may share; the same command goes on from there.",
-        rich_help_panel=_BULK,
-    ),
-]
-ShardPart = Annotated[
-    str | None,
-    typer.Option(
-        "--shard",
-        metavar="I/N",
-        help="i/n: do only the i-th of n equal parts, and do not merge.",
-        rich_help_panel=_BULK,
-    ),
-]
-MergeOnly = Annotated[bool, typer.Option("--merge", help="Only merge what all parts have done.", rich_help_panel=_BULK)]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(
-        "--ray", metavar="ADDRESS", help="Workers on a Ray cluster: auto, local, or HOST:PORT.", rich_help_panel=_BULK
-    ),
-]
-JobWorkers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        min=1,
-        max=1024,
-        help="Parallel processes of a job; default: one per CPU core, 1 on a GPU; with --ray as many as it can hold.",
-        rich_help_panel=_BULK,
-    ),
-]
-
 SHARD_LINES = 2048
-"""Lines of a shard, unless the verb has others: the window of a translator."""
+"""SHARD_LINES are the lines of a shard, unless the verb has others: the window of a translator."""
 _MESSAGE_SECONDS = 10.0  # between two messages on the progress
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The options of a verb on bulk work.
+    """How a verb does its work in bulk: the options of `ziggurat bulk`, and what the verb adds to them.
 
     Attributes:
         folder: folder of the job; None: no job.
         shard: `--shard`, as it was typed.
         ray: address of a Ray cluster; None: processes of this machine.
         workers: number of workers, each with `threads` CPU threads on `device`; None: the default.
+        shard_lines: lines of a shard; None: the verb's default.
         noun: what progress is counted in.
     """
 
-    folder: str | None
-    shard: str | None
-    merge: bool
-    ray: str | None
+    folder: str | None = None
+    shard: str | None = None
+    merge: bool = False
+    ray: str | None = None
     workers: int | None = None
+    shard_lines: int | None = None
     threads: int | None = None
     device: str = "cpu"
     noun: str = "line"
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for options that contradict each other, and for a cluster that is not there."""
-        given = {"--shard": self.shard, "--merge": self.merge, "--ray": self.ray, "--workers": self.workers}
-        if self.folder is None and (alone := [name for name, value in given.items() if value]):
-            raise ConfigError(f"`{alone[0]}` goes with `--job FOLDER`, where parts of the work are kept")
-        if self.merge and self.shard is not None:
-            raise ConfigError("`--merge` puts all parts together; leave out `--shard`")
-        if self.ray is not None and ":" in self.device:
-            raise ConfigError(f"`--device {printable(self.device)}`: Ray chooses the GPU of each worker; write `cuda`")
-        self.part  # noqa: B018 - it is checked now
-        if self.ray is not None and not self.merge:
-            from ziggurat.corpora.jobs.launchers import cluster_library
-
-            cluster_library(self.ray)  # now: a vocabulary or an aligner may be learned before workers are started
 
     @property
     def part(self) -> tuple[int, int]:
@@ -130,6 +81,138 @@ class JobOptions:
             usual = 1 if gpu else max(1, usable_cpus() // threads)
             launch = partial(processes, self.workers or usual)
         return Work(launch, self.part, self.merge, _Progress(self.noun).show)
+
+
+_CURRENT: ContextVar[JobOptions | None] = ContextVar("bulk", default=None)
+"""_CURRENT is what `ziggurat bulk` says of the verb after it; None without it."""
+
+
+def job_options(
+    folder: str | None = None,
+    *,
+    threads: int | None = None,
+    device: str = "cpu",
+    noun: str = "line",
+    cluster: bool = True,
+) -> JobOptions:
+    """Return how the verb is to work; `folder` is that of a verb which always works by a job.
+
+    Without `cluster`, which is for a verb that only looks, the Ray cluster is left out. Raises ConfigError for one
+    that is not there: a vocabulary or an aligner may be learned before workers are started.
+    """
+    given = _CURRENT.get() or JobOptions()
+    ray = given.ray if cluster else None
+    found = replace(given, folder=folder or given.folder, ray=ray, threads=threads, device=device, noun=noun)
+    if ray is not None and ":" in device:
+        raise ConfigError(f"`--device {printable(device)}`: Ray chooses the GPU of each worker; write `cuda`")
+    if ray is not None and not found.merge:
+        from ziggurat.corpora.jobs.launchers import cluster_library
+
+        cluster_library(ray)
+    return found
+
+
+_WITH_FOLDER = ("align", "evaluate", "prepare", "score", "translate")
+_OWN_FOLDER = {"backtranslate": "its `--output`", "filter": "its `--output`", "pipeline": "the folder of its file"}
+"""_WITH_FOLDER and _OWN_FOLDER are the verbs that work in bulk: those that need `--job`; where others keep parts."""
+
+_VERBS = sorted((*_WITH_FOLDER, *_OWN_FOLDER))
+_PARTS, _MACHINES = "Parts", "Workers"
+
+
+def bulk(
+    context: typer.Context,
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND",
+            help=f"The command to run, without `ziggurat`. Verbs: {', '.join(_VERBS)}.",
+        ),
+    ],
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job",
+            metavar="FOLDER",
+            help="Where finished parts are kept; all machines must see it. backtranslate, filter and pipeline have "
+            "their own.",
+            rich_help_panel=_PARTS,
+        ),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="I/N", help="Do the I-th of N parts; do not merge.", rich_help_panel=_PARTS),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Only merge what all parts have done.", rich_help_panel=_PARTS)
+    ] = False,
+    shard_lines: Annotated[
+        int | None,
+        typer.Option(
+            "--shard-lines",
+            metavar="N",
+            min=1,
+            help="Lines of a shard, the smallest piece of work. Default: about 2,000; align 10,000.",
+            rich_help_panel=_PARTS,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            min=1,
+            max=1024,
+            help="Processes. Default: one per CPU core, 1 on a GPU; with --ray as many as the cluster holds.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Workers on a Ray cluster: auto, local, or HOST:PORT.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = None,
+) -> None:
+    """Run another verb on many processes or machines, or in several sittings; the result is the same.
+
+    The same command resumes one that was stopped.
+
+    Example: `ziggurat bulk --job work --shard 3/40 translate runs/a -i mono.en -o mono.de`, then the same with
+    `--merge` instead of `--shard 3/40`
+    """
+    options = JobOptions(job, shard, merge, ray, workers, shard_lines)
+    verb, *words = command
+    if verb not in _VERBS:
+        raise ConfigError(f"`bulk {printable(verb)}`: the verbs that work in bulk are {', '.join(_VERBS)}")
+    root = context.parent
+    assert root is not None
+    inner = root.command.get_command(root, verb)  # type: ignore[attr-defined]
+    before = _CURRENT.set(options)
+    try:
+        with inner.make_context(verb, words, parent=root) as called:  # which may print its help
+            _check_bulk(verb, options)
+            inner.invoke(called)
+    finally:
+        _CURRENT.reset(before)
+
+
+def _check_bulk(verb: str, options: JobOptions) -> None:
+    """Raise ConfigError for options that contradict the verb, or each other."""
+    if verb in _WITH_FOLDER and options.folder is None:
+        raise ConfigError(f"`--job FOLDER` is missing before `{verb}`: where should finished parts be kept?")
+    if verb in _OWN_FOLDER and options.folder is not None:
+        raise ConfigError(f"`{verb}` keeps its parts in {_OWN_FOLDER[verb]}; leave out `--job`")
+    if options.merge and options.shard is not None:
+        raise ConfigError("`--merge` puts all parts together; leave out `--shard`")
+    if options.merge and verb == "pipeline":
+        raise ConfigError("`pipeline` merges by itself when it is called without `--shard`; leave out `--merge`")
+    if options.shard_lines is not None and verb in ("pipeline", "prepare"):
+        raise ConfigError(f"`{verb}` chooses the size of its shards; leave out `--shard-lines`")
+    options.part  # noqa: B018 - it is checked now
 
 
 class _Progress:
@@ -181,14 +264,14 @@ def line_job(
     inputs: Sequence[str],
     lines: Callable[[], Iterable[LineWithInputs]],
     take: Callable[[Iterator[bytes]], Any],
-    shard_lines: int | None = None,
+    shard_lines: int = SHARD_LINES,
     before: Callable[[Plan], None] = lambda plan: None,
 ) -> Merged | None:
     """Do a job of lines; return what was merged, or None where this call did only a part.
 
     The result depends on `settings` and the files `inputs`, from which `lines` come. `before` makes what all shards
-    need, once their plan is written; `take` takes the results of all shards, in order. A shard has `shard_lines`, by
-    default SHARD_LINES.
+    need, once their plan is written; `take` takes the results of all shards, in order. A shard has `shard_lines`
+    unless `options` say otherwise.
     """
     from ziggurat.corpora.jobs.job import fix_plan
     from ziggurat.corpora.jobs.tasks import run_text_job
@@ -199,7 +282,7 @@ def line_job(
         if path == "-":
             raise ConfigError("`--job` reads its inputs more than once, so none can be standard input (`-`)")
         check_input(path)
-    shard_lines = shard_lines or SHARD_LINES
+    shard_lines = options.shard_lines or shard_lines
     settings = {"verb": verb, "shard_lines": shard_lines, **settings}
     watch = InputWatch()
     settings["inputs"] = [{"files": watch.fingerprint(Path(path))} for path in inputs]
@@ -247,7 +330,6 @@ def translation_job(
     *,
     form: Literal["text", "best", "quality", "json"] = "text",
     asked: TranslateOptions | None = None,
-    shard_lines: int | None = None,
 ) -> Merged | None:
     """Translate the file `inputs["lines"]` as a job; see line_job.
 
@@ -264,4 +346,4 @@ def translation_job(
     task.check()
     settings = {**models.settings, "form": form, "tag": asked.tag, "files": list(files)}
     lines = partial(lines_beside, files["lines"], *(files[name] for name in beside))
-    return line_job(options, verb, task, settings, list(files.values()), lines, take, shard_lines)
+    return line_job(options, verb, task, settings, list(files.values()), lines, take)

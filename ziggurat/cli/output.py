@@ -30,6 +30,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from ziggurat.cli import completion
 from ziggurat.config.load import apply_override
 from ziggurat.system.compressed import byte_stream, compression_of
 from ziggurat.system.errors import ConfigError, DataError, printable
@@ -322,16 +323,29 @@ def pair_up(first: tuple[str, list[str]], *others: tuple[str, Sequence[str]]) ->
 WHO, HOW, WHAT = "Which model", "Speed", "What to translate"
 """Groups of options in the help of verbs."""
 
-ConfigArgument = Annotated[str, typer.Argument(help="YAML file, or the name of a built-in recipe.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Values that replace the file's: path.to.key=value.")]
+ConfigArgument = Annotated[
+    str, typer.Argument(help="YAML file, or the name of a built-in recipe.", autocompletion=completion.configurations)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Values that replace the file's: path.to.key=value.", autocompletion=completion.settings),
+]
 Model = Annotated[str, typer.Argument(help="Run or model directory.")]
 Tag = Annotated[
     str | None,
-    typer.Option("--tag", help="Tag for every line, such as `<bt>`, as in the training corpora.", rich_help_panel=WHAT),
+    typer.Option(
+        "--tag",
+        metavar="TAG",
+        help="Tag for every line, such as `<bt>`, as in the training corpora.",
+        rich_help_panel=WHAT,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 DecodingOverrides = Annotated[
-    list[str] | None, typer.Argument(help="Decoding settings: beam_size=8 length_penalty.alpha=1")
+    list[str] | None,
+    typer.Argument(
+        help="Decoding settings: beam_size=8 length_penalty.alpha=1", autocompletion=completion.search_settings
+    ),
 ]
 Ensemble = Annotated[
     list[str] | None,
@@ -347,6 +361,7 @@ Which = Annotated[
     str | None,
     typer.Option(
         "--which",
+        metavar="NAME",
         help="Checkpoint of a run: averaged, best, best-en-de (of a direction), last or an update's number.",
         rich_help_panel=WHO,
     ),
@@ -370,13 +385,14 @@ WithoutLayers = Annotated[
         rich_help_panel=WHO,
     ),
 ]
-Engine = Annotated[
-    str, typer.Option("--engine", help="auto, torch, or ctranslate2 (an exported model).", rich_help_panel=HOW)
+Device = Annotated[
+    str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=HOW)
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=HOW)]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, max=1024, help="CPU threads; default: PyTorch's.", rich_help_panel=HOW),
+    typer.Option(
+        "--threads", metavar="N", min=1, max=1024, help="CPU threads; default: PyTorch's.", rich_help_panel=HOW
+    ),
 ]
 
 

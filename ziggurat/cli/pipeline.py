@@ -8,16 +8,17 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ziggurat.cli.completion import pipeline_settings
 from ziggurat.cli.engine import warnings_shown
-from ziggurat.cli.jobs import JobOptions, JobWorkers, RayAddress, ShardPart
-from ziggurat.cli.output import Json, Overrides, console, counted, print_json, say
+from ziggurat.cli.jobs import job_options
+from ziggurat.cli.output import Json, console, counted, print_json, say
 from ziggurat.config import Experiment, dump
 from ziggurat.config.recipes import load_named
 from ziggurat.system.errors import ConfigError, ZigguratError, printable
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 
 def demo(
     folder: Annotated[
-        Path, typer.Option("--folder", help="Folder for everything; an earlier demo in it is replaced.")
+        Path,
+        typer.Option(
+            "--folder", help="Folder for everything; an interrupted demo in it goes on, a finished one is replaced."
+        ),
     ] = Path("demo"),
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Values that replace those of the recipe `demo`: path.to.key=value.")
@@ -57,20 +61,20 @@ def demo(
     def say_with_time(text: str) -> None:
         say(f"[{duration(time.perf_counter() - began)}] {text}")
 
-    _make_room(folder)
+    experiment = _experiment(folder, overrides or [])
+    resume = _make_room(folder, dump(experiment))
     say_with_time("1/6 writing the embedded language pair: 20,000 training pairs of Low Babel and High Babel")
     files = write_corpus(folder / "corpus")
-    experiment = _experiment(folder, files, overrides or [])
-    config = folder / "demo.yaml"
-    write_atomically(config, dump(experiment).encode())
+    write_atomically(folder / _CONFIG, dump(experiment).encode())
 
     say_with_time(f"2/6 prepare: cleaning, {experiment.data.subword.vocabulary_size:,} BPE pieces, memory-mapped store")
-    report = prepare(experiment.data)
+    report = prepare(experiment.data, force=resume)
     layers = f"{experiment.model.encoder.layers}+{experiment.model.decoder.layers}"
     say_with_time(f"3/6 train: {report.kept:,} pairs, {layers} layers of width {experiment.model.d_model}")
     run = folder / "run"
-    result = train(run, experiment, console=console())
+    result = train(run, experiment, resume=resume, console=console(), advice=False)
     if result.signal is not None:
+        say(f"{folder}: the same command goes on with this demo")
         raise typer.Exit(128 + result.signal)
 
     say_with_time("4/6 translate: the 500 sentences of the test set, beam 4")
@@ -80,7 +84,7 @@ def demo(
     say_with_time("5/6 evaluate")
     scores = evaluate(outputs, [sentences.references])
     say_with_time("6/6 report")
-    page_file = run / "report.html"
+    page_file = folder / _REPORT
     write_atomically(page_file, page(gather([read_run(run)], lambda: sentences)).encode())
     seconds = time.perf_counter() - began
     if json:
@@ -95,24 +99,40 @@ def demo(
     print(f"\nWhat the run did, to open in a browser: {page_file}")
 
 
-def _make_room(folder: Path) -> None:
-    """Create the folder, or remove what an earlier demo wrote into it; other files stay."""
+_CONFIG, _REPORT = "demo.yaml", Path("run") / "report.html"
+
+
+def _make_room(folder: Path, config: str) -> bool:
+    """Create the folder; return True where a demo of the same `config` was interrupted in its training or later.
+
+    What another demo wrote into it, or a finished one, is removed; other files stay. The corpus and the store, which
+    are the same every time, are not compared here: `prepare` does that.
+    """
     mark = folder / ".ziggurat-demo"
     if folder.exists():
         if not mark.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} exists and is not a demo of ziggurat; choose another with `--folder`")
+        written = folder / _CONFIG
+        same = written.is_file() and written.read_text("utf-8") == config and not (folder / _REPORT).exists()
+        if same and any(folder.glob("run/checkpoints/*")):
+            say(f"{folder}: the demo that was interrupted there goes on")
+            return True
         if (folder / "corpus").exists():
             say(f"{folder}: the demo that was there is removed, and this one begins at its first step")
         for name in ("corpus", "store", "run"):
             shutil.rmtree(folder / name, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     mark.touch()
+    return False
 
 
-def _experiment(folder: Path, files: Mapping[str, tuple[Path, Path]], overrides: Sequence[str]) -> Experiment:
+def _experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
+    from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE
+
     paths = {"data.store": folder / "store"}
     for split in ("train", "dev"):
-        paths |= {f"data.{split}.0.{side}": path for side, path in zip(("source", "target"), files[split], strict=True)}
+        for side, language in (("source", SOURCE_LANGUAGE), ("target", TARGET_LANGUAGE)):
+            paths[f"data.{split}.0.{side}"] = folder / "corpus" / f"{split}.{language}"
     # Quoted: values are read as YAML, where ` #` and `: ` in a name have a meaning.
     return load_named("demo", [*(f"{key}={json.dumps(str(path))}" for key, path in paths.items()), *overrides])
 
@@ -154,7 +174,10 @@ _CHOICE, _LOOK = "Which steps", "Only look"
 
 def pipeline(
     file: Annotated[str, typer.Argument(help="YAML file, or `demo`; `starter`, with --print: one to edit.")],
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Values that replace the file's: path.to.key=value.", autocompletion=pipeline_settings),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -187,9 +210,6 @@ def pipeline(
             "--force", metavar="STEP", help="Do this step again although it is done; repeat.", rich_help_panel=_CHOICE
         ),
     ] = None,
-    shard: ShardPart = None,
-    ray: RayAddress = None,
-    workers: JobWorkers = None,
     json: Json = False,
 ) -> None:
     """From corpora to a small fast student, by one file; stop at any time, the same command goes on.
@@ -200,7 +220,8 @@ def pipeline(
         raise ConfigError("`--only` is one step; leave out `--from` and `--until`")
     if sum((dry_run, status, show)) > 1:
         raise ConfigError("choose one of `--dry-run`, `--status` and `--print`")
-    if shard is not None and force:
+    bulk = job_options(cluster=not (dry_run or status))
+    if bulk.shard is not None and force:
         raise ConfigError("`--force` with `--shard`: every part would begin the step again; remove its folder instead")
     from ziggurat.corpora.pipeline.demo_data import DEMO, STARTER, write_demo
 
@@ -220,8 +241,7 @@ def pipeline(
     from ziggurat.corpora.pipeline.steps import pipeline_of
 
     looks = dry_run or status
-    options = JobOptions(config.folder, shard, False, None if looks else ray, workers)
-    context = PipelineContext(config, say, console(), ExecutionOptions(options.ray, workers, options.part))
+    context = PipelineContext(config, say, console(), ExecutionOptions(bulk.ray, bulk.workers, bulk.part))
     if file == DEMO and not Path(file).is_file():
         write_demo(context.folder)
     with _located(text, label, given):
@@ -231,8 +251,8 @@ def pipeline(
         with _located(text, label, given):
             _show(steps, selection, costs=dry_run, json=json)
         return
-    if shard is not None:
-        _do_part(steps, only, shard)
+    if bulk.shard is not None:
+        _do_part(steps, only, bulk.shard)
         return
     with warnings_shown():
         signal = _run(steps, selection, _located(text, label, given))

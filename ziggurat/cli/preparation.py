@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
+from ziggurat.cli.completion import configurations, explained_names
 from ziggurat.cli.hints import hints
-from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, finished
+from ziggurat.cli.jobs import finished, job_options
 from ziggurat.cli.output import (
     OUT,
     ConfigArgument,
@@ -66,7 +67,10 @@ _SHOWN = 3
 def explain(
     name: Annotated[
         str,
-        typer.Argument(help="Key or section, such as training.schedule; or a method, such as DLCL or muon."),
+        typer.Argument(
+            help="Key or section, such as training.schedule; or a method, such as DLCL or muon.",
+            autocompletion=explained_names,
+        ),
     ] = "",
     json: Json = False,
 ) -> None:
@@ -185,7 +189,10 @@ def _paper_document(key: str) -> dict[str, Any]:
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(help="Print this recipe's YAML, or list the recipes of this paper.")
+        str | None,
+        typer.Argument(
+            help="Print this recipe's YAML, or list the recipes of this paper.", autocompletion=configurations
+        ),
     ] = None,
     find: Annotated[
         str | None,
@@ -294,11 +301,6 @@ def prepare(
     config: ConfigArgument,
     overrides: Overrides = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a store made from other settings.")] = False,
-    workers: JobWorkers = None,
-    job: JobFolder = None,
-    shard: ShardPart = None,
-    merge: MergeOnly = False,
-    ray: RayAddress = None,
     json: Json = False,
 ) -> None:
     """Clean parallel text, split it into subwords, and write it to a store for training.
@@ -307,7 +309,7 @@ def prepare(
     """
     from ziggurat.data.prepare import prepare as prepare_store
 
-    options = JobOptions(job, shard, merge, ray, workers, noun="pair")
+    options = job_options(noun="pair")
     experiment = load_named(config, overrides or [])
     for doubt in data_notices(experiment.data):
         say(f"warning: {doubt}")
@@ -317,12 +319,12 @@ def prepare(
     try:
         with progress_bars(TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn()) as bars:
             show = PhaseBars(bars).show
-            if job is None:
+            if options.folder is None:
                 report = prepare_store(experiment.data, force=force, progress=show)
             else:
                 from ziggurat.corpora.jobs.preparation import prepare_job
 
-                outcome = prepare_job(experiment.data, Path(job), options.work(), force=force, progress=show)
+                outcome = prepare_job(experiment.data, Path(options.folder), options.work(), force=force, progress=show)
                 merged = finished(outcome, options)
                 if merged is None:
                     return

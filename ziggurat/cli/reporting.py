@@ -212,6 +212,8 @@ def report(
         with output_stream(str(target)) as file:
             file.write(made.page.encode())
     files = figure_files(made.figures, figures, formats) if figures is not None else []
+    if files and (unlike := made.record.get("unlike")):
+        say(f"warning: the runs in these figures are not alike: {'; '.join(unlike)}")
     if json:
         page = str(target) if written else None
         print_json({"report": page, "files": [str(path) for path in files], **made.record})
@@ -320,7 +322,7 @@ def _report_on_runs(
     runs: Sequence[Path], translations: int | None, source: str | None, reference: str | None, subject: str
 ) -> _Made:
     from ziggurat.inspect.report.content import as_record, gather
-    from ziggurat.inspect.report.page import page
+    from ziggurat.inspect.report.page import differences, page
     from ziggurat.inspect.report.runs import MAX_DRAWN, read_runs
 
     if len(runs) > MAX_DRAWN and (translations or source is not None):
@@ -332,7 +334,8 @@ def _report_on_runs(
     count = (200 if len(runs) <= MAX_DRAWN else 0) if translations is None else translations
     content = gather(read, _sentences(read, count, source, reference), say)
     lines = [f"{run.name}: {standing.verdict}" for run, standing in zip(content.runs, content.standings, strict=True)]
-    return _Made(page(content, subject=subject), content.figures, as_record(content), lines)
+    record = {**as_record(content), "unlike": differences(content)}
+    return _Made(page(content, subject=subject), content.figures, record, lines)
 
 
 def _report_on_store(path: Path, source: str | None, reference: str | None, subject: str) -> _Made:

@@ -1,11 +1,10 @@
-"""Scoring for `evaluate`, of one test set or several, of one checkpoint or several, and with `--compare`."""
+"""Scoring for `evaluate`: of one test set or several, of one checkpoint or several; `compare` translates by it too."""
 
 from __future__ import annotations
 
-import os
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -25,87 +24,18 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
+from ziggurat.cli.score_options import PERPLEXITY, ScoreOptions, moses_language
 from ziggurat.cli.score_tables import scores_table
 from ziggurat.cli.scored_text import check_scored, warn_of_forms
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.evaluate.metrics import CometEnvironment, TestSet
+    from ziggurat.evaluate.metrics import TestSet
     from ziggurat.evaluate.scores import Metric, Score
     from ziggurat.translate.options import StreamTranslator
 
 
-COMET_PYTHON = "ZIGGURAT_COMET_PYTHON"
-"""Environment variable that stands in for `--comet-python`."""
-
-PERPLEXITY = "perplexity"
-"""Name of the metric that is of the reference under the model, and so none of those that score translations."""
-
 _LANGUAGE_LINES = 2000  # lines compared to tell the languages of two texts apart
-
-
-@dataclass(frozen=True)
-class ScoreOptions:
-    """The options of `evaluate` on how outputs are scored.
-
-    Attributes:
-        metrics: names of ALL_METRICS, in its order, without `perplexity`, which is of the reference under the model.
-        comet: where COMET runs; None without that metric.
-        language: target language; None: the model's, if there is a model.
-        tokenizer: BLEU's tokenizer by sacreBLEU's name; None: by the language.
-        tokenised: language of tokenised BLEU; None: not asked for.
-        tag: put before every source sentence that is translated.
-        table: format of the table of scores (ziggurat.cli.score_tables); None: plain text.
-    """
-
-    metrics: Sequence[str]
-    comet: CometEnvironment | None
-    language: str | None
-    tokenizer: str | None
-    lowercase: bool
-    tokenised: str | None = None
-    compound_split: bool = False
-    confidence: bool = False
-    tag: str | None = None
-    perplexity: bool = False
-    table: str | None = None
-
-    def refuse_references(self, count: int) -> None:
-        """Raise ConfigError where so many references are too many: a perplexity is of one."""
-        if self.perplexity and count > 1:
-            raise ConfigError(f"`--metrics {PERPLEXITY}` is of one reference translation, but there are {count}")
-
-    @property
-    def of_outputs(self) -> bool:
-        """True where some score is of translations, False where the model alone is asked for probabilities."""
-        return bool(self.metrics or self.tokenised or self.compound_split)
-
-    def test_set(
-        self, references: Sequence[Sequence[str]], sources: Sequence[str] | None, model_language: str | None = None
-    ) -> TestSet:
-        """Return these texts as a test set; `model_language` is used where no language was given."""
-        from ziggurat.evaluate.metrics import TestSet
-
-        return TestSet(references, sources, self.language or model_language, self.tokenizer, self.lowercase)
-
-
-@dataclass(frozen=True)
-class SystemOptions:
-    """The options of `evaluate` on several systems.
-
-    Attributes:
-        systems: each `[NAME=]PATH[,PATH...]`.
-        source: path of the source text.
-        references: paths of the reference translations.
-        scoring: metrics, and how they are computed.
-        opening: how models are opened.
-    """
-
-    systems: Sequence[str]
-    source: str | None
-    references: Sequence[str]
-    scoring: ScoreOptions
-    opening: ModelOptions
 
 
 @dataclass(frozen=True)
@@ -126,57 +56,6 @@ def read_texts(source: str, references: Sequence[str]) -> Texts:
         check_scored(path, lines)
     pair_up((source, sources), *named)
     return Texts([source, *references], sources, of_references)
-
-
-def metric_names(listed: str) -> tuple[list[str], bool]:
-    """Return the metrics of a comma-separated list, in the order of ALL_METRICS, and whether `perplexity` is in it."""
-    from ziggurat.evaluate.metrics import ALL_METRICS, OTHER_NAMES, check_metrics
-
-    given = (name.strip().lower() for name in listed.split(",") if name.strip())
-    names = [OTHER_NAMES.get(name, name) for name in given]
-    if not names:
-        raise ConfigError(f"`--metrics` is empty; valid: {', '.join(ALL_METRICS)}, {PERPLEXITY}")
-    of_outputs = [name for name in names if name != PERPLEXITY]
-    if of_outputs:
-        check_metrics(of_outputs)
-    return [metric for metric in ALL_METRICS if metric in of_outputs], PERPLEXITY in names
-
-
-def comet_environment(python: str | None, model: str | None, device: str) -> CometEnvironment:
-    """Return the environment that COMET runs in. Raises ConfigError when no Python is named for it."""
-    from ziggurat.evaluate.metrics import DEFAULT_MODEL, CometEnvironment
-
-    python = python or os.environ.get(COMET_PYTHON)
-    if not python:
-        raise ConfigError(
-            "COMET runs in a separate environment (`python3 -m venv comet-env && comet-env/bin/pip install "
-            f"unbabel-comet`): give its Python with `--comet-python comet-env/bin/python` or in ${COMET_PYTHON}"
-        )
-    return CometEnvironment(python, model or DEFAULT_MODEL, device=device, say=say)
-
-
-def check_test_set(
-    test_set: TestSet, metrics: Iterable[str], comet: CometEnvironment | None, *, compare: bool = False
-) -> None:
-    """Print notices on how lines are split into words; raise ConfigError when a metric cannot be computed.
-
-    To be called before anything is translated, which may take hours. With `compare`, BLEU's tokenizer is needed
-    whatever the metrics, so the message does not propose to leave BLEU out.
-    """
-    from ziggurat.evaluate.scores import MissingTokenizerError
-
-    names = list(metrics)
-    for metric in names:
-        try:
-            test_set.metric(metric, comet)
-        except MissingTokenizerError as error:
-            way_out = f"{error}. Or name another with `--bleu-tokenizer`, such as `char` (single characters)"
-            raise ConfigError(way_out if compare else f"{way_out}, or leave BLEU out: `--metrics chrf,ter`") from None
-    splitting = test_set.splitting
-    if splitting.bleu_notice and {"bleu", "meteor"} & set(names):
-        say(f"warning: {splitting.bleu_notice}")
-    if splitting.ter_notice and "ter" in names:
-        say(f"warning: {splitting.ter_notice}")
 
 
 def translated(
@@ -224,10 +103,14 @@ def _score_outputs(test_set: TestSet, hypotheses: list[str], options: ScoreOptio
     for name in options.metrics:
         if name not in METRICS:
             scores.append(scored(test_set.metric(name, options.comet), hypotheses, confidence=confidence))
-    how: dict[str, Any] = {"language": options.tokenised or "de", "confidence": confidence, "lowercase": lowercase}
-    if options.tokenised is not None:
+    how: dict[str, Any] = {
+        "language": moses_language(test_set.target_language),
+        "confidence": confidence,
+        "lowercase": lowercase,
+    }
+    if options.names.tokenised:
         scores.append(tokenised_bleu(hypotheses, references, **how))
-    if options.compound_split:
+    if options.names.compound_split:
         scores.append(compound_split_bleu(hypotheses, references, **how))
     return scores
 
@@ -238,7 +121,7 @@ def _model_scores(translator: StreamTranslator, texts: Texts, output: str | None
         test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
         hypotheses = translated(translator, texts.sources, output, scoring.tag)
         scores = _checked_scores(test_set, hypotheses, scoring)
-    if scoring.perplexity:
+    if scoring.names.perplexity:
         scores.append(_perplexity(translator, texts, scoring.tag))
     return scores
 
@@ -294,7 +177,7 @@ def score_system(
             with warnings_shown(), open_engine(models, opening, lines=len(texts.sources)) as translator:
                 # (2) Metrics are checked before anything is translated, which may take hours.
                 test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
-                check_test_set(test_set, scoring.metrics, scoring.comet)
+                scoring.check(test_set)
                 scores = _model_scores(translator, texts, output, scoring)
     # (3) Scores
     if scores is None:
@@ -317,7 +200,7 @@ def _scores_of_file(
         refuse_empty(source, sources)
         pair_up((source, sources), *zip(reference, texts.references, strict=True))
     test_set = scoring.test_set(texts.references, sources)
-    check_test_set(test_set, scoring.metrics, scoring.comet)
+    scoring.check(test_set)
     return _checked_scores(test_set, texts.sources, scoring)
 
 
@@ -334,7 +217,7 @@ def _scores_of_job(
     with warnings_shown():
         found = model_choice(models, opening).identified()  # which names the language
         test_set = scoring.test_set(texts.references, texts.sources, found.experiment.data.target_language)
-        check_test_set(test_set, scoring.metrics, scoring.comet)
+        scoring.check(test_set)
         # The best of each line: with `n_best` above 1, also the model's own, `text` has several lines and columns.
         inputs: dict[str, str | None] = {"lines": texts.paths[0]}
         merged = translation_job(
@@ -409,7 +292,7 @@ def score_test_sets(
     with warnings_shown(), open_engine(models, opening, lines=lines) as translator:
         for texts in sets.values():
             test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
-            check_test_set(test_set, scoring.metrics, scoring.comet)
+            scoring.check(test_set)
         for name, texts in sets.items():
             say(f"test set {name}: {counted(len(texts.sources), 'line')}")
             found[name] = _model_scores(translator, texts, kept_file(folder, name), scoring)
@@ -457,7 +340,7 @@ def score_checkpoints(
         with warnings_shown(), open_engine([run], this, lines=len(texts.sources)) as translator:
             if not found:
                 test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
-                check_test_set(test_set, scoring.metrics, scoring.comet)
+                scoring.check(test_set)
             found[update] = _model_scores(translator, texts, kept_file(folder, str(update)), scoring)
     spreads = _spreads(list(found.values()))
     if json:

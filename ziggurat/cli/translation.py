@@ -21,22 +21,13 @@ from ziggurat.cli.engine import (
     warnings_shown,
     worker_count,
 )
-from ziggurat.cli.jobs import (
-    JobFolder,
-    JobOptions,
-    MergeOnly,
-    RayAddress,
-    ShardPart,
-    model_choice,
-    translation_job,
-)
+from ziggurat.cli.jobs import job_options, model_choice, translation_job
 from ziggurat.cli.output import (
     HOW,
     OUT,
     WHAT,
     DecodingOverrides,
     Device,
-    Engine,
     Ensemble,
     Tag,
     Threads,
@@ -79,8 +70,10 @@ _FORM = "Form of the output"
 def translate(
     model: Annotated[str, typer.Argument(help="Run or model directory, or an export for CTranslate2.")],
     overrides: DecodingOverrides = None,
-    input: Annotated[str, typer.Option("--input", "-i", help="Text file, or - for standard input.")] = "-",
-    output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",
+    input: Annotated[
+        str, typer.Option("--input", "-i", metavar="FILE", help="Text file, or - for standard input.")
+    ] = "-",
+    output: Annotated[str, typer.Option(*OUT, metavar="FILE", help="File, or - for standard output.")] = "-",
     document: Annotated[
         list[str] | None,
         typer.Option(
@@ -121,6 +114,7 @@ def translate(
         int | None,
         typer.Option(
             "--window",
+            metavar="N",
             min=1,
             help="Lines to read before translating; 1 answers each line at once.",
             rich_help_panel=HOW,
@@ -131,6 +125,7 @@ def translate(
         str | None,
         typer.Option(
             "--prefix",
+            metavar="FILE",
             help="File with the beginning of each translation, line by line; may be blank.",
             rich_help_panel=WHAT,
         ),
@@ -139,6 +134,7 @@ def translate(
         str | None,
         typer.Option(
             "--constraints",
+            metavar="FILE",
             help="File with the phrases that each translation must contain, separated by tabs.",
             rich_help_panel=WHAT,
         ),
@@ -147,6 +143,7 @@ def translate(
         str | None,
         typer.Option(
             "--terminology",
+            metavar="FILE",
             help="File of lines `source term TAB target term`, applied where the source term occurs.",
             rich_help_panel=WHAT,
         ),
@@ -168,11 +165,10 @@ def translate(
             "--workers",
             metavar="N",
             help="Parallel processes, each with the model and its share of the threads; auto: as is fastest here. "
-            "Default: 1; with --job one per CPU core.",
+            "Default: 1.",
             rich_help_panel=HOW,
         ),
     ] = None,
-    engine: Engine = "auto",
     source_model: Annotated[
         Path | None,
         typer.Option(
@@ -191,10 +187,6 @@ def translate(
             rich_help_panel=HOW,
         ),
     ] = None,
-    job: JobFolder = None,
-    shard: ShardPart = None,
-    merge: MergeOnly = False,
-    ray: RayAddress = None,
 ) -> None:
     """Translate line by line: one output line for each input line, in order; or whole documents with `--document`.
 
@@ -212,14 +204,14 @@ def translate(
         threads,
         decoding_settings(overrides, "--document" if document else "--input"),
         without_layers,
-        engine,
-        (source_model, target_model),
+        segmenters=(source_model, target_model),
     )
+    options = job_options(threads=threads, device=device)
+    in_bulk = options.folder is not None
     if document:
         by_line = {"--input": input != "-", "--window": window is not None, "--quality": quality}
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
-        bulk = {"--job": job is not None, "--shard": shard is not None, "--merge": merge, "--ray": ray is not None}
-        lines_only = {**by_line, "--workers": workers is not None, **bulk}
+        lines_only = {**by_line, "--workers": workers is not None, "ziggurat bulk": in_bulk}
         _refuse(lines_only, "is for lines of text; with `--document` leave it out")
         form_of = DocumentForm(tuple(protect or ()), tuple(leave or ()), as_json)
         asked_of_all = _asked(tag, terminology)
@@ -234,22 +226,19 @@ def translate(
         check_input(path)
     check_output(output)
     models, total = [model, *(ensemble or [])], line_count(input)
-    asked = None if workers is None or job is None else worker_count(workers, models, opening, total)
-    options = JobOptions(job, shard, merge, ray, asked, threads, device)
-    if job is not None:
+    if in_bulk:
         if any(opening.segmenters):
-            raise ConfigError("`--source-model` and `--target-model` do not go with `--job`; translate without it")
+            raise ConfigError("`--source-model` and `--target-model` are not for bulk work; translate without `bulk`")
+        _refuse({"--workers": workers is not None}, "stands before the verb: `ziggurat bulk --workers N translate ...`")
+        _refuse({"--window": window is not None}, "is a shard in bulk work: `ziggurat bulk --shard-lines N ...`")
         inputs = {"lines": input, "prefixes": prefix, "constraints": constraints, "terminology": terminology}
         shown: Literal["json", "quality", "text"] = "text"
         if as_json or quality:
             shown = "json" if as_json else "quality"
-        size = window or WINDOW_LINES
         wanted, take = _asked(tag, terminology, scores=as_json), partial(write_parts, output)
         with warnings_shown():
             chosen = model_choice(models, opening).identified()
-            merged = translation_job(
-                options, "translate", chosen, inputs, take, form=shown, asked=wanted, shard_lines=size
-            )
+            merged = translation_job(options, "translate", chosen, inputs, take, form=shown, asked=wanted)
         if merged is not None:
             say(f"{counted(merged.lines, 'line')}{notices_text(merged.counts)}")
         return

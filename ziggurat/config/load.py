@@ -39,6 +39,7 @@ _OTHER_NAMES: Mapping[str, str] = {
         "label_smoothing": "smoothing",
         "vocabulary_size": "vocab_size vocab num_words",
         "beam_size": "beam beams num_beams",
+        "alignments": "attention",
         "dev": "valid validation val development",
     }.items()
     for name in names.split()
@@ -210,8 +211,12 @@ def apply_override(content: dict[str, Any], override: str, root: type[BaseModel]
     return tuple(path)
 
 
-def change_section(section: AnySection, changes: Mapping[str, Any], path: str) -> AnySection:
+def change_section(
+    section: AnySection, changes: Mapping[str, Any], path: str, besides: Sequence[str] = ()
+) -> AnySection:
     """Return `section` with `changes`, checked as a whole; `path` is its key, for errors, "" for a whole configuration.
+
+    `besides` are what else may be called like a key: the other arguments of a function that takes keys by name.
 
     A mapping in `changes` replaces single keys of an inner section, anything else replaces the whole value. Raises
     ConfigError, worded as for a file: a key is unknown or ill-typed, or keys conflict.
@@ -221,8 +226,18 @@ def change_section(section: AnySection, changes: Mapping[str, Any], path: str) -
     except ValidationError as error:
         above, root = (tuple(path.split(".")), Experiment) if path else ((), type(section))
         raise _errors(
-            error, lambda e: (*above, *e["loc"]), lambda e: _problem(e, (*above, *e["loc"]), False, root)
+            error,
+            lambda e: (*above, *e["loc"]),
+            lambda e: _unknown_argument(e, besides) or _problem(e, (*above, *e["loc"]), False, root),
         ) from None
+
+
+def _unknown_argument(error: Any, besides: Sequence[str]) -> str:
+    """Return the message on a key that is probably meant as one of the arguments `besides`; empty for others."""
+    wrong = str(error["loc"][0]) if len(error["loc"]) == 1 and error["type"] == "extra_forbidden" else ""
+    near = difflib.get_close_matches(wrong, besides, n=1, cutoff=0.6)
+    others = [name for name in besides if name not in near]
+    return f"unknown argument `{wrong}`; did you mean `{near[0]}`, or {', '.join(others)}?" if near else ""
 
 
 def _merged(section: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:

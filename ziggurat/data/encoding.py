@@ -239,8 +239,8 @@ class PairEncoder:
         if self._has_text:
             texts = block.source, block.reference
             # Pre-segmented references are joined, because they are compared with joined output.
-            if not self._training and isinstance(self._tokenizers[0], VocabularyTokenizer):
-                texts = block.source, [VocabularyTokenizer.joined(text) for text in block.reference]
+            if not self._training and isinstance(self._tokenizers[1], VocabularyTokenizer):
+                texts = block.source, [self._tokenizers[1].joined(text) for text in block.reference]
         links = None
         if self._tracer is not None and block.links is not None:
             links = self._tracer.stored(block.links, sides)

@@ -54,7 +54,7 @@ from ziggurat.data.subword_training import (
     train_tokenizers,
 )
 from ziggurat.data.table import TableWriter
-from ziggurat.data.vocabulary import rare_notices, tag_notices
+from ziggurat.data.vocabulary import rare_notices, size_notices, tag_notices
 from ziggurat.data.word_links import words_of
 from ziggurat.system.errors import ConfigError, DataError, Problem, Remedy
 from ziggurat.system.files import MANIFEST, content_checksum, fingerprint, holds_only, is_store, write_atomically
@@ -396,7 +396,8 @@ def _build(
         corpus.overlap = comparisons.overlaps(number)
     overlap = {name: found._asdict() for name, found in total_overlap(training).items()}
     _write_examples(directory, training)
-    notices = [*learned.notices, *overlap_notices(corpora, config), *rare]
+    made = (tokenizers[0].size - len(tokenizers[0].tags), tokenizers[1].size - len(tokenizers[1].tags))
+    notices = [*learned.notices, *overlap_notices(corpora, config), *size_notices(config.subword, made), *rare]
     manifest = {
         "format": STORE_FORMAT,
         "config": config.model_dump(mode="json"),

@@ -136,14 +136,6 @@ class UnigramSampler:
         return cast(list[int], random.Random(seed).choices(best, weights)[0])
 
 
-def _make_sampler(processor: Any) -> BpeDropout | UnigramSampler:
-    try:  # SentencePiece does not tell the kind, but has n-best segmentation for unigram models only
-        processor.nbest_encode("a", nbest_size=2, out_type=int)
-    except RuntimeError:
-        return BpeDropout(processor)
-    return UnigramSampler(processor)
-
-
 VOCABULARY_FORMAT = 1
 
 MAX_MODEL_BYTES = 1 << 25
@@ -226,6 +218,15 @@ class SentencePieceTokenizer:
         self.size = self._model_size + len(self._names)
         self._sampler: BpeDropout | UnigramSampler | None = None
 
+    @property
+    def is_unigram(self) -> bool:
+        """True for a unigram model, which has n-best segmentations; SentencePiece does not tell the kind itself."""
+        try:
+            self._processor.nbest_encode("a", nbest_size=2, out_type=int)
+        except RuntimeError:
+            return False
+        return True
+
     def _control(self, model_id: int, name: str) -> int:
         """Return the model's id of a control symbol if text cannot produce it, else a new id after the model's own."""
         if model_id >= 0 and self._processor.is_control(model_id):
@@ -270,7 +271,7 @@ class SentencePieceTokenizer:
     ) -> list[list[int]]:
         """Segment each text at random, as a function of (text, seed); see ziggurat.data.subword."""
         if self._sampler is None:
-            self._sampler = _make_sampler(self._processor)
+            self._sampler = (UnigramSampler if self.is_unigram else BpeDropout)(self._processor)
         escaped = escape_blank_marks(normalise(texts, self.unicode))
         return [self._sampler.sample(t, s, regularisation) for t, s in zip(escaped, seeds, strict=True)]
 

@@ -21,11 +21,16 @@ from ziggurat.system.errors import DataError, Problem, Remedy, printable
 from ziggurat.system.yaml_text import shown
 
 _CONTINUES = re.compile(r"@@(?: |$)")
+_WORD_START = "\u2581"
+_MARKED = 0.05  # share of tokens with this mark from which on a list is one of SentencePiece's pieces
+_BYTE_PIECES = re.compile(r"(?:<0x[0-9A-F]{2}>)+")
 _CONTROL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
 
 
 class VocabularyTokenizer:
     """Tokenizer by a plain list of tokens, which blanks separate. Decoding joins a token that ends in `@@` to the next.
+
+    Where the list has SentencePiece's pieces, whose words begin with `\u2581`, it joins all that have no such mark.
 
     `content` is the vocabulary file: UTF-8, one token per line, with or without a count (read_listing). `<pad>`,
     `<unk>`, `<s>` and `</s>` are control symbols: text can produce neither these nor tags; those that are
@@ -45,6 +50,7 @@ class VocabularyTokenizer:
         self.tags: Mapping[str, int] = {tag: first_tag + number for number, tag in enumerate(tags)}
         self._names += tags
         self.size = len(self._names)
+        self._marked = sum(name.startswith(_WORD_START) for name in self._listed) > _MARKED * len(self._listed)
 
     def content(self) -> bytes:
         """Return a vocabulary file that gives the same tokenizer."""
@@ -60,14 +66,26 @@ class VocabularyTokenizer:
         return [[get(token, unk) for token in text.split(" ")] if text else [] for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text with `@@ ` joined; control ids and tags vanish, an unknown token is `<unk>`."""
+        """Return the text with its pieces joined; control ids and tags vanish, an unknown token is `<unk>`."""
         names = [self._names[i] for i in ids if 0 <= i < self._first_tag and i not in self._control]
         return self.joined(" ".join(names))
 
-    @staticmethod
-    def joined(text: str) -> str:
-        """Undo subword-nmt's segmentation of `text`."""
-        return _CONTINUES.sub("", text)
+    def joined(self, text: str) -> str:
+        """Undo the segmentation of `text`: subword-nmt's, or SentencePiece's by its marks, with its bytes."""
+        if not self._marked:
+            return _CONTINUES.sub("", text)
+        text = text.replace(" ", "").replace(_WORD_START, " ").strip(" ")
+        return _BYTE_PIECES.sub(
+            lambda run: bytes.fromhex(run[0].replace("<0x", "").replace(">", "")).decode("utf-8", "replace"), text
+        )
+
+    def ends_word(self, pieces: Sequence[str], place: int) -> bool:
+        """Return whether a word ends with the piece at `place` of a segmented line."""
+        if place + 1 == len(pieces):
+            return True
+        if self._marked:
+            return pieces[place + 1].startswith(_WORD_START)
+        return not pieces[place].endswith("@@")
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the written form of each id, control ids and tags included."""
@@ -142,6 +160,29 @@ fewer, and 25 % of 2,000; on 157,571 pairs of Tatoeba 8 % of 8,000."""
 _TOO_MANY = 0.5  # share of rare pieces from which on there is a notice
 _SMALL = 1000  # smaller vocabularies are for trials
 _BYTES = 256  # pieces that only characters outside the vocabulary need
+
+
+def size_notices(config: SubwordConfig, made: tuple[int, int]) -> list[Problem]:
+    """Return a warning for each model trained for this store that has fewer pieces than were asked for.
+
+    `made` are the pieces of the source and target side, without tags.
+    """
+    if config.kind not in ("bpe", "unigram"):
+        return []
+    asked = [("vocabulary_size", "joint " if config.joint else "source ", config.vocabulary_size, made[0])]
+    if not config.joint:
+        key = "vocabulary_size" if config.target_vocabulary_size is None else "target_vocabulary_size"
+        asked.append((key, "target ", config.target_vocabulary_size or config.vocabulary_size, made[1]))
+    return [
+        Problem(
+            f"data.subword.{key}",
+            f"the {side}subword model has {found:,} pieces, not the {wanted:,} of `data.subword.{key}`: the training "
+            "text has no more",
+            severity="warning",
+        )
+        for key, side, wanted, found in asked
+        if found < wanted
+    ]
 
 
 def rare_notices(config: SubwordConfig, sizes: tuple[int, int], counts: Sequence[NDArray[np.int64]]) -> list[Problem]:

@@ -33,7 +33,6 @@ from ziggurat.system.errors import DataError, Problem, Remedy
 
 _BLANK_MARK = "\u2581"  # SentencePiece's
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_CONTINUES = "@@"
 _BLANKS = str.maketrans("", "", " \t\r\n")
 
 
@@ -50,16 +49,16 @@ class WordCounter:
 
     def __init__(self, rule: WordRule, tokenizer: Tokenizer | None = None) -> None:
         self._rule = rule
-        self._segmented = isinstance(tokenizer, VocabularyTokenizer)
+        self._segmented = tokenizer if isinstance(tokenizer, VocabularyTokenizer) else None
         self._form: UnicodeForm = "none" if tokenizer is None else tokenizer.unicode
 
     def count(self, line: str) -> int:
         """Return the number of words of an unchanged line of the file."""
-        return len(self._ends(line)) if self._segmented else len(split_words(line, self._rule))
+        return len(self._ends(line, self._segmented)) if self._segmented else len(split_words(line, self._rule))
 
     def plain(self, line: str) -> str:
         """Return the text that an aligner is to read: without segmentation."""
-        return VocabularyTokenizer.joined(normalise([line], "none")[0]) if self._segmented else line
+        return self._segmented.joined(normalise([line], "none")[0]) if self._segmented else line
 
     @property
     def rule(self) -> WordRule:
@@ -67,12 +66,10 @@ class WordCounter:
         return "blanks" if self._segmented else self._rule
 
     @staticmethod
-    def _ends(line: str) -> list[int]:
+    def _ends(line: str, segmented: VocabularyTokenizer) -> list[int]:
         """Return the number of pieces up to the end of each word of a segmented line."""
         pieces = normalise([line], "none")[0].split(" ")
-        ends = [n for n, piece in enumerate(pieces, start=1) if not piece.endswith(_CONTINUES)]
-        last = [len(pieces)] if pieces[-1].endswith(_CONTINUES) else []
-        return [*ends, *last] if pieces != [""] else []
+        return [n + 1 for n in range(len(pieces)) if segmented.ends_word(pieces, n)] if pieces != [""] else []
 
     def units(self, line: str, text: str) -> tuple[list[tuple[int, int]], int]:
         """Return the units of each word of a line, (first, end), and the number of units of the line.
@@ -81,7 +78,7 @@ class WordCounter:
         as a whole, there are no words.
         """
         if self._segmented:
-            ends = self._ends(line)
+            ends = self._ends(line, self._segmented)
             return list(zip([0, *ends], ends, strict=False)), ends[-1] if ends else 0
         total, bare = len(_spelt(text)), line.translate(_BLANKS)
         same = bare == text.replace(" ", "") and len(bare) == total  # normalisation changed nothing but blanks

@@ -20,7 +20,7 @@ from ziggurat.evaluate.scores import SegmentMetric, Statistics, add_up
 
 FEWEST_CASES = 30
 """FEWEST_CASES is the smallest number of cases for a significance test. Resamples of few cases are nearly identical
-(for a single case, all are equal), so p-values would be far too small: docs/evaluate.md has figures."""
+(for a single case, all are equal), so p-values would be far too small: experiments/compare-mt has figures."""
 
 USELESS_BLEU = 5.0
 """USELESS_BLEU is the BLEU below which a system does not translate. Of two systems below it, neither is better, because

@@ -213,7 +213,7 @@ class TestSet:
             return Meteor(self.references, target_language=self.target_language, tokenize=self.splitting.bleu)
         if name == "comet":
             if comet is None:
-                raise ConfigError("COMET runs in a separate environment: give its Python (`--comet-python`)")
+                raise ConfigError("COMET runs in a separate environment: name its Python (docs/evaluate.md)")
             if self.sources is None:
                 raise ConfigError("COMET needs the source text (`--source FILE`)")
             return Comet(self.references, self.sources, comet)

@@ -21,7 +21,7 @@ MOST_UNMATCHED = 0.05
 """Largest share of rows without a token, or of tokens that the segmenter never gives, of a model that is imported."""
 
 _MOST_UNLISTED = 0.2
-"""Largest share of the segmenter's pieces that the dictionary may lack. Of 8,000 BPE pieces, 8 % are only steps on the
+"""Largest share of the pieces of a BPE model that the dictionary may lack. Of 8,000 pieces, 8 % are only steps on the
 way to longer ones and never occur in the training text, so that its dictionary lacks them (0.1 % of unigram pieces)."""
 
 _MOST_UNSPELT = 0.5
@@ -96,8 +96,10 @@ class VocabularySide:
 def unmatched(source: VocabularySide, target: VocabularySide) -> list[Unmatched]:
     """Return what of the two sides' parts has no counterpart, once where it is the same on both."""
     given = [_given(side.tokenizer) for side in (source, target)]
-    # Two segmenters may share one dictionary, and two dictionaries one segmenter.
-    pieces = [given[0] | given[1]] * 2 if source.ids == target.ids else given
+    # Two segmenters may share one dictionary, and two dictionaries one segmenter. But a segmenter that gives the whole
+    # dictionary alone is that of both sides.
+    one_for_two = any(_gives_all(side, pieces) for side, pieces in zip((source, target), given, strict=True))
+    pieces = [given[0] | given[1]] * 2 if source.ids == target.ids and not one_for_two else given
     listed = [source.ids.keys(), target.ids.keys()]
     tokens = [listed[0] | listed[1]] * 2 if given[0] == given[1] else listed
     found: dict[Unmatched, list[str]] = {}
@@ -114,7 +116,7 @@ def unmatched(source: VocabularySide, target: VocabularySide) -> list[Unmatched]
                 "pieces of the segmenter that the dictionary lacks, which are read as unknown",
                 lacking,
                 len(given[number]),
-                _MOST_UNLISTED,
+                MOST_UNMATCHED if side.tokenizer.is_unigram else _MOST_UNLISTED,
             )
         for one in findings:
             found.setdefault(one, []).append(side.name)
@@ -141,10 +143,21 @@ def _given(tokenizer: Tokenizer) -> frozenset[str]:
     return frozenset(model.id_to_piece(n) for n in range(len(model)) if not any(test(n) for test in tests))
 
 
+def _counted(side: VocabularySide) -> list[str]:
+    """Return the tokens of the dictionary that text should be segmented into."""
+    own = {token for token, row in side.ids.items() if row in side.control} | side.tokenizer.tags.keys()
+    return [token for token in side.ids if token not in own and not _RESERVED.fullmatch(token)]
+
+
+def _gives_all(side: VocabularySide, pieces: frozenset[str]) -> bool:
+    """Return whether hardly a token of the dictionary is missing among the pieces of the side's own segmenter."""
+    counted = _counted(side)
+    return sum(token not in pieces for token in counted) <= MOST_UNMATCHED * len(counted)
+
+
 def _tokens(side: VocabularySide, tokenizer: SentencePieceTokenizer, pieces: frozenset[str]) -> list[Unmatched]:
     """Return the tokens of the dictionary that no text is segmented into, by `tokenizer` or the other side's."""
-    own = {token for token, row in side.ids.items() if row in side.control} | tokenizer.tags.keys()
-    counted = [token for token in side.ids if token not in own and not _RESERVED.fullmatch(token)]
+    counted = _counted(side)
     never = [token for token in counted if token not in pieces]
     spelt: list[str] = []
     unspelt: list[str] = []

@@ -109,6 +109,10 @@ def refuse_folder(folder: Path) -> None:
         raise refusal_of(folder, _of_tensorflow(names))
     if checkpoints := sorted(name for name in names if name.endswith((".pt", ".ckpt"))):
         raise DataError(f"{folder}: name the checkpoint itself, such as {folder / printable(checkpoints[0])}")
+    beside = printable(", ".join(sorted(names)), 200) or "nothing"
+    raise DataError(
+        f"{folder}: no model: neither config.json of transformers nor an .npz file of Marian; it has {beside}"
+    )
 
 
 def refuse_file(path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -34,9 +35,10 @@ from ziggurat.exchange.imported import (
     take,
     with_vocabularies,
 )
+from ziggurat.model.tensors import system_errors
 from ziggurat.system.errors import DataError, ExportError, printable, refuse_passing
 from ziggurat.system.files import check_folder
-from ziggurat.system.small_files import JsonForm, check_opens, inside, read_json
+from ziggurat.system.small_files import JsonForm, check_opens, check_regular, inside, read_json
 
 _MAX_LENGTH = 20
 """Default of transformers for `max_length`. Nobody means it, so such a model keeps our default."""
@@ -133,6 +135,9 @@ _OTHER_LISTS = {
 }
 """Model type -> what stands in the place of vocab.json as such models are published."""
 
+_WEIGHTS = re.compile(r".*\.(safetensors|npz|h5|msgpack)|(pytorch_)?model.*\.bin")
+"""Names of files with weights, those of Marian, TensorFlow and Flax among them."""
+
 _INDEX = "model.safetensors.index.json"
 """Index of weights that are split over several files."""
 
@@ -175,7 +180,7 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
     anatomy = _anatomy(config, tensors)
     if config.model_type == "m2m_100":
         refuse_languages_apart(folder, source_ids, anatomy.encoder.embedding.shape[0], tokenizers.num_madeup_words)
-    files = list(models) or [folder / "source.spm", folder / "target.spm"]
+    files = list(models) or [inside(folder, f"{side}.spm") for side in ("source", "target")]
     models_alone = [
         read_segmenter(file, remedy="; name the SentencePiece model by `--sentencepiece`")
         for file in (files[0], files[-1])
@@ -292,25 +297,43 @@ def _read(folder: Path, name: str, form: type[Shape], default: Shape | None = No
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all parameters: of `model.safetensors`, else of `pytorch_model.bin`, each in one file or several."""
+    """Return all parameters: of `model.safetensors`, else of `pytorch_model.bin`, each in one file or several.
+
+    Of the same weights in both forms the first is taken, as transformers does. Raises DataError: there are none, or two
+    sets of files in one form, of which nothing says which are the model's.
+    """
+    files = sorted(path.name for path in folder.iterdir() if _WEIGHTS.fullmatch(path.name))
     for whole, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickled)):
         index = _read(folder, f"{whole}.index.json", _Index, _Index(weight_map={}))
         names = sorted(set(index.weight_map.values())) or [whole]
-        if index.weight_map or (folder / whole).is_file():
+        if index.weight_map or whole in files:
+            if whole not in names and whole in files:
+                raise DataError(
+                    f"{folder}: has {whole}, and with {whole}.index.json weights in several files; remove one of them"
+                )
+            if others := [name for name in files if name not in names]:
+                said = printable(", ".join(others), 200)
+                warnings.warn(f"{folder}: {printable(', '.join(names), 200)} is taken, not {said}", stacklevel=4)
             tensors: dict[str, Tensor] = {}
             for name in names:
                 path = inside(folder, name)
-                if not path.is_file():
-                    raise DataError(f"{path}: no such file, but {whole}.index.json lists it")
+                try:
+                    check_regular(path)
+                except FileNotFoundError:
+                    listed = f", but {whole}.index.json lists it" if index.weight_map else ", but a link to one"
+                    raise DataError(f"{path}: no such file{listed}") from None
                 tensors |= read(path)
             return tensors
-    raise DataError(f"{folder}: neither model.safetensors nor pytorch_model.bin, which have the weights, is there")
+    beside = f"; it has {printable(', '.join(files), 200)}" if files else ""
+    raise DataError(
+        f"{folder}: neither model.safetensors nor pytorch_model.bin, which have the weights, is there{beside}"
+    )
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
         check_opens(path)
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with system_errors(), safe_open(path, framework="pt", device="cpu") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError) as error:
         refuse_passing(path, error)

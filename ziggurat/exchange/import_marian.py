@@ -8,6 +8,7 @@ stands for it, and for the first input.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
@@ -49,7 +50,7 @@ from ziggurat.model.build import build_model
 from ziggurat.model.kinds import RESIDUAL
 from ziggurat.model.tensors import load_weights
 from ziggurat.system.errors import DataError, ExportError, printable
-from ziggurat.system.small_files import JsonForm, shaped
+from ziggurat.system.small_files import JsonForm, inside, shaped
 from ziggurat.translate.translator import Translator
 
 _EPSILON = 1e-6
@@ -365,8 +366,8 @@ def read_marian(
     if not vocabularies:
         raise DataError(f"{files.weights}: name its vocabularies, of source and target, by `--dictionary`")
     beside = [files.weights.with_name(f"{side}.spm") for side in ("source", "target")]
-    if not models and all(file.is_file() for file in beside):
-        models = beside
+    if not models and any(map(os.path.lexists, beside)):
+        models = [inside(file.parent, file.name) for file in beside]
     (source, source_ids), (target, target_ids) = _sides(vocabularies, models)
     pads = [stack.embedding.shape[0] - 1 for stack in (anatomy.encoder, anatomy.decoder)]
     controls = [

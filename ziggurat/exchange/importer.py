@@ -29,6 +29,7 @@ from ziggurat.model.run_folder import CONFIG_FILE, MODEL_FILE
 from ziggurat.model.tensors import load_weights, write_tensors
 from ziggurat.system.errors import ConfigError, DataError, ExportError, out_of_memory, printable
 from ziggurat.system.files import made_by, write_atomically, write_checksums
+from ziggurat.system.small_files import check_name
 from ziggurat.system.staging import building, recover
 
 SHORTLIST_FILE = "lexical.shortlist"
@@ -61,6 +62,7 @@ def import_checkpoint(
     pair = None if languages is None else language_pair(languages)
     if len(dictionaries) > 2 or len(models) > 2:
         raise ConfigError("`--dictionary` and `--sentencepiece` are given once, or once for each side")
+    check_name(checkpoint)
     recover(checkpoint)
     if not checkpoint.is_dir():
         refuse_file(checkpoint)
@@ -91,7 +93,8 @@ def import_checkpoint(
     segmenter = segmented_by(model.source_ids)
     if segmenter is not None and not isinstance(model.source, SentencePieceTokenizer):
         remedy = "Give its model by `--sentencepiece`, or let" if "SentencePiece" in segmenter else "Let"
-        written = "joined again" if "@@" in segmenter else "written as such pieces"
+        joined = any(name in segmenter for name in ("@@", "SentencePiece"))
+        written = "joined again" if joined else "written as such pieces"
         warnings.warn(
             f"{checkpoint}: its tokens are pieces of {segmenter}, and nothing that segments text is imported. {remedy} "
             f"text come segmented; translations are {written}",

@@ -134,7 +134,11 @@ def is_marian(path: Path) -> bool:
 
 def _models_in(folder: Path) -> tuple[Path, ...]:
     """Return the .npz files of a folder; if there is none, the binary models."""
-    return tuple(sorted(folder.glob("*.npz"))) or tuple(filter(is_binary_model, packed_or_not(folder, "*.bin")))
+    return tuple(sorted(folder.glob("*.npz"))) or _binary_in(folder)
+
+
+def _binary_in(folder: Path) -> tuple[Path, ...]:
+    return tuple(filter(is_binary_model, packed_or_not(folder, "*.bin")))
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ def find_files(path: Path) -> MarianFiles:
     here = tuple(dict.fromkeys(inside(folder, PurePosixPath(name).name) for name in models))
     if weights is None:
         if len(here) > 1:
-            raise DataError(f"{folder}: has {len(here)} models; name the file of one")
+            raise DataError(f"{folder}: has {_several([file.name for file in here])}; name the file of one")
         weights = here[0] if here else _final(folder)
     elif weights not in here:
         vocabularies, shortlists = [], [] if here else shortlists
@@ -202,7 +206,8 @@ _UNFINISHED = re.compile(r"(?P<final>.+\.npz)\.(best-.+|orig|optimizer)\.npz|(?P
 
 def _final(folder: Path) -> Path:
     """Return the only model of a folder, other than those that Marian saves beside it in training."""
-    names = [file.name for file in _models_in(folder) if not file.name.endswith(".optimizer.npz")]
+    models = _models_in(folder)
+    names = [file.name for file in models if not file.name.endswith(".optimizer.npz")]
     others = [
         name
         for name in names
@@ -210,11 +215,19 @@ def _final(folder: Path) -> Path:
     ]
     left = [name for name in names if name not in others]
     if len(left) != 1:
-        missing = "holds no model of Marian" if not left else f"has {len(left)} models; name the file of one"
+        missing = "holds no model of Marian" if not left else f"has {_several(left)}; name the file of one"
         raise DataError(f"{folder}: {missing}")
     if others:
         warnings.warn(f"{folder}: {left[0]} is taken, the last of its training, not {', '.join(others)}", stacklevel=5)
-    return folder / left[0]
+    if binary := [file.name for file in _binary_in(folder) if file not in models]:
+        warnings.warn(
+            f"{folder}: {left[0]} is taken, whose weights are not rounded, not {', '.join(binary)}", stacklevel=5
+        )
+    return inside(folder, left[0])
+
+
+def _several(names: list[str]) -> str:
+    return f"{len(names)} models ({printable(', '.join(names), 200)})"
 
 
 def _names(names: Any, written: Path) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ziggurat.config import Experiment
 from ziggurat.data.loader import Batch
 from ziggurat.inspect.ledger import Ledger, OperatorWork, Product
+from ziggurat.inspect.stand_in import accelerator_operators
 from ziggurat.model.accelerator import random_state_kept, synchronize
 from ziggurat.model.build import assemble, build_model, parameter_roles, set_recompute
 from ziggurat.model.dropout import Dropout
@@ -34,10 +35,13 @@ from ziggurat.train.objective import as_trained, every_branch_present
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.update import Parallel
 
-PURPOSES = ("weights", "copies", "gradients", "moments", "encoder", "decoder", "loss", "backward", "step", "batch")
-"""Purposes of memory: the weights and their copies in bf16, gradients and the optimiser's moments, the activations that
-encoder and decoder keep for the backward pass, logits and gradients of the loss, temporary memory of the backward pass
-(recomputed layers included) and of the optimiser's step, and the batch itself."""
+PURPOSES = (
+    "weights", "tables", "copies", "gradients", "moments", "encoder", "decoder", "loss", "backward", "step", "batch",
+)  # fmt: skip
+"""Purposes of memory: the weights, tables such as those of positions, the weights' copies in bf16, gradients and the
+optimiser's moments, the activations that encoder and decoder keep for the backward pass, logits and gradients of the
+loss, temporary memory of the backward pass (recomputed layers included) and of the optimiser's step, and the batch
+itself."""
 
 _NARROW_STEP = 184
 """Bytes that a step of NarrowAdam reads and writes per value, including random bits and fp32 copies."""
@@ -90,16 +94,22 @@ def without_values(experiment: Experiment, sizes: tuple[int, int], device: torch
 
 
 def simulate_update(
-    experiment: Experiment, sizes: tuple[int, int], shape: BatchShape, device: torch.device
+    experiment: Experiment,
+    sizes: tuple[int, int],
+    shape: BatchShape,
+    device: torch.device,
+    *,
+    stands_in: bool = False,
 ) -> SimulatedUpdate:
     """Return memory and work of an update of one process on one batch of `shape`, on `device`.
 
     The modules, loss, precision, recomputation and optimiser of training run on tensors without values under a Ledger.
     With several batches per update, it is one after the first, whose backward pass finds gradients. Compiling and CUDA
-    graphs are left out. Other arguments and errors are those of without_values.
+    graphs are left out. With `stands_in` memory is that on an accelerator, for which the CPU stands in; work then lacks
+    attention. Other arguments and errors are those of without_values.
     """
     training = experiment.training
-    with without_values(experiment, sizes, device) as model:
+    with without_values(experiment, sizes, device) as model, _operators(model, stands_in):
         optimiser = Optimiser(model, parameter_roles(model), training.optimiser, seed=training.seed)
         parallel = Parallel(model, training.loss, training.precision)
         narrow = training.optimiser.moments == "bf16"
@@ -108,6 +118,7 @@ def simulate_update(
             parallel.drop_gradients()
         ledger = Ledger()
         ledger.hold(model.parameters(), "weights")
+        ledger.hold(model.buffers(), "tables")
         ledger.hold((p.grad for p in optimiser.parameters if p.grad is not None), "gradients")
         ledger.hold(moments, "moments")
         batch = full_batch(shape, device)
@@ -123,6 +134,10 @@ def simulate_update(
                 optimiser.step()
     trained = sum(parameter.nbytes for parameter in optimiser.parameters)
     return SimulatedUpdate(ledger.peak, dict(+ledger.at_peak), ledger.work, trained)
+
+
+def _operators(model: Seq2Seq, stands_in: bool) -> AbstractContextManager[None]:
+    return accelerator_operators(model) if stands_in else contextlib.nullcontext()
 
 
 def _first_moments(optimiser: Optimiser) -> list[Tensor]:

@@ -8,7 +8,8 @@ a CPU from everything else. Features with no counterpart elsewhere stay where th
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -63,6 +64,25 @@ def device_name(device: torch.device) -> str:
     return device.type if name is None else str(name(device))
 
 
+_stands_in = False
+
+
+@contextmanager
+def cpu_standing_in() -> Iterator[None]:
+    """Context in which the CPU's tensors go the way of an accelerator's, for arithmetic about one that is not here."""
+    global _stands_in
+    before, _stands_in = _stands_in, True
+    try:
+        yield
+    finally:
+        _stands_in = before
+
+
+def has_cpu_kernels(x: torch.Tensor) -> bool:
+    """Return whether operators that are made for a CPU take this tensor."""
+    return x.device.type == "cpu" and not _stands_in
+
+
 def has_bf16(device: torch.device) -> bool:
     """Return whether an accelerator computes in bfloat16 natively, without emulation; False for a CPU."""
     module = runtime(device)
@@ -70,6 +90,13 @@ def has_bf16(device: torch.device) -> bool:
         return module is not None and getattr(module, "is_bf16_supported", bool)()
     with module.device(device):  # torch tells it of the current one, which is the first
         return bool(module.is_bf16_supported(including_emulation=False))
+
+
+def can_compile(device: torch.device) -> bool:
+    """Return whether torch.compile makes kernels for a device; backends of others register themselves with it."""
+    from torch._dynamo.device_interface import get_registered_device_interfaces  # slow to import, and seldom needed
+
+    return device.type in dict(get_registered_device_interfaces())
 
 
 def copies_aside(device: torch.device) -> bool:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from ziggurat.config.kinds import Family
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import RecomputeConfig
+from ziggurat.model.accelerator import can_compile
 from ziggurat.model.embedding import Embeddings
 from ziggurat.model.init import ModelDepth, constant_omega, initialise
 from ziggurat.model.kinds import ENCODER_ATTENTION, StackParts, decoder_layer, memory_mixtures
@@ -127,8 +128,15 @@ def compile_layers(model: Seq2Seq) -> None:
     The layers of a stack share a graph for all lengths and batch sizes, so deeper models compile nothing more. Sizes of
     1 need separate graphs, as do training and evaluation, which bounds their number: 2 * 2^2 for an encoder (batch,
     source), 2 * 2^3 for a decoder (batch, source, target). Decoding step by step is not compiled. Raises ConfigError: a
-    CPU without the C++ compiler that torch.compile calls.
+    device that torch.compile does not know, or a CPU without the C++ compiler that it calls.
     """
+    if not can_compile(model.device):
+        raise ConfigError(
+            f"`training.compile: layers` is not for the device `{model.device.type}`, which torch.compile does not "
+            "know; set it to `none`",
+            key="training.compile",
+            named=["training.device"],
+        )
     compiler = os.environ.get("CXX", "g++")
     if model.device.type == "cpu" and shutil.which(compiler) is None:
         raise ConfigError(

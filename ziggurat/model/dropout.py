@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ziggurat.model.accelerator import has_cpu_kernels
+
 
 def random_bytes(like: Tensor) -> Tensor:
     """Return uniform random bytes (uint8) shaped like `like`, from torch's CPU generator.
@@ -111,13 +113,13 @@ class Dropout(nn.Module):
         `relu`: dropout of the positive part of `x`.
         """
         if relu:
-            fused = self.training and self.p > 0.0 and not self.exact and x.device.type == "cpu" and residual is None
+            fused = self.training and self.p > 0.0 and not self.exact and has_cpu_kernels(x) and residual is None
             if fused and not torch.compiler.is_compiling():
                 return _ByteDropoutOfRelu.apply(x, _threshold(self.p))  # type: ignore[no-untyped-call]
             x = nn.functional.relu(x)
         if not self.training or self.p == 0.0:
             return x if residual is None else residual + x
-        if self.exact or x.device.type != "cpu":
+        if self.exact or not has_cpu_kernels(x):
             dropped = nn.functional.dropout(x, self.p)
             return dropped if residual is None else residual + dropped
         return _ByteDropout.apply(x, residual, _threshold(self.p))  # type: ignore[no-untyped-call]

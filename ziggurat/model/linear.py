@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from ziggurat.model.accelerator import has_cpu_kernels
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.roles import Role, Roles, Slot, linear_slots, table_slots
 
@@ -62,7 +63,7 @@ def _onednn_is_faster() -> bool:
 
 
 def _by_onednn(a: Tensor, b: Tensor, rows: int) -> bool:
-    if _Choice.kernel == "torch" or a.device.type != "cpu" or torch.compiler.is_compiling():
+    if _Choice.kernel == "torch" or not has_cpu_kernels(a) or torch.compiler.is_compiling():
         return False
     if not a.dtype == b.dtype == torch.float32 or torch.is_autocast_enabled("cpu"):
         return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -116,6 +118,20 @@ def _blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Itera
             yield content[start : start + _BLOCK_BYTES]
 
 
+_SAID = re.compile(r"unable to (?:open|mmap|stat|read).*\((\d+)\)", re.DOTALL)
+
+
+@contextlib.contextmanager
+def system_errors() -> Iterator[None]:
+    """Context in which an error of the system that PyTorch puts into words, as it maps a file, is an OSError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if found := _SAID.fullmatch(str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
+        raise
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file that we wrote. Raises CheckpointError when it is missing, damaged or too new."""
@@ -126,7 +142,7 @@ def _opened(path: Path) -> Iterator[Any]:
             size = int.from_bytes(start.read(8), "little")
         if size > _MAX_HEADER_BYTES:
             raise CheckpointError(f"{path}: damaged or not a safetensors file (a header of {size:,} bytes)")
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with system_errors(), safe_open(path, framework="pt", device="cpu") as file:
             version = (file.metadata() or {}).get("format")
             if version != _WEIGHTS_FORMAT:
                 raise CheckpointError(other_format(path, version, _WEIGHTS_FORMAT, "train or export again"))

@@ -12,7 +12,6 @@ import ipaddress
 import re
 import socket
 import time
-import traceback
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -55,6 +54,7 @@ from ziggurat.serve.requests import (
     Operation,
     Refused,
     dialect_of,
+    failure,
     record,
     specification,
     text,
@@ -250,14 +250,12 @@ class RequestLog:
             headers = {"Retry-After": "10", "Connection": "close"}
             await answer(scope["path"], 503, "the server is shutting down", headers)(scope, receive, noted)
         except Exception as error:
-            where = "".join(traceback.format_tb(error.__traceback__)).rstrip()
-            what = f"{type(error).__name__}: {printable(str(error), 300)}"
-            self._say(f"request {name}: {what}\nTraceback (most recent call last):\n{where}")
+            refused, said = failure(error)
+            self._say(f"request {name}: {said}")
             if status:
                 raise  # uvicorn closes the connection: the answer cannot be taken back
-            headers = {"Connection": "close"}  # part of the body may be unread
-            text = "an internal error; the server's log has more"
-            await answer(scope["path"], 500, text, headers)(scope, receive, noted)
+            headers = {**refused.headers, "Connection": "close"}  # part of the body may be unread
+            await answer(scope["path"], refused.status, refused.text, headers)(scope, receive, noted)
         finally:
             self._underway.tasks.discard(task)
             seconds = time.perf_counter() - began

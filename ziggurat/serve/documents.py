@@ -30,7 +30,7 @@ from ziggurat.serve.access import ConcurrencyLimit
 from ziggurat.serve.config import DocumentsConfig
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.queue import DeadlineExceeded
-from ziggurat.serve.requests import REQUEST, Operation, Refused
+from ziggurat.serve.requests import REQUEST, Operation, Refused, failure
 from ziggurat.serve.text.documents.kinds import document, document_kind
 from ziggurat.serve.text.files import Limits, Settings
 from ziggurat.serve.text.glossary import Run, Tally
@@ -217,8 +217,18 @@ class Documents:
         """Make the folder, and remove those of servers that were killed. Raises OSError where it cannot be made."""
         parent = Path(tempfile.gettempdir() if self.config.folder is None else self.config.folder).expanduser()
         _sweep(parent)
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # for this user alone
-        self._lock = _locked(self._folder)
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # for this user alone
+        self._folder, self._lock = folder, _locked(folder)
+
+    def _reopen(self) -> None:
+        """Make another folder where a cleaner of temporary files has removed this one. Raises OSError.
+
+        Not under the same name, which somebody else may have taken.
+        """
+        if self._folder is not None and not _is_own(self._folder):
+            former = self._lock
+            self.open()
+            os.close(former)
 
     async def close(self) -> None:
         """Give up what is not done, and remove everything."""
@@ -298,6 +308,7 @@ class Documents:
             raise Refused(429, "Slowdown: too many documents wait; try again later", {"Retry-After": "60"})
         self._known[given.id] = given  # from here on it counts
         try:
+            self._reopen()
             given.size = await asyncio.to_thread(self._store, given, file)
             await self._make_room(given)
         except BaseException:
@@ -367,8 +378,8 @@ class Documents:
         except Exception as error:  # whatever one document does, the others go on
             given.status, given.error = "failed", error
             if not isinstance(error, (ZigguratError, Refused)):
-                self._say(f"request {REQUEST.get()}: a document failed: {type(error).__name__}: {error}")
-                given.error = Refused(500, "the document could not be translated; the server's log has more")
+                given.error, said = failure(error)
+                self._say(f"request {REQUEST.get()}: a document failed: {said}")
         finally:
             given.ended = time.monotonic()
 
@@ -427,14 +438,24 @@ def _locked(folder: Path) -> int:
     return descriptor
 
 
+def _is_own(folder: Path) -> bool:
+    """Return whether a folder of this user is there.
+
+    Anybody can give a link, or a folder of its own, such a name where all may write.
+    """
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
 def _sweep(parent: Path) -> None:
     """Remove the folders in `parent` of servers of this user that are gone: those whose lock nobody holds."""
     for folder in parent.glob(f"{_PREFIX}*"):
         lock = folder / _LOCK
         try:
-            found = folder.lstat()
-            # Anybody can give a link, or a folder of its own, such a name where all may write.
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            if not _is_own(folder):
                 continue
             descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:  # no lock yet: a server makes it at this moment

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import json
 import re
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -38,8 +39,7 @@ _NOT_UTF8 = "forms must be UTF-8"
 _CHARSET = re.compile(r"""charset\s*+=\s*+["']?+([^"';\s]*+)""")
 _JSON, _FORM, _UPLOAD = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_FIELDS = 2000
-_LARGE = 1 << 16
-"""Bytes of JSON that are read beside the event loop."""
+_LARGE = 1 << 16  # bytes of JSON that are read beside the event loop
 
 
 class Refused(Exception):  # noqa: N818 - an answer
@@ -54,6 +54,15 @@ class Refused(Exception):  # noqa: N818 - an answer
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
         self.status, self.text, self.headers = status, text, dict(headers or {})
+
+
+def failure(error: Exception) -> tuple[Refused, str]:
+    """Return the answer where the machine (503) or the program (500) failed, and the words for the log."""
+    what = f"{type(error).__name__}: {printable(str(error), 300)}"
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+        return Refused(503, "the server cannot keep files at the moment; try again later", {"Retry-After": "60"}), what
+    where = "Traceback (most recent call last):\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    return Refused(500, "an internal error; the server's log has more"), f"{what}\n{where}"
 
 
 async def fields_of(request: Request) -> dict[str, Any]:

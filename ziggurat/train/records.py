@@ -15,7 +15,8 @@ from typing import Annotated, Any, TextIO
 from pydantic import Field, TypeAdapter
 from rich.console import Console
 
-from ziggurat.system.errors import CheckpointError, DataError, other_format
+from ziggurat.model.run_folder import refuse_replaced
+from ziggurat.system.errors import CheckpointError, DataError, TrainingError, other_format
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import built, check_regular, json_safe, parse_json, read_json_lines
 from ziggurat.system.terminal import safe
@@ -245,8 +246,20 @@ CLOCK_FIELDS = frozenset(
 configuration, data and seed, regardless of interruptions."""
 
 _METRICS = "metrics.jsonl"
+_GONE = "was removed or replaced while training wrote to it; from here on there is a new file"
 _CLOSING_SECONDS = 30.0
 """_CLOSING_SECONDS is the time for all trackers together to send their last records at the end."""
+
+
+def _is_gone(path: Path, file: TextIO) -> bool:
+    """Return whether an open file of a run was removed or replaced, so that what is written to it would be lost."""
+    if os.fstat(file.fileno()).st_nlink:
+        return False
+    try:
+        refuse_replaced(path.parent)
+    except TrainingError:  # the whole folder: the next checkpoint says so, and what stands there now is of another run
+        return False
+    return True
 
 
 class MetricsWriter:
@@ -314,6 +327,9 @@ class MetricsWriter:
         # JSON has no numbers that are not finite.
         record = {k: v for k, v in record.items() if isinstance(v, str) or (v is not None and math.isfinite(v))}
         try:
+            if not self._gaps and _is_gone(self._path, self._file):
+                self._log.say(f"{self._path} {_GONE}", "yellow")
+                self._file = self._path.open("a", encoding="utf-8")
             # Flushed at once: a killed run that resumes from a later checkpoint does not write this record again.
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
@@ -403,6 +419,9 @@ class RunLog:
 
     def _write(self, message: str) -> None:
         try:
+            if not self._gaps and _is_gone(self._path, self._file):
+                self._file = self._open()
+                message = f"{self._path} {_GONE}\n{message}"
             self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {message}\n")
             self._file.flush()
         except OSError as error:

@@ -32,7 +32,7 @@ from ziggurat.translate.engines import (
     refuse_unsupported,
     unsupported_settings,
 )
-from ziggurat.translate.options import LineExtras, TextTranslator, TranslateOptions
+from ziggurat.translate.options import ARGUMENTS, LineExtras, TextTranslator, TranslateOptions
 from ziggurat.translate.results import (
     Alignment,
     Hypothesis,
@@ -297,7 +297,7 @@ class CTranslate2Translator(TextTranslator):
         changes = options.changes(self.decoding)
         asked = {key: value for key, value in changes.items() if value is not None or key == "shortlist"}
         refuse_unsupported(asked, self._made)
-        decoding = change_section(self.decoding, asked, "decoding")
+        decoding = change_section(self.decoding, asked, "decoding", ARGUMENTS)
         if missing := unsupported_settings(decoding):
             raise ConfigError(f"CTranslate2 has no {', '.join(missing)}")
         check_tag(options.tag, self.source_tokenizer.tags)

@@ -8,7 +8,7 @@ import struct
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from pydantic import Field, RootModel
 
@@ -19,7 +19,8 @@ from ziggurat.system.errors import CheckpointError, ConfigError, DataError, prin
 from ziggurat.system.small_files import JsonForm, check_regular, inside, read_bounded, read_json
 from ziggurat.system.staging import recover
 
-ENGINES = ("auto", "torch", "ctranslate2")
+Engine = Literal["auto", "torch"]
+"""`auto` goes by the folder; `torch` is for what only PyTorch can do, such as scoring given translations."""
 
 EXPORT_FILE = "model.bin"
 """EXPORT_FILE is the file with the weights in a CTranslate2 directory."""
@@ -106,7 +107,7 @@ def refuse_unsupported(asked: Mapping[str, Any], made: ExportReport | None) -> N
 
 
 def export_folder(
-    engine: str,
+    engine: Engine,
     paths: Sequence[str],
     *,
     which: str | None = None,
@@ -118,20 +119,18 @@ def export_folder(
     `auto` depends on the folder: CTranslate2 for an exported model, PyTorch for a run or model directory. If PyTorch is
     not installed, the export in the subfolder `ctranslate2` is used.
 
-    `ctranslate2` also uses that export. `converted`: the folder may be another toolkit's. Raises ConfigError for an
-    unknown engine, for an ensemble, a checkpoint or left-out layers with CTranslate2, and if there is no export.
+    `converted`: the folder may be another toolkit's. Raises ConfigError for an ensemble, a checkpoint or left-out
+    layers with CTranslate2, and for an export if `engine` requires PyTorch.
     """
-    if engine not in ENGINES:
-        raise ConfigError(f"`--engine {printable(engine)}`: choose one of {', '.join(ENGINES)}")
     foreign = [path for path in paths if is_converted(path)]
     if foreign and not converted:
         raise ConfigError(
-            f"{foreign[0]}: another toolkit's folder for CTranslate2, which only `ziggurat translate` reads, and "
-            "`evaluate` without `--perturb`"
+            f"{foreign[0]}: another toolkit's folder for CTranslate2, which only `translate`, `evaluate` and "
+            "`compare` read"
         )
     exported = [*foreign, *(path for path in paths if is_export(path))]
     inside = Path(paths[0]) / _EXPORT_INSIDE
-    if engine == "torch" or (engine == "auto" and not exported):
+    if engine == "torch" or not exported:
         if exported:
             raise ConfigError(
                 f"{exported[0]}: exported for CTranslate2; PyTorch translates with the run it was made of"
@@ -142,11 +141,6 @@ def export_folder(
         raise ConfigError(
             "CTranslate2 translates with one exported model as it is: leave out `--ensemble`, `--which` and "
             "`--without-layers` (which `ziggurat export` takes, too)"
-        )
-    if not exported and not is_export(inside):
-        raise ConfigError(
-            f"{paths[0]}: no export for CTranslate2; this makes one: "
-            f"`ziggurat export {paths[0]} --to ctranslate2 --out {inside}`"
         )
     return Path(exported[0]) if exported else inside
 

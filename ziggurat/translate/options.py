@@ -195,6 +195,10 @@ def _bounded(term: str) -> str:
     return before + regex.escape(term) + after
 
 
+ARGUMENTS = ("prefixes", "constraints", "tag", "terminology", "scores", "complete", "next_words", "options", "first")
+"""ARGUMENTS are those of `translate` besides its lines and the keys of the `decoding` section."""
+
+
 @dataclass(frozen=True)
 class TranslateOptions:
     """Options of a request, a stream or a job: the same for all of its lines.

@@ -8,6 +8,7 @@ Shapes: N live sentences, K beams, T tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,12 +19,12 @@ from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import NEVER
 
 
-def _may_hold(rows: Tensor) -> bool:
-    """Return whether a condition [N] holds anywhere; always true on an accelerator, for which a step would wait.
+def _may_hold(condition: Tensor) -> bool:
+    """Return whether a condition holds anywhere; always true on an accelerator, for which a step would wait.
 
     A mask over all rows is one more pass over the vocabulary, which a CPU skips if it would do nothing.
     """
-    return rows.device.type != "cpu" or bool(rows.any())
+    return condition.device.type != "cpu" or bool(condition.any())
 
 
 def _put(values: Tensor, rows: Tensor, new: Tensor) -> None:
@@ -197,23 +198,27 @@ class BannedPhrases:
     def __init__(self, phrases: Sequence[tuple[int, ...]], device: torch.device | str) -> None:
         self._base = 1 + max(token for phrase in phrases for token in phrase)
         children: dict[tuple[int, int], int] = {}
-        ends = set()
+        last: dict[tuple[int, int], set[int]] = defaultdict(set)  # (length of the phrase, node) -> last tokens
         for phrase in phrases:
             node = 0
             for token in phrase[:-1]:
                 node = children.setdefault((node, token), len(children) + 1)
-            ends.add(node * self._base + phrase[-1])
+            last[len(phrase), node].add(phrase[-1])
         edges = sorted((node * self._base + token, child) for (node, token), child in children.items())
         self._edges, self._children = torch.tensor(edges, dtype=torch.int64, device=device).T.contiguous().unbind(0)
-        self._ends = torch.tensor(sorted(ends), dtype=torch.int64, device=device)  # by node, then token
-        self._lengths = sorted({len(phrase) for phrase in phrases})
+        ends = sorted(node * self._base + token for (_, node), tokens in last.items() for token in tokens)
+        self._ends = torch.tensor(ends, dtype=torch.int64, device=device)  # by node, then token
+        # Of each length, the most tokens that phrases of one beginning end with.
+        self._most: dict[int, int] = {}
+        for (length, _), tokens in last.items():
+            self._most[length] = max(len(tokens), self._most.get(length, 0))
 
     def ban(self, log_probabilities: Tensor, held: Tensor, position: Tensor) -> None:
         """Rule out the last token of each phrase if `held` [N, K, T] ends with the others; in place.
 
         log_probabilities: [N, K, V]; position: [N] number of tokens held.
         """
-        for length in self._lengths:
+        for length, most in self._most.items():
             before = position[:, None] + torch.arange(1 - length, 0, device=held.device)
             if before.shape[1] > held.shape[2]:
                 continue
@@ -221,14 +226,16 @@ class BannedPhrases:
             node = torch.where(before[:, :1] >= 0, 0, -1).expand(-1, held.shape[1])
             for token in suffix.unbind(2):
                 node = self._follow(node, token)
-            sentence, beam = (node > 0).nonzero().unbind(1)
-            first = node[sentence, beam] * self._base
-            begin, end = (torch.searchsorted(self._ends, code) for code in (first, first + self._base))
-            count = end - begin
-            # One row per token to rule out: (sentence, beam) repeated, and its index in the sorted ends.
-            row = torch.repeat_interleave(count)
-            place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row] + begin[row]
-            log_probabilities[sentence[row], beam[row], self._ends[place] - first[row]] = NEVER
+            if not _may_hold(there := node > 0):
+                continue
+            # As many tokens of every hypothesis as any can have ruled out: to count them would wait for the device.
+            first = (node * self._base)[..., None]
+            place = torch.searchsorted(self._ends, first) + torch.arange(most, device=held.device)
+            token = self._ends[place.clamp(max=len(self._ends) - 1)] - first
+            ends = there[..., None] & (place < len(self._ends)) & (token >= 0) & (token < self._base)
+            token = token.where(ends, 0)
+            own = log_probabilities.gather(-1, token)
+            log_probabilities.scatter_reduce_(-1, token, own.masked_fill(ends, NEVER), "amin")
 
     def _follow(self, node: Tensor, token: Tensor) -> Tensor:
         """Return the child [N, K] to which `token` [N, K] leads from `node` [N, K]; -1: none."""

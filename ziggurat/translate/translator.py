@@ -30,7 +30,7 @@ from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.processes import in_order, share_cores, worker_pool
 from ziggurat.translate.call import TranslationCall
 from ziggurat.translate.hypotheses import Assembler, LengthPenalty
-from ziggurat.translate.options import LineExtras, StreamTranslator, TextTranslator, TranslateOptions
+from ziggurat.translate.options import ARGUMENTS, LineExtras, StreamTranslator, TextTranslator, TranslateOptions
 from ziggurat.translate.results import (
     Notices,
     TargetScore,
@@ -150,7 +150,8 @@ class Translator(TextTranslator):
     def call_of(self, options: TranslateOptions, *, constrained: bool = False) -> TranslationCall:
         """Return the settings of a call; raises ConfigError if they contradict each other."""
         changes = options.changes(self.decoding)
-        decoding = change_section(self.decoding, {k: v for k, v in changes.items() if v is not None}, "decoding")
+        asked = {key: value for key, value in changes.items() if value is not None}
+        decoding = change_section(self.decoding, asked, "decoding", ARGUMENTS)
         for key in ("shortlist", "precision"):
             if getattr(decoding, key) != getattr(self.decoding, key):
                 raise ConfigError(f"`decoding.{key}` is for the opening of a model; name it there")
@@ -202,7 +203,8 @@ def load_translator(
     """
     paths = [path] if isinstance(path, str | Path) else path
     members = open_members(paths, which=which, device=device, without_layers=without_layers)
-    settings = change_section(members[0].experiment.decoding, decoding, "decoding")
+    others = ("device", "which", "without_layers")
+    settings = change_section(members[0].experiment.decoding, decoding, "decoding", others)
     first, shape, here = members[0], members[0].experiment.model, members[0].model.device
     asked, widths = settings.precision, (shape.d_model, shape.d_ff)
     precision = settled(asked, here, widths, set().union(*(maps_of(member.model) for member in members)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.corpora.fetch.server import Server, serving
-from ziggurat.corpora.fetch.transfer import Network
+from ziggurat.corpora.fetch.network import Network
 
 
 @pytest.fixture

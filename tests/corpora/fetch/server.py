@@ -6,6 +6,7 @@ It knows files by `HOST/PATH`, so it can play a mirror, a proxy, or the server i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import threading
 import time
@@ -204,6 +205,20 @@ def trickling(handler: _Handler, file: File) -> None:
     while True:
         handler.wfile.write(b"x")
         time.sleep(0.02)
+
+
+def dripping(*parts: bytes) -> Behaviour:
+    """Send the first parts at once, and the last one byte by byte, for as long as anybody listens."""
+
+    def behave(handler: _Handler, file: File) -> None:
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            handler.wfile.write(b"".join(parts[:-1]))
+            for byte in itertools.cycle(parts[-1]):
+                handler.wfile.write(bytes([byte]))
+                time.sleep(0.02)
+
+    return behave
 
 
 @contextlib.contextmanager

@@ -15,8 +15,9 @@ import pytest
 from tests.corpora.fetch import server as behaving
 from tests.corpora.fetch.server import Server
 from ziggurat.corpora.fetch.downloads import Downloads, place_of
+from ziggurat.corpora.fetch.network import Network
 from ziggurat.corpora.fetch.registry import Remote
-from ziggurat.corpora.fetch.transfer import Network, Part
+from ziggurat.corpora.fetch.transfer import Part
 from ziggurat.system.errors import ConfigError, DataError
 
 CONTENT = random.Random(3).randbytes(5000)

@@ -363,6 +363,12 @@ def test_lists(fetch: Fetch) -> None:
     assert [entry["name"] for entry in one] == ["local/zip/de-en"]
     assert one[0]["bytes"] > 100
     assert "no corpus, recipe or file `nothing/x`" in fetch("--list", "nothing/x").err
+    for words in (["babel"], ["demo"], ["qlo-qhi"], ["synthetic", "Babel"]):
+        listed = json.loads(fetch("--list", *words, "--json").out)
+        assert "babel" in [entry["name"] for entry in listed]
+    assert "babel" in every.out
+    assert "babel" not in of_pair.out
+    assert "made here, not downloaded" in fetch("--list", "babel").out
     assert not tree()
 
 

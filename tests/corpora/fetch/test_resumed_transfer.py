@@ -7,6 +7,7 @@ import gzip
 import http.client
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.corpora.fetch import server as behaving
 from tests.corpora.fetch.server import Server, serving
-from ziggurat.corpora.fetch.transfer import Network, Part, _Redirects, download, read_small, size_of
+from ziggurat.corpora.fetch.network import Network, Redirects
+from ziggurat.corpora.fetch.transfer import Part, download, read_small, size_of
 from ziggurat.system.errors import DataError
 
 TEXT = random.Random(1).randbytes(200_000)
@@ -328,7 +330,7 @@ def test_no_redirect_leads_away_from_https() -> None:
     from urllib.request import Request
 
     with pytest.raises(DataError, match="not https"):
-        _Redirects().redirect_request(Request("https://a/b"), None, 302, "Found", {}, "http://a/b")
+        Redirects().redirect_request(Request("https://a/b"), None, 302, "Found", {}, "http://a/b")
 
 
 def test_servers_that_are_not_there(tmp_path: Path, network: Network, pauses: list[float]) -> None:
@@ -344,6 +346,39 @@ def test_a_server_that_sends_single_bytes(server: Server, tmp_path: Path) -> Non
     network = Network(proxy="", retries=0, timeout_seconds=0.2)
     said = failed(server.add("a", TEXT, behaving.trickling), tmp_path, network)
     assert "bytes in 0 seconds" in said
+
+
+STATUS = b"HTTP/1.1 200 OK\r\n"
+DRIPS = {
+    "status line": (b"HTTP/1.1 200 OK",),
+    "reason": (b"HTTP/1.1 200 ", b"O"),
+    "name of a header": (STATUS, b"X"),
+    "value of a header": (STATUS, b"X: ", b"y"),
+    "many headers": (STATUS, b"a: b\r\n"),
+    "informational answers": (b"HTTP/1.1 100 Continue\r\n\r\n",),
+    "size of a chunk": (STATUS, b"Transfer-Encoding: chunked\r\n\r\n", b"0"),
+    "body of a redirect": (b"HTTP/1.1 302 Found\r\nLocation: /b\r\n\r\n", b"x"),
+    "body of an error": (b"HTTP/1.1 503 Busy\r\n\r\n", b"x"),
+    "header of a partial answer": (b"HTTP/1.1 206 Partial\r\n", b"X"),
+}
+
+
+@pytest.mark.parametrize("where", DRIPS)
+def test_a_server_that_drips(where: str, server: Server, tmp_path: Path) -> None:
+    """No read ever waits long, but the whole would never end."""
+    network = Network(proxy="", retries=0, timeout_seconds=0.3)
+    started = time.monotonic()
+    said = failed(server.add("a", TEXT, behaving.dripping(*DRIPS[where])), tmp_path, network)
+    assert "bytes in 0 seconds" in said or "503" in said
+    assert time.monotonic() - started < 10
+    assert size_of(server.add("a", TEXT, behaving.dripping(*DRIPS[where])), network) is None
+
+
+def test_a_slow_but_steady_server_is_waited_for(server: Server, tmp_path: Path) -> None:
+    steady = behaving.dripping(STATUS + b"Content-Length: 200000\r\n\r\n" + TEXT[:-40], TEXT[-40:])
+    network = Network(proxy="", retries=0, timeout_seconds=10)
+    download(server.add("a", TEXT, steady), tmp_path / "a", network, quiet)
+    assert (tmp_path / "a").read_bytes() == TEXT
 
 
 def test_a_file_of_two_lengths_is_refused(server: Server, tmp_path: Path, network: Network) -> None:

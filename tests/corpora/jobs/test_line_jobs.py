@@ -15,7 +15,6 @@ import pytest
 
 from tests.cli.conftest import Ziggurat
 from tests.killing import tree
-from ziggurat.cli import corpora as alignment
 from ziggurat.cli import jobs
 from ziggurat.corpora.jobs.launchers import StageFiles
 from ziggurat.corpora.jobs.tasks import Identified, LineWithInputs, ModelChoice, Translating, opened
@@ -32,11 +31,9 @@ class Killed(BaseException):
     """A kill."""
 
 
-@pytest.fixture(autouse=True)
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make shards of seven lines."""
-    for module, name in ((alignment, "_SHARD_PAIRS"), (jobs, "SHARD_LINES")):
-        monkeypatch.setattr(module, name, 7)
+def bulk(folder: Path, *options: object) -> tuple[object, ...]:
+    """What stands before a command to do it by a job in this folder, with shards of seven lines."""
+    return ("bulk", "--job", folder, "--shard-lines", 7, *options)
 
 
 def commands(run: Path, sides: tuple[Path, Path]) -> dict[str, tuple[Any, ...]]:
@@ -44,10 +41,10 @@ def commands(run: Path, sides: tuple[Path, Path]) -> dict[str, tuple[Any, ...]]:
     source, target = sides
     texts = ("--source", source, "--reference", target)
     return {
-        "translate": ("translate", run, *SHORT, "-i", source, "--window", 7),
-        "translate-json": ("translate", run, *SHORT, "n_best=2", "-i", source, "--window", 7, "--json"),
-        "translate-prefix": ("translate", run, *SHORT, "-i", source, "--window", 7, "--prefix", target, "--quality"),
-        "translate-sample": ("translate", run, *SHORT, "search=sample", "seed=3", "-i", source, "--window", 7),
+        "translate": ("translate", run, *SHORT, "-i", source),
+        "translate-json": ("translate", run, *SHORT, "n_best=2", "-i", source, "--json"),
+        "translate-prefix": ("translate", run, *SHORT, "-i", source, "--prefix", target, "--quality"),
+        "translate-sample": ("translate", run, *SHORT, "search=sample", "seed=3", "-i", source),
         "score": ("score", run, "--source", source, "--target", target, "--device", "cpu"),
         "evaluate": ("evaluate", run, *SHORT, "n_best=2", *texts, "--metrics", "chrf"),
         "align": ("align", source, target, "--hmm-iterations", 2, "--symmetrise", "union"),
@@ -74,16 +71,17 @@ def test_parts_and_kills_make_what_one_call_makes(
 ) -> None:
     command = commands(trained, pairs)[name]
     whole, out = tmp_path / "whole", tmp_path / "out"
-    first = ziggurat(*command, "-o", whole, "--job", tmp_path / "one")
+    first = ziggurat(*bulk(tmp_path / "one"), *command, "-o", whole)
     assert first.status == 0, first.err
-    again = ziggurat(*command, "-o", out, "--job", tmp_path / "one")  # all shards are there
+    again = ziggurat(*bulk(tmp_path / "one"), *command, "-o", out)  # all shards are there
     assert (again.status, again.out, out.read_bytes()) == (0, first.out, whole.read_bytes())
     out.unlink()
 
-    job = (*command, "-o", out, "--job", tmp_path / "parts")
-    early = ziggurat(*job, "--merge")
+    command = (*command, "-o", out)
+    job = (*bulk(tmp_path / "parts"), *command)
+    early = ziggurat(*bulk(tmp_path / "parts", "--merge"), *command)
     assert (early.status, "shard 0 of 4 is missing" in " ".join(early.err.split())) == (2, True)
-    told = ziggurat(*job, "--shard", "2/3")
+    told = ziggurat(*bulk(tmp_path / "parts", "--shard", "2/3"), *command)
     assert (told.status, told.out) == (0, "")
     assert "part 2/3 of 4 shards is complete" in " ".join(told.err.split())
     write, writes = StageFiles.write, []
@@ -115,8 +113,9 @@ def test_a_job_gives_what_the_verb_gives(
 ) -> None:
     """Where the shards are the windows in which the verb translates (those of `evaluate` are longer)."""
     command = commands(trained, pairs)[name]
-    plain = ziggurat(*command, "-o", tmp_path / "plain")
-    job = ziggurat(*command, "-o", tmp_path / "out", "--job", tmp_path / "job")
+    window = ("--window", 7) if command[0] == "translate" else ()
+    plain = ziggurat(*command, "-o", tmp_path / "plain", *window)
+    job = ziggurat(*bulk(tmp_path / "job"), *command, "-o", tmp_path / "out")
     assert (plain.status, job.status, plain.out) == (0, 0, job.out)
     assert (tmp_path / "out").read_bytes() == (tmp_path / "plain").read_bytes()
 
@@ -129,7 +128,7 @@ def test_scores_of_a_job_are_those_of_the_verb(
     """To rounding: the verb scores all lines in common batches."""
     command = commands(trained, pairs)["score"]
     plain = ziggurat(*command, "--json")
-    job = ziggurat(*command, "--json", "--job", tmp_path / "job")
+    job = ziggurat(*bulk(tmp_path / "job"), *command, "--json")
     for one, other in zip(plain.out.splitlines(), job.out.splitlines(), strict=True):
         assert json.loads(one)["log_probability"] == pytest.approx(json.loads(other)["log_probability"], abs=1e-3)
 
@@ -139,42 +138,50 @@ def test_scores_of_a_job_are_those_of_the_verb(
 def test_settings_and_inputs_of_a_job_stay(
     ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    job = ("--job", tmp_path / "job", "-o", tmp_path / "out")
-    command = ("translate", trained, *SHORT, "-i", pairs[0], *job)
-    assert ziggurat(*command, "--shard", "1/2").status == 0
+    out = ("-o", tmp_path / "out")
+    command = ("translate", trained, *SHORT, "-i", pairs[0], *out)
+    assert ziggurat(*bulk(tmp_path / "job", "--shard", "1/2"), *command).status == 0
     before = tree(tmp_path / "job")
     for other, said in (
         ((*command, "beam_size=3"), "decoding.beam_size (4 -> 3)"),
         ((*command, "--quality"), 'form ("text" -> "quality")'),
-        (("translate", trained, *SHORT, "-i", pairs[1], *job), "inputs.0.files: other content"),
-        (("score", trained, "--source", pairs[0], "--target", pairs[1], *job), 'verb ("translate" -> "score")'),
+        (("translate", trained, *SHORT, "-i", pairs[1], *out), "inputs.0.files: other content"),
+        (("score", trained, "--source", pairs[0], "--target", pairs[1], *out), 'verb ("translate" -> "score")'),
     ):
-        told = ziggurat(*other)
+        told = ziggurat(*bulk(tmp_path / "job"), *other)
         assert (told.status, said in " ".join(told.err.split())) == (2, True), told.err
     assert tree(tmp_path / "job") == before
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("bulk_options", "more", "said"),
     [
-        (("--shard", "1/2"), "`--shard` goes with `--job FOLDER`"),
-        (("--ray", "auto"), "`--ray` goes with `--job FOLDER`"),
-        (("--job", "job", "--merge", "--shard", "1/2"), "leave out `--shard`"),
-        (("--job", "job", "--shard", "3/2"), "write i/n such as 1/4"),
-        (("--job", "job", "--tag", "<x>"), "unknown tag '<x>'"),
-        (("--job", "job", "beam_size=0"), "beam_size"),
-        (("--job", "job", "precision=auto"), "name the precision"),
-        (("--job", "."), "exists and is no folder of a `translate`"),
-        (("--job", "job", "-i", "-"), "none can be standard input"),
-        (("--job", "job", "-i", "bad"), "bad, line 2: not valid UTF-8"),
-        (("--job", "job", "--prefix", "short"), "they must pair up"),
-        (("--job", "job", "--ray", "auto", "--device", "cuda:1"), "write `cuda`"),
-        (("--job", "job", "--ray", "local"), "`ray` is not installed"),
-        (("--job", "job", "--document", "text"), "`--job` is for lines of text"),
+        (("--shard", "1/2"), (), "`--job FOLDER` is missing before `translate`"),
+        (("--ray", "auto"), (), "`--job FOLDER` is missing before `translate`"),
+        (("--job", "job", "--merge", "--shard", "1/2"), (), "leave out `--shard`"),
+        (("--job", "job", "--shard", "3/2"), (), "write i/n such as 1/4"),
+        (("--job", "job"), ("--tag", "<x>"), "unknown tag '<x>'"),
+        (("--job", "job"), ("beam_size=0",), "beam_size"),
+        (("--job", "job"), ("precision=auto",), "name the precision"),
+        (("--job", "."), (), "exists and is no folder of a `translate`"),
+        (("--job", "job"), ("-i", "-"), "none can be standard input"),
+        (("--job", "job"), ("-i", "bad"), "bad, line 2: not valid UTF-8"),
+        (("--job", "job"), ("--prefix", "short"), "they must pair up"),
+        (("--job", "job", "--ray", "auto"), ("--device", "cuda:1"), "write `cuda`"),
+        (("--job", "job", "--ray", "local"), (), "`ray` is not installed"),
+        (("--job", "job"), ("--document", "text"), "`ziggurat bulk` is for lines of text"),
+        (("--job", "job"), ("--workers", "2"), "`ziggurat bulk --workers N translate ...`"),
+        (("--job", "job"), ("--window", "2"), "`ziggurat bulk --shard-lines N ...`"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_done(
-    more: tuple[str, ...], said: str, ziggurat: Ziggurat, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bulk_options: tuple[str, ...],
+    more: tuple[str, ...],
+    said: str,
+    ziggurat: Ziggurat,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -183,7 +190,7 @@ def test_mistakes_are_told_before_anything_is_done(
     Path("bad").write_bytes(b"good\n\xff\n")
     before = tree(tmp_path)
     text = () if {"-i", "--document"} & set(more) else ("-i", "text")
-    told = ziggurat("translate", trained, *text, "-o", "out", *more)
+    told = ziggurat("bulk", *bulk_options, "translate", trained, *text, "-o", "out", *more)
     assert (told.status, said in " ".join(told.err.split())) == (2, True), told.err
     assert tree(tmp_path) == before
 
@@ -196,7 +203,7 @@ def test_what_changes_while_a_job_runs_is_told(
     """A text that grows."""
     text = tmp_path / "text"
     text.write_bytes(pairs[0].read_bytes())
-    command = ("translate", trained, *SHORT, "-i", text, "--window", 7, "-o", tmp_path / "out")
+    command = ("translate", trained, *SHORT, "-i", text, "-o", tmp_path / "out")
     write = StageFiles.write
 
     def grows(self: StageFiles, index: int, *arguments: Any, **counts: Any) -> Any:
@@ -206,7 +213,7 @@ def test_what_changes_while_a_job_runs_is_told(
 
     with monkeypatch.context() as patch:
         patch.setattr(StageFiles, "write", grows)
-        told = ziggurat(*command, "--job", tmp_path / "job")
+        told = ziggurat(*bulk(tmp_path / "job"), *command)
     assert (told.status, "text: changed while being read; begin again in" in " ".join(told.err.split())) == (2, True)
     assert not (tmp_path / "out").exists()
 
@@ -259,23 +266,26 @@ def test_lines_are_numbered_through_all_shards(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "said"),
+    ("call", "said"),
     [
-        (("score", "--source", "text", "--target", "text", "--workers", "2"), "`--workers` goes with `--job FOLDER`"),
-        (
-            ("evaluate", "--source", "text", "--reference", "text", "--perturb", "caps", "--job", "job"),
-            "`--perturb` cannot be a job",
-        ),
+        (("--job", "job", "perturb", "run"), "the verbs that work in bulk are align, backtranslate, evaluate"),
+        (("--job", "job", "backtranslate", "run"), "`backtranslate` keeps its parts in its `--output`"),
+        (("--merge", "pipeline", "my.yaml"), "`pipeline` merges by itself"),
+        (("--job", "job", "--shard-lines", "7", "prepare", "my.yaml"), "`prepare` chooses the size of its shards"),
+        (("--job", "job", "score", "run", "--beam", "8"), "No such option: --beam"),
     ],
 )
 def test_what_bulk_work_does_not_go_with(
-    verb: tuple[str, ...], said: str, ziggurat: Ziggurat, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: tuple[str, ...], said: str, ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("text").write_text("Su divusim.\nNe gokun.\n")
-    told = ziggurat(verb[0], trained, *verb[1:])
+    told = ziggurat("bulk", *call)
     assert (told.status, told.out, said in " ".join(told.err.split())) == (2, "", True), told.err
     assert not Path("job").exists()
+
+
+def test_help_of_a_verb_behind_bulk(ziggurat: Ziggurat) -> None:
+    assert ziggurat("bulk", "align", "--help").out == ziggurat("align", "--help").out
 
 
 def test_progress_is_told_with_a_total_or_without(

@@ -241,8 +241,9 @@ def test_the_program_killed_at_random_moments_makes_the_same_store(
     """While it learns, encodes or merges; processes of one call, or of two parts at once."""
     file = tmp_path / "data.yaml"
     file.write_text(dump(Experiment(data=config)))
-    command = [sys.executable, "-c", PROGRAM, "prepare", str(file), "--job", str(tmp_path / "job"), "--workers", "2"]
-    calls = [[*command, "--shard", shard] for shard in shards] or [command]
+    bulk = [sys.executable, "-c", PROGRAM, "bulk", "--job", str(tmp_path / "job"), "--workers", "2"]
+    command = ["prepare", str(file)]
+    calls = [[*bulk, "--shard", shard, *command] for shard in shards] or [[*bulk, *command]]
     draw, alive = random.Random(len(shards)), 0
     for _ in range(16):
         if (tmp_path / "store").exists():  # it came to its end: once more from the beginning
@@ -257,7 +258,7 @@ def test_the_program_killed_at_random_moments_makes_the_same_store(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     assert alive > 3
-    for call in [*calls, [*command, "--merge"]]:
+    for call in [*calls, [*bulk, "--merge", *command]]:
         done = subprocess.run(call, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert tree(tmp_path / "store") == whole
@@ -281,11 +282,11 @@ def test_a_cluster_that_is_not_there_is_told_before_anything_is_learnt(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     file = tmp_path / "data.yaml"
     file.write_text(dump(Experiment(data=config)))
-    command = ("prepare", file, "--job", tmp_path / "job", "--ray", address)
-    told = ziggurat(*command)
+    bulk = ("bulk", "--job", tmp_path / "job", "--ray", address)
+    told = ziggurat(*bulk, "prepare", file)
     assert (told.status, f"`--ray {address}`: no cluster there" in " ".join(told.err.split())) == (2, True), told.err
     assert not (tmp_path / "job").exists()
-    merge = ziggurat(*command, "--merge")  # needs none
+    merge = ziggurat(*bulk, "--merge", "prepare", file)  # needs none
     assert (merge.status, "no part is done" in " ".join(merge.err.split())) == (2, True), merge.err
 
 
@@ -317,15 +318,15 @@ def test_a_damaged_shard_is_refused_by_name(config: DataConfig, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_the_verb(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
-    config, job = tiny_config(tmp_path, tiny_folder), ("--job", tmp_path / "job")
+    config, bulk = tiny_config(tmp_path, tiny_folder), ("bulk", "--job", tmp_path / "job")
     plain, store = f"data.store={tmp_path / 'plain'}", f"data.store={tmp_path / 'store'}"
     one = ziggurat("prepare", config, plain)
-    told = ziggurat("prepare", config, store, *job, "--shard", "1/2")
+    told = ziggurat(*bulk, "--shard", "1/2", "prepare", config, store)
     assert (told.status, told.out, "part 1/2 is complete" in " ".join(told.err.split())) == (0, "", True)
-    assert ziggurat("prepare", config, store, *job, "--shard", "2/2").status == 0
-    other = ziggurat("prepare", config, store, *job, "data.unicode=nfkc", "--merge")
+    assert ziggurat(*bulk, "--shard", "2/2", "prepare", config, store).status == 0
+    other = ziggurat(*bulk, "--merge", "prepare", config, store, "data.unicode=nfkc")
     assert (other.status, 'unicode ("none" -> "nfkc")' in " ".join(other.err.split())) == (2, True), other.err
-    merged = ziggurat("prepare", config, store, *job, "--merge")
+    merged = ziggurat(*bulk, "--merge", "prepare", config, store)
     assert merged.status == 0, merged.err
     assert merged.out.partition("store  ")[0] == one.out.partition("store  ")[0]
     names = {path.name for path in (tmp_path / "plain").iterdir()} - {"manifest.json"}  # it names the folder

@@ -162,13 +162,13 @@ def test_a_caller_killed_at_random_moments_ends_with_the_same_links(nodes: Any, 
     text.write_text("".join(pair[0] + "\n" for pair in generate(400, seed=8)), encoding="utf-8")
     target = tmp_path / "text.qhi"
     target.write_text("".join(pair[1] + "\n" for pair in generate(400, seed=8)), encoding="utf-8")
-    align = [sys.executable, "-m", "ziggurat", "align", str(text), str(target)]
-    subprocess.run([*align, "-o", str(tmp_path / "whole")], check=True, cwd=ROOT)
-    command = [*align, "-o", str(tmp_path / "out"), "--job", str(tmp_path / "job"), "--ray", nodes.address]
+    ziggurat, align = [sys.executable, "-m", "ziggurat"], ["align", str(text), str(target)]
+    subprocess.run([*ziggurat, *align, "-o", str(tmp_path / "whole")], check=True, cwd=ROOT)
+    bulk = ["bulk", "--job", str(tmp_path / "job"), "--ray", nodes.address, "--shard-lines", "5"]
+    command = [*ziggurat, *bulk, *align, "-o", str(tmp_path / "out")]
     draw = random.Random(7)
-    program = "from ziggurat.cli import alignment, main; import sys; alignment._SHARD_PAIRS = 5; main(sys.argv[1:])"
     for _ in range(4):
-        process = subprocess.Popen([sys.executable, "-c", program, *command[3:]], cwd=ROOT)
+        process = subprocess.Popen(command, cwd=ROOT)
         wanted = len(list(tmp_path.glob("job/align/*.json"))) + draw.randrange(1, 8)
         while process.poll() is None and len(list(tmp_path.glob("job/align/*.json"))) < wanted:
             time.sleep(0.01)
@@ -177,7 +177,7 @@ def test_a_caller_killed_at_random_moments_ends_with_the_same_links(nodes: Any, 
         process.wait()
     assert not (tmp_path / "out").exists()
     assert 4 <= len(list(tmp_path.glob("job/align/*.json"))) < 80
-    done = subprocess.run([sys.executable, "-c", program, *command[3:]], cwd=ROOT, check=False)
+    done = subprocess.run(command, cwd=ROOT, check=False)
     assert done.returncode == 0
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
 

@@ -21,9 +21,10 @@ from ziggurat.corpora.pipeline.step import MANIFEST
 KILLS = 30
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:
-    """Start the program in a folder, as the leader of a group of processes."""
-    command = [sys.executable, "-m", "ziggurat", "pipeline", "my.yaml", *options]
+def start(folder: Path, *options: str, bulk: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+    """Start the program in a folder, as the leader of a group of processes; `bulk` are options of that verb."""
+    before = ["bulk", *bulk] if bulk else []
+    command = [sys.executable, "-m", "ziggurat", *before, "pipeline", "my.yaml", *options]
     root = str(Path(__file__).resolve().parents[3])
     places = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     with (folder / "log").open("ab") as log:
@@ -106,7 +107,7 @@ def test_parts_killed_at_random_moments(tmp_path: Path) -> None:
         ("student-data", "align"),
     ):
         assert start(cut, "--until", before).wait(3600) == 0, (cut / "log").read_text()[-3000:]
-        parts = {f"{number}/2": start(cut, "--only", step, "--shard", f"{number}/2") for number in (1, 2)}
+        parts = {f"{number}/2": start(cut, "--only", step, bulk=("--shard", f"{number}/2")) for number in (1, 2)}
         kills = 3
         while parts:
             time.sleep(generator.uniform(0.3, 1.5))  # on a fast machine a part takes three seconds
@@ -117,7 +118,7 @@ def test_parts_killed_at_random_moments(tmp_path: Path) -> None:
                 elif kills and generator.random() < 0.6:
                     kill(process, generator.choice([signal.SIGKILL, signal.SIGTERM]))
                     kills, killed = kills - 1, killed + 1
-                    parts[part] = start(cut, "--only", step, "--shard", part)
+                    parts[part] = start(cut, "--only", step, bulk=("--shard", part))
         assert not (cut / "w" / step / MANIFEST).exists()
     assert start(cut).wait(3600) == 0, (cut / "log").read_text()[-3000:]
     assert killed > 8

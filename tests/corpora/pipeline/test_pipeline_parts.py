@@ -180,30 +180,30 @@ def test_parts_of_back_translation_make_the_corpus_of_one_call(
     content = whole(**dict.fromkeys((*after, "student")))
     content["backtranslation"]["shard_lines"] = 7
     (place / "my.yaml").write_text(yaml.safe_dump(content))
-    part = ("--only", "backtranslate", "--shard")
+    step = ("--only", "backtranslate")
     no_ray = "`ray` is not installed" if find_spec("ray") is None else "no cluster there"
-    for arguments, said in (
+    for (part, arguments), said in (
         (
-            ("--shard", "1/2"),
+            ("1/2", ()),
             "add `--only STEP`; those that can be done in parts are: backward-data, backtranslate, teacher-data",
         ),
-        (("--only", "clean", "--shard", "1/2"), "`--only clean` with `--shard`: this step is done as a whole"),
-        ((*part, "3/2"), "`--shard 3/2`: write i/n"),
-        ((*part, "1/2", "--force", "backtranslate"), "`--force` with `--shard`"),
-        ((*part, "1/2"), "w/sets: not done yet; parts of `backtranslate` begin when all steps before it are done"),
-        (("--ray", "127.0.0.1:9"), no_ray),
+        (("1/2", ("--only", "clean")), "`--only clean` with `--shard`: this step is done as a whole"),
+        (("3/2", step), "`--shard 3/2`: write i/n"),
+        (("1/2", (*step, "--force", "backtranslate")), "`--force` with `--shard`"),
+        (("1/2", step), "w/sets: not done yet; parts of `backtranslate` begin when all steps before it are done"),
     ):
-        status, _, err = ziggurat("pipeline", "my.yaml", *arguments)
+        status, _, err = ziggurat("bulk", "--shard", part, "pipeline", "my.yaml", *arguments)
         assert (status, said in err, "Traceback" in err) == (2, True, False), err
+    assert no_ray in ziggurat("bulk", "--ray", "127.0.0.1:9", "pipeline", "my.yaml")[2]
     assert ziggurat("pipeline", "my.yaml", "--until", "backward")[0] == 0
     shutil.copytree(place, place / "whole")
     for number in (2, 1):
-        status, _, err = ziggurat("pipeline", "my.yaml", *part, f"{number}/2")
+        status, _, err = ziggurat("bulk", "--shard", f"{number}/2", "pipeline", "my.yaml", *step)
         assert status == 0
         assert f"part {number}/2 of step backtranslate is done; the same command without `--only` and" in err
         assert not Path("w/backtranslate", MANIFEST).exists()
     assert len(list(Path("w/backtranslate/corpus/filtered").glob("*.json"))) == 5
-    status, _, err = ziggurat("pipeline", "my.yaml", "--until", "backtranslate", "--workers", "2")
+    status, _, err = ziggurat("bulk", "--workers", "2", "pipeline", "my.yaml", "--until", "backtranslate")
     assert status == 0
     assert "goes on where it was interrupted" in err
     monkeypatch.chdir(place / "whole")
@@ -222,7 +222,7 @@ def test_parts_of_alignment_and_preparation_make_what_one_call_makes(
     shutil.copytree(place, place / "whole")
     for step in ("align", "student-data"):
         for number in (2, 1):
-            status, _, err = ziggurat("pipeline", "my.yaml", "--only", step, "--shard", f"{number}/2")
+            status, _, err = ziggurat("bulk", "--shard", f"{number}/2", "pipeline", "my.yaml", "--only", step)
             assert (status, "Traceback" in err) == (0, False), err
         assert Path("w", step, "job").is_dir()
         status, _, err = ziggurat("pipeline", "my.yaml", "--until", step)

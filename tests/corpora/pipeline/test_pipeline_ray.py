@@ -28,7 +28,7 @@ def test_killed_at_random_moments_on_a_cluster_that_changes(nodes: Any, tmp_path
 
     while True:
         before = done("backtranslate") + done("distil")
-        process, end = start(cut, "--ray", nodes.address), time.monotonic() + generator.uniform(2, 10)
+        process, end = start(cut, bulk=("--ray", nodes.address)), time.monotonic() + generator.uniform(2, 10)
         soon = generator.uniform(0, 1.5)
         while process.poll() is None and (killed == 6 or time.monotonic() < end):
             if gone == come and done(("backtranslate", "distil")[gone % 2]) >= 2 and gone < 2:

@@ -44,8 +44,6 @@ def test_an_exported_model_translates(make_job: MakeJob, in_process: BackTransla
         in_process(replace(job, out=theirs.out))
     with pytest.raises(ConfigError, match=r"CTranslate2 has no `decoding\.search: sample`"):
         in_process(replace(theirs, method="sample", decoding={}, out=tmp_path / "other"))
-    with pytest.raises(ConfigError, match="no export for CTranslate2"):
-        in_process(replace(job, engine="ctranslate2", out=tmp_path / "other"))
 
 
 def lines_of(path: Path) -> list[str]:

@@ -75,13 +75,13 @@ def test_prepare_takes_the_corpus_with_its_tag_and_weight(
 @pytest.mark.usefixtures("in_process")
 def test_parts_and_their_merge(ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path) -> None:
     call = ("backtranslate", reverse, "beam_size=2", mono, "--input", mono, "--out", tmp_path / "bt", *COMMON)
-    call = (*call, "--shard-lines", "20")
-    assert "part 1/2 of 5 shards is complete" in " ".join(ziggurat(*call, "--shard", "1/2").err.split())
-    status, _, errors = ziggurat(*call, "--merge")
+    bulk = ("bulk", "--shard-lines", "20")
+    assert "part 1/2 of 5 shards is complete" in " ".join(ziggurat(*bulk, "--shard", "1/2", *call).err.split())
+    status, _, errors = ziggurat(*bulk, "--merge", *call)
     assert status == 2
     assert "shard 1 of 5 is missing" in errors
-    assert ziggurat(*call, "--shard", "2/2").status == 0
-    status, printed, _ = ziggurat(*call, "--merge")
+    assert ziggurat(*bulk, "--shard", "2/2", *call).status == 0
+    status, printed, _ = ziggurat(*bulk, "--merge", *call)
     assert status == 0
     assert "pairs of 84 lines" in printed
 
@@ -92,9 +92,6 @@ def test_parts_and_their_merge(ziggurat: Ziggurat, reverse: Path, mono: Path, tm
         (["--out", "o"], "`--input FILE` is missing"),
         (["--input", "x"], "`--out FOLDER` is missing"),
         (["--input", "x", "--out", "o", "--method", "noise"], "choose one of sample, top-k, beam, noised-beam"),
-        (["--input", "x", "--out", "o", "--shard", "3/2"], "write i/n such as 1/4"),
-        (["--input", "x", "--out", "o", "--shard", "0/2"], "write i/n such as 1/4"),
-        (["--input", "x", "--out", "o", "--shard", "1/2", "--merge"], "leave out `--shard`"),
         (["--input", "x", "--out", "o", "--tag", "bt"], "tag"),
         (["--input", "x", "--out", "o", "--weight", "0"], "weight"),
         (["--input", "x", "--out", "o"], "--input: no such file: x"),
@@ -150,9 +147,9 @@ def test_a_signal_is_its_exit_status(
 
 def start(reverse: Path, text: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     """Start the program in a process group of its own."""
-    call = [sys.executable, "-m", "ziggurat", "backtranslate", str(reverse), "-i", str(text), "-o", str(out), *COMMON]
+    bulk = [sys.executable, "-m", "ziggurat", "bulk", "--shard-lines", "5", *more]
     return subprocess.Popen(
-        [*call, "--shard-lines", "5", *more],
+        [*bulk, "backtranslate", str(reverse), "-i", str(text), "-o", str(out), *COMMON],
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -522,3 +522,53 @@ def test_breaks_of_lines_leave_no_line_empty(text: str) -> None:
     for seed in range(20):
         assert shape(translated(text, permuting(seed))) == shape(text)
     assert shape(translated(text, saying("X"))) == shape(text)
+
+
+def blocks(text: str) -> list[str]:
+    return [token.type for token in MarkdownIt("commonmark").parse(text)]
+
+
+MARKERS = ["*", "**", "***", "__", "-", "- x", "* x", "+", "1. x", "# h", "> x", "===", "```", "~~~", "[x]: y", "(x)"]
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "* word",
+        "- word",
+        "1. word",
+        "> * word",
+        "* *word*",
+        "- __word__",
+        "a  \nword",
+        "a\\\nword",
+        "> a  \n> word",
+        "- a  \n  word",
+        "a  \n*word*",
+        "a *x*  \nword",
+        "a **x**\nword",
+        "**a** word",
+        "word **a**",
+        "a [^1]word",
+    ],
+)
+def test_a_marker_as_translation_begins_no_block(text: str, marker: str) -> None:
+    """Nor does it with the marks that stand before it: those of an item, or of emphasis at the beginning of a line."""
+
+    def only(sentences: list[str]) -> list[SentenceTranslation]:
+        return [SentenceTranslation(sentence.replace("word", marker), []) for sentence in sentences]
+
+    def linked(sentences: list[str]) -> list[SentenceTranslation]:
+        found = []
+        for sentence in sentences:
+            said = sentence.replace("word", marker)
+            words = [[match.span() for match in re.finditer(r"\S+", one)] for one in (sentence, said)]
+            found.append(SentenceTranslation(said, [Link(*a, *b) for a, b in zip(*words, strict=False)]))
+        return found
+
+    def alone(sentences: list[str]) -> list[SentenceTranslation]:
+        return [SentenceTranslation(marker, []) for _ in sentences]
+
+    for translate in (only, linked, alone):
+        assert blocks(translated(text, translate)) == blocks(text)

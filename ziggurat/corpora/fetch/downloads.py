@@ -29,8 +29,9 @@ from pathlib import Path, PurePath
 from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from ziggurat.corpora.fetch.network import Network
 from ziggurat.corpora.fetch.registry import Remote
-from ziggurat.corpora.fetch.transfer import Network, Progress, download, read_small, refuse_content, size_of
+from ziggurat.corpora.fetch.transfer import Progress, download, read_small, refuse_content, size_of
 from ziggurat.system.compressed import MAX_RATIO, byte_stream, compression_of
 from ziggurat.system.errors import ConfigError, DamageError, DataError, is_full_disk, printable
 from ziggurat.system.files import content_checksum, has_checksum, write_atomically

@@ -20,17 +20,16 @@ import re
 import shutil
 import socket
 import ssl
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from ziggurat import __version__
-from ziggurat.system.errors import ConfigError, DataError, is_full_disk, printable, written_whole
+from ziggurat.corpora.fetch.network import Network
+from ziggurat.system.errors import DataError, is_full_disk, printable, written_whole
 from ziggurat.system.files import write_atomically
 from ziggurat.system.staging import is_same, lock_missing, sync_folder, try_lock
 
@@ -219,64 +218,8 @@ _GAIN_BYTES = (
 )  # growth after which failures are counted from zero; near the end a tenth of what is missing will do
 _SPARE_BYTES = 1 << 26  # left free on the disk
 _SMALL_BYTES = 1 << 26
-_STALL_BYTES = 1 << 12
-"""Least that must arrive within a time-out: a server that sends single bytes would otherwise hold us for ever."""
-
 _AWAY = {errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL}
 """Errors of a network that went away, which Python has no class for."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """Settings of the network: how servers are reached."""
-
-    proxy: str | None = None
-    """Address of a proxy; empty: none; None: as the environment says (`https_proxy`, `http_proxy`, `no_proxy`)."""
-    retries: int = 5
-    """Tries in a row that may fail without getting further (`_GAIN_BYTES`)."""
-    timeout_seconds: float = 60.0
-    """Longest wait for a server to send something."""
-    pause: Callable[[float], object] = field(default=time.sleep, repr=False)
-    """Waits between tries."""
-
-    def __post_init__(self) -> None:
-        if self.proxy and not re.match(r"https?://[^/]", self.proxy):
-            raise ConfigError(
-                f"proxy {printable(self.proxy, 200)}: wanted is an address such as http://host:3128; other kinds are "
-                "not supported"
-            )
-
-    def open(self, url: str, headers: dict[str, str], method: str = "GET") -> http.client.HTTPResponse:
-        """Send one request, redirects followed. Raises as urllib does."""
-        proxies = None
-        if self.proxy is not None:
-            proxies = {"http": self.proxy, "https": self.proxy} if self.proxy else {}
-        opener = urllib.request.OpenerDirector()
-        for handler in (
-            urllib.request.ProxyHandler(proxies),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(),
-            urllib.request.HTTPDefaultErrorHandler(),
-            urllib.request.HTTPErrorProcessor(),
-            _Redirects(),
-        ):
-            opener.add_handler(handler)
-        asked = {"User-Agent": f"ziggurat/{__version__}", "Accept-Encoding": "identity", **headers}
-        response = opener.open(urllib.request.Request(url, headers=asked, method=method), timeout=self.timeout_seconds)
-        if response is None:  # no handler for the scheme
-            raise DataError(f"{url}: only http and https addresses can be fetched")
-        return response
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but not from https to an address that anyone on the way can change."""
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        if req.full_url.startswith("https:") and not newurl.startswith("https:"):
-            raise DataError(f"{req.full_url}: leads to {printable(newurl, 200)}, which is not https; not followed")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 class _Dropped(Exception):  # noqa: N818
@@ -326,7 +269,7 @@ def read_small(url: str, network: Network) -> bytes:
         try:
             blocks, size = list[bytes](), 0
             with _answered(url, network, {}) as response:
-                for block in _blocks(response, network):
+                for block in _blocks(response):
                     blocks.append(block)
                     size += len(block)
                     if size > _SMALL_BYTES:
@@ -362,7 +305,7 @@ def _receive(url: str, part: Part, network: Network, progress: Progress) -> str:
     with _answered(url, network, asked) as response:
         if response.status == 416:
             return _at_the_end(part, response)
-        blocks = _blocks(response, network)
+        blocks = _blocks(response)
         head = _accept(url, part, response, blocks, rest=bool(asked))
         for block in itertools.chain([head], blocks):
             part.write(block)
@@ -472,15 +415,10 @@ def _answered(
         raise _Dropped(f"the network went away ({os.strerror(error.errno)})") from None
 
 
-def _blocks(response: http.client.HTTPResponse, network: Network) -> Iterator[bytes]:
-    """Yield the body as it arrives. Raises _Dropped where it is cut or arrives too slowly, and as http.client does."""
-    length, arrived, since = response.length, 0, time.monotonic()
+def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Yield the body as it arrives. Raises _Dropped where it is cut, and as http.client does."""
+    length = response.length
     while block := response.read1(_BLOCK_BYTES):
-        arrived += len(block)
         yield block
-        if arrived >= _STALL_BYTES:
-            arrived, since = 0, time.monotonic()
-        elif time.monotonic() - since > network.timeout_seconds:
-            raise _Dropped(f"the server sent {arrived:,} bytes in {network.timeout_seconds:.0f} seconds")
     if length and response.length:  # http.client ends such a body in silence, and counts what is missing
         raise _Dropped(f"ended after {length - response.length:,} of {length:,} bytes")

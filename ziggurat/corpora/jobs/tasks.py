@@ -31,7 +31,7 @@ from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.files import fingerprint
 from ziggurat.translate.ctranslate2 import CTranslate2Translator
-from ziggurat.translate.engines import EXPORT_FILE, EXPORT_SHORTLIST, export_folder
+from ziggurat.translate.engines import EXPORT_FILE, EXPORT_SHORTLIST, Engine, export_folder
 from ziggurat.translate.options import TextTranslator, TranslateOptions, read_constraints
 from ziggurat.translate.results import Notices, Translation, TranslationWarning, check_tag
 from ziggurat.translate.translator import load_translator
@@ -52,7 +52,7 @@ class ModelChoice:
     threads: int = 1
     """CPU threads of each worker. The result depends on them: another number of threads sums matrix products in another
     order, which rounds differently."""
-    engine: str = "auto"
+    engine: Engine = "auto"
     """`torch`, `ctranslate2`, or `auto`: the latter for an exported model. Never by speed: parts of the work may be
     done on several machines."""
     decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -108,9 +108,9 @@ class FetchStep(Step):
         """Fetch what is not there yet."""
         from ziggurat.corpora.fetch.downloads import Downloads, default_folder
         from ziggurat.corpora.fetch.indexes import Names
+        from ziggurat.corpora.fetch.network import Network
         from ziggurat.corpora.fetch.pairs import run_task, task_of_name
         from ziggurat.corpora.fetch.registry import load_registry
-        from ziggurat.corpora.fetch.transfer import Network
 
         how = self._how
         cache = Path(how.cache).expanduser() if how.cache else default_folder()

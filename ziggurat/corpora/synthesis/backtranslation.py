@@ -34,6 +34,7 @@ from ziggurat.evaluate.scores import sacrebleu_metric
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import atomic_file, write_atomically
 from ziggurat.system.small_files import built, parse_json, read_bounded
+from ziggurat.translate.engines import Engine
 from ziggurat.translate.options import TextTranslator
 from ziggurat.translate.results import Translation, TranslationWarning
 
@@ -69,7 +70,7 @@ class SynthesisJob:
     which: str | None = None
     device: str = "auto"
     threads: int = 1
-    engine: str = "auto"
+    engine: Engine = "auto"
     decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)
     shard_lines: int = SHARD_LINES
     model_tag: str | None = None

@@ -27,13 +27,14 @@ from ziggurat.corpora.synthesis.backtranslation import Report, SynthesisJob, con
 from ziggurat.corpora.synthesis.lines import Line, count_lines, readable_lines, text_files
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.translate.engines import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilterJob(SynthesisJob):
     """One call of the filter."""
 
-    engine: str = "torch"
+    engine: Engine = "torch"
     sources: tuple[str, ...]
     """Paths or globs of source text."""
     targets: tuple[str, ...]

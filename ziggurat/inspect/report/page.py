@@ -60,8 +60,8 @@ def answer(content: Content) -> list[str]:
         sentences.append(ahead)
     if content.translations is not None and (tested := _tested(content.translations.comparison.scores)):
         sentences.append(tested)
-    if sentences and (differences := list(unlike(content.runs).values())):
-        sentences.append(f"The runs are not alike otherwise: {_listed(differences)}.")
+    if sentences and (found := list(unlike(content.runs).values())):
+        sentences.append(f"The runs are not alike otherwise: {_listed(found)}.")
     failed = [
         run.name for run, standing in zip(content.runs, content.standings, strict=True) if standing.level == "bad"
     ]
@@ -70,6 +70,19 @@ def answer(content: Content) -> list[str]:
     elif failed:
         sentences.append(f"{_listed(failed)} did not train.")
     return sentences
+
+
+def differences(content: Content) -> list[str]:
+    """Return in what the runs of a report are unlike, in words: none should be read off its figures as a method's."""
+    runs = content.runs
+    found = list(unlike(runs).values())
+    if any(run.experiment.data.train != runs[0].experiment.data.train for run in runs):
+        found.append("they are on different data")
+    if any(_dev_set(run) != _dev_set(runs[0]) for run in runs):
+        found.append("their dev sets are not the same")
+    if len(runs) > 1 and not _vocabularies_agree(runs):
+        found.append("their vocabularies differ or cannot be read, over whose tokens losses are means")
+    return found
 
 
 def _ahead_in_training(content: Content) -> str | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ziggurat.model.accelerator import has_cpu_kernels
 from ziggurat.model.attention.cache import (
     CrossAttentionCache,
     KeptWeights,
@@ -211,7 +212,7 @@ def attend(
     if not need_weights and not _explicit_is_faster(query, key, p):
         if mask is not None and mask.bounds is not None and _flash_takes(query, p):
             return AttentionResult(_attend_between(query, key, value, mask.bounds), None)
-        causal = mask is not None and mask.causal and _hides_the_future_itself(query)
+        causal = mask is not None and mask.causal and not has_cpu_kernels(query)  # on CPU a bias is as fast
         context = F.scaled_dot_product_attention(
             query, key, value, None if causal else bias, dropout_p=p, is_causal=causal
         )
@@ -248,12 +249,7 @@ def _explicit_is_faster(query: Tensor, key: Tensor, dropout: float) -> bool:
     # A choice by length would fix the exported graph to the lengths it was traced with.
     if _wanted_explicit or torch.compiler.is_exporting():
         return True
-    return query.device.type == "cpu" and (dropout > 0 or max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH)
-
-
-def _hides_the_future_itself(query: Tensor) -> bool:
-    """Return whether scaled_dot_product_attention should hide the future itself; on CPU a bias is as fast."""
-    return query.device.type != "cpu"
+    return has_cpu_kernels(query) and (dropout > 0 or max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH)
 
 
 def _flash_takes(query: Tensor, dropout: float) -> bool:

@@ -66,9 +66,10 @@ _INLINE = regex.compile(
       | (?P<emphasis>(?<![*\w])\*(?=[^\s*])|(?<=[^\s*])\*(?!\*)|(?<!\w)_(?=[^\s_])|(?<=[^\s_])_(?!\w))""",
     flags=regex.VERBOSE | regex.DOTALL,
 )
-# What would begin a block where a line of a paragraph begins; a backslash makes it text.
+# What would begin a block where a line of a paragraph begins, or be a rule behind the mark of an item (`* **`); a
+# backslash makes it text.
 _BEGINS_BLOCK = regex.compile(
-    r"\s*+(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+*](?:\s|$)|>|#{1,6}(?:\s|$)|[-=]+\s*$|(?:[-*_]\s*){3,}$|`{3}|~{3}))"
+    r"\s*+(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+*](?:\s|$)|>|#{1,6}(?:\s|$)|[-=]+\s*$|(?:[-*_]\s*){2,}$|`{3}|~{3}))"
 )
 _BRACES = r"\{[^{}]{0,300}+\}"
 # `{a + b}` of MDX, with braces in it.
@@ -77,6 +78,8 @@ _WITH_EXPRESSIONS = regex.compile(f"{_INLINE.pattern}|{_EXPRESSION}", flags=_INL
 _TITLE = regex.compile(r"(?P<before>.*[\s\n])(?P<quote>[\"'])(?P<title>[^\n]+)(?P=quote)(?P<after>\s*\))")
 _LONGEST_LABEL = 999  # CommonMark's
 _ENDS_LINE = regex.compile(r"[\r\n][ \t>]*+$")
+_BEGINS_LINE = regex.compile(r"[\r\n][ \t>]*+(?P<marks>[*_~]*+)$")
+_ONLY_MARKS = regex.compile(r"\A\s*+(?=[-*_][-*_\s]*+\Z)")
 _UNESCAPED = r"(?<!\\)(?:\\\\)*+"
 _LONE_BACKSLASH = regex.compile(rf"{_UNESCAPED}\\(?=\n|\Z)")
 _ENDS_LINK = regex.compile(r"(?<!\\)\](?=[(\[:])")
@@ -307,6 +310,19 @@ def _is_empty(pieces: Sequence[Piece], number: int) -> bool:
     return isinstance(first, Open) and isinstance(second, Close) and first.name in ("*", "_", "**", "__", "~~", "***")
 
 
+def _without_empty_marks(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces without empty emphasis; what stood around it is one text, to be looked at as a whole."""
+    kept: list[Piece] = []
+    for number, piece in enumerate(pieces):
+        if _is_empty(pieces, number) or _is_empty(pieces, number - 1):
+            continue
+        if isinstance(piece, str) and kept and isinstance(kept[-1], str) and isinstance(pieces[number - 1], Close):
+            kept[-1] += piece
+        else:
+            kept.append(piece)
+    return kept
+
+
 def _without_empty_lines(pieces: Sequence[Piece]) -> list[Piece]:
     """Return the pieces with only those ends of lines that are between texts: an empty line ends a paragraph."""
     kept: list[Piece] = []
@@ -371,6 +387,7 @@ class _Form:
         template: Template = []
         if self.is_whole:
             pieces = _without_empty_lines(pieces)
+        pieces = _without_empty_marks(pieces)
         begin, in_link = 0, False  # of a link's text
         for number, piece in enumerate(pieces):
             if isinstance(piece, str):
@@ -380,8 +397,6 @@ class _Form:
                 continue
             if isinstance(piece, Open | Close) and piece.name == "[":
                 in_link = isinstance(piece, Open)
-            if _is_empty(pieces, number) or _is_empty(pieces, number - 1):
-                continue
             raw = piece.raw
             if isinstance(raw, _Shortcut):
                 raw = raw.raw if _flat(template[begin:]) == raw.source else f"][{raw.label}]"
@@ -389,6 +404,15 @@ class _Form:
             if isinstance(piece, Open) and piece.name == "[":
                 begin = len(template)
         return template
+
+    def _line_before(self, before: Template) -> str:
+        """Return what stands before a text, as far back as to the end of a line or the last that is no mark."""
+        line = ""
+        for part in reversed(before):
+            line = f"{part if isinstance(part, str) else '-'}{line}"
+            if line.lstrip(" \t>*_~"):
+                return line
+        return f"\n{line}" if self.begins else line
 
     def _text(self, text: str, before: Template, *, in_link: bool, before_link: bool) -> str:
         known = self.spellings.next(text)
@@ -403,11 +427,15 @@ class _Form:
         text = _LONE_BACKSLASH.sub(r"\g<0>\\", text)  # or what follows would be escaped
         if before_link:
             text = _BEGINS_IMAGE.sub(r"\\!", text)
-        last = before[-1] if before else "\n" if self.begins else ""
+        last = self._line_before(before)
+        if last.endswith("]") and text[:1] in ("(", "[", ":"):  # behind a note or citation, which is no link
+            text = f"\\{text}"
+        at = _BEGINS_LINE.search(last)
         lines = text.split("\n")
         for number, line in enumerate(lines):
-            begins = number > 0 or (isinstance(last, str) and _ENDS_LINE.search(last))
-            if begins and (found := _BEGINS_BLOCK.match(line)):
+            if number == 0 and (at is None or at["marks"]):
+                lines[0] = _ONLY_MARKS.sub(r"\g<0>\\", line) if at else line  # or marks and text are a rule
+            elif found := _BEGINS_BLOCK.match(line):
                 rest = line[found.end() :]
                 fence = len(rest) - len(rest.lstrip(rest[:1])) if rest[:1] in ("`", "~") else 1
                 lines[number] = "".join([found[0], *(f"\\{mark}" for mark in rest[:fence]), rest[fence:]])
