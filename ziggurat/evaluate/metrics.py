@@ -348,7 +348,7 @@ class Likelihood:
     def perplexity(self) -> float:
         """exp(-log_probability / tokens); inf if that is too large for a float. Raises DataError without lines."""
         if not self.tokens:
-            raise DataError("perplexity: there is no line")
+            raise DataError("perplexity: there are no lines")
         try:
             return math.exp(-self.log_probability / self.tokens)
         except OverflowError:

@@ -47,7 +47,7 @@ class Score:
     """One score of one test set."""
 
     name: str
-    """Such as `BLEU`, `chrF2`, `TER`."""
+    """Name of the metric, such as `BLEU`, `chrF2`, `TER`."""
     value: float
     """Value from 0 to 100 (TER: from 0 up, smaller is better)."""
     signature: str

@@ -255,7 +255,7 @@ class Robustness:
     sentences: int
     """Number of lines of the test set."""
     metrics: tuple[str, ...]
-    """As in `effects`."""
+    """Names of the metrics, as in `effects`."""
     signatures: tuple[str, ...]
     higher_is_better: tuple[bool, ...]
     tests: str

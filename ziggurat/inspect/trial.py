@@ -284,7 +284,7 @@ class KeptTrials:
         self.path, self.found = path, 0
         self._losses: dict[str, float | None] = {}
         if path is not None:
-            remedy = "remove it to train everything anew"
+            remedy = "remove it to train everything again"
             with contextlib.suppress(FileNotFoundError):
                 self._losses = dict(read_json(path, _Document, remedy=remedy).losses)
 

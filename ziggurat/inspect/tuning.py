@@ -86,7 +86,7 @@ def resized(model: ModelConfig, size: Size) -> ModelConfig:
     head, of_encoder = model.d_model // model.heads, model.d_model // model.encoder_heads
     for wide in (head, of_encoder):
         if size.width % wide:
-            raise ConfigError(f"width {size.width} is no multiple of {wide}, the width of the heads, which must stay")
+            raise ConfigError(f"width {size.width} is not a multiple of {wide}, the width of a head, which must stay")
 
     def narrower(width: int) -> int:
         return max(1, round(width * size.width / model.d_model))

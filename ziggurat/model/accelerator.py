@@ -69,7 +69,7 @@ _stands_in = False
 
 @contextmanager
 def cpu_standing_in() -> Iterator[None]:
-    """Context in which the CPU's tensors go the way of an accelerator's, for arithmetic about one that is not here."""
+    """Context in which CPU tensors are handled like those of an accelerator, for simulations without one."""
     global _stands_in
     before, _stands_in = _stands_in, True
     try:
@@ -79,7 +79,7 @@ def cpu_standing_in() -> Iterator[None]:
 
 
 def has_cpu_kernels(x: torch.Tensor) -> bool:
-    """Return whether operators that are made for a CPU take this tensor."""
+    """Return whether operators made for CPUs should handle this tensor."""
     return x.device.type == "cpu" and not _stands_in
 
 
@@ -88,7 +88,7 @@ def has_bf16(device: torch.device) -> bool:
     module = runtime(device)
     if device.type != "cuda":
         return module is not None and getattr(module, "is_bf16_supported", bool)()
-    with module.device(device):  # torch tells it of the current one, which is the first
+    with module.device(device):  # torch queries the current one, which is the first
         return bool(module.is_bf16_supported(including_emulation=False))
 
 

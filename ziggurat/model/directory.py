@@ -199,9 +199,9 @@ def write_model_directory(
     experiment: Experiment,
     vocabularies: Path,
     *,
-    again: str = "write the folder anew",
+    again: str = "write the folder again",
 ) -> None:
-    """Write a model directory; it appears whole or not at all, and replaces one that was there.
+    """Write a model directory; it appears whole or not at all, and replaces an existing one.
 
     `again` says how to write the folder again (ziggurat.system.files.write_checksums). Raises DataError: the folder
     cannot be made, or another process is building it.

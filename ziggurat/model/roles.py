@@ -1,4 +1,4 @@
-"""Roles of parameters: each module declares the roles of its own; initialisation and optimisers use roles, never names.
+"""Roles of parameters: each module declares those of its own; initialisation and optimisers use roles, never names.
 
 A class declares them in a table, `roles`, keyed by the names of its parameters and linear maps. If the rows of one
 matrix have different roles, or only the object knows them, it has a method `slots` instead.

@@ -123,7 +123,7 @@ _SAID = re.compile(r"unable to (?:open|mmap|stat|read).*\((\d+)\)", re.DOTALL)
 
 @contextlib.contextmanager
 def system_errors() -> Iterator[None]:
-    """Context in which an error of the system that PyTorch puts into words, as it maps a file, is an OSError."""
+    """Context in which a system error that PyTorch reports as text while it maps a file becomes an OSError."""
     try:
         yield
     except RuntimeError as error:

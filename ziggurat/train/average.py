@@ -263,7 +263,7 @@ def average_newest(run: Path, config: TrainingConfig, score: AverageScore | None
 def remove_average(run: Path, log: RunLog) -> None:
     """Remove the average of a run that continues."""
     if (run / AVERAGED).exists():
-        log.say("removing averaged/: it is of older checkpoints than the ones to come")
+        log.say("removing averaged/: its checkpoints are older than those to come")
         discard(run / AVERAGED)
 
 

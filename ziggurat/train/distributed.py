@@ -130,7 +130,7 @@ class Processes:
         if failed is not None:
             raise failed
         if kind:
-            raise OSError(said) if kind == _DISK else _KINDS[kind](f"the first process could not go on: {said}")
+            raise OSError(said) if kind == _DISK else _KINDS[kind](f"the first process could not continue: {said}")
 
     def aside(self) -> Processes:
         """Return the same processes with a separate group, for messages of another thread."""
@@ -269,7 +269,7 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
     if gpu.type != "cpu" and (count := runtime(gpu).device_count()):
         if processes.local_rank >= count:
             raise ConfigError(
-                f"process {processes.local_rank} of this machine has no GPU of its own, there are "
+                f"process {processes.local_rank} of this machine has no separate GPU, there are "
                 f"{count}: lower torchrun's `--nproc-per-node`"
             )
         make_current(torch.device(gpu.type, processes.local_rank))

@@ -153,7 +153,7 @@ def stage_folder(run: Path, experiment: Experiment, stage: int) -> Path:
 
 def keep_stage(run: Path, experiment: Experiment, stage: int, tensors: Mapping[str, Tensor]) -> None:
     """Write the weights at the end of a stage as a model directory."""
-    again = f"training writes it once: restore a copy, or train {run} again (the run itself goes on without it)"
+    again = f"training writes it once: restore a copy, or train {run} again (the run itself continues without it)"
     folder = stage_folder(run, experiment, stage)
     write_model_directory(folder, tensors, stage_experiment(experiment, stage), run, again=again)
 
@@ -237,7 +237,7 @@ class Sharded(Parallel):
         if short:
             raise TrainingError(
                 f"process {self.processes.rank} ran out of memory, and with `training.distributed.kind: fsdp` the "
-                "others cannot go on without it; lower `training.batch.max_tokens`, or use more processes",
+                "others cannot continue without it; lower `training.batch.max_tokens`, or use more processes",
                 key="training.distributed.kind",
                 named=["training.batch.max_tokens"],
             )
@@ -473,6 +473,6 @@ def _refuse_wrong_maps(model: Seq2Seq) -> None:
     if wrong := wrong_maps(maps_of(model)):
         raise ConfigError(
             f"`training.precision: bf16`: this CPU computes maps of the model wrongly in bf16: {', '.join(wrong)}; the "
-            "fault is in a library's kernels: set `training.precision=fp32`, or train, or go on, on another machine",
+            "fault is in a library's kernels: set `training.precision=fp32`, or train or continue on another machine",
             key="training.precision",
         )

@@ -252,12 +252,12 @@ _CLOSING_SECONDS = 30.0
 
 
 def _is_gone(path: Path, file: TextIO) -> bool:
-    """Return whether an open file of a run was removed or replaced, so that what is written to it would be lost."""
+    """Return whether an open file of a run was removed or replaced, so that writes to it would be lost."""
     if os.fstat(file.fileno()).st_nlink:
         return False
     try:
         refuse_replaced(path.parent)
-    except TrainingError:  # the whole folder: the next checkpoint says so, and what stands there now is of another run
+    except TrainingError:  # the whole folder: the next checkpoint reports it, and the new content belongs to another run
         return False
     return True
 

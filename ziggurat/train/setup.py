@@ -423,7 +423,7 @@ def _refuse_other_data(setup: Setup) -> None:
     """
     store = setup.store
     refuse_other_store(setup.experiment, store)
-    again = f"restore that store, or remove {setup.run}, which has no checkpoint yet, and start anew"
+    again = f"restore that store, or remove {setup.run}, which has no checkpoint yet, and start again"
     its, theirs = load_tokenizers(setup.run), (store.source, store.target)
     refuse_other_vocabulary(its, theirs, str(setup.run), f"the store {store.path}", again)
 

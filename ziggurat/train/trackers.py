@@ -107,7 +107,7 @@ def refuse_other_experiment(run: Path, before: MlflowConfig | None, after: Mlflo
     if before and after and after.experiment != before.experiment and kept(run, "mlflow") is not None:
         raise ConfigError(
             f"{run}: its run at MLflow stays in the experiment {printable(before.experiment, 60)}: leave "
-            f"`training.mlflow.experiment` as it is, or remove {run / FOLDER / 'mlflow.id'} to begin a new run in "
+            f"`training.mlflow.experiment` as it is, or remove {run / FOLDER / 'mlflow.id'} to start a new run in "
             f"{printable(after.experiment, 60)}",
             key="training.mlflow.experiment",
         )

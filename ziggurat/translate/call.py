@@ -191,7 +191,7 @@ class TranslationCall:
             return False
         tokens = together * longest // 2
         self.settings = replace(settings, batch_tokens=tokens)
-        notices.add("too_large", f"memory ran out; the search goes on with `decoding.batch_tokens={tokens}`")
+        notices.add("too_large", f"memory ran out; the search continues with `decoding.batch_tokens={tokens}`")
         return True
 
     def segmented(self, texts: Sequence[str], extras: LineExtras, notices: Notices) -> list[list[SourcePart]]:

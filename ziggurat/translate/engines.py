@@ -20,7 +20,7 @@ from ziggurat.system.small_files import JsonForm, check_regular, inside, read_bo
 from ziggurat.system.staging import recover
 
 Engine = Literal["auto", "torch"]
-"""`auto` goes by the folder; `torch` is for what only PyTorch can do, such as scoring given translations."""
+"""`auto` depends on the folder; `torch` is for tasks that only PyTorch can do, such as scoring given translations."""
 
 EXPORT_FILE = "model.bin"
 """EXPORT_FILE is the file with the weights in a CTranslate2 directory."""

@@ -196,7 +196,7 @@ def _bounded(term: str) -> str:
 
 
 ARGUMENTS = ("prefixes", "constraints", "tag", "terminology", "scores", "complete", "next_words", "options", "first")
-"""ARGUMENTS are those of `translate` besides its lines and the keys of the `decoding` section."""
+"""ARGUMENTS lists the arguments of `translate` other than its lines and the keys of the `decoding` section."""
 
 
 @dataclass(frozen=True)
@@ -443,11 +443,11 @@ class TextTranslator(StreamTranslator):
                 source terms and their translations, for texts that contain the terms; `next_words`: the n best differ
                 in the word after the prefix, or in the first part of a text that is translated in parts; `complete`:
                 prefixes end with a whole word, otherwise the next word may be the rest of their last one; others are
-                keys of the `decoding` section in place of the configured ones, but for `precision` and `shortlist`,
-                which belong to the opening of the model; None leaves one as it is.
+                keys of the `decoding` section that replace the configured ones, except `precision` and `shortlist`,
+                which are set when a model is opened; None leaves a key unchanged.
 
-        Raises ConfigError for settings that contradict each other or an unknown tag, DataError for more or fewer
-        prefixes, constraints or limits than texts, TypeError for a single string.
+        Raises ConfigError for contradictory settings or an unknown tag, DataError if prefixes, constraints or limits do
+        not match the texts in number, TypeError for a single string.
         """
         refuse_single(texts=texts, prefixes=prefixes, constraints=constraints)
         texts = list(texts)

@@ -208,7 +208,7 @@ class BannedPhrases:
         self._edges, self._children = torch.tensor(edges, dtype=torch.int64, device=device).T.contiguous().unbind(0)
         ends = sorted(node * self._base + token for (_, node), tokens in last.items() for token in tokens)
         self._ends = torch.tensor(ends, dtype=torch.int64, device=device)  # by node, then token
-        # Of each length, the most tokens that phrases of one beginning end with.
+        # For each length, the largest number of last tokens of phrases with the same beginning.
         self._most: dict[int, int] = {}
         for (length, _), tokens in last.items():
             self._most[length] = max(len(tokens), self._most.get(length, 0))
@@ -228,7 +228,8 @@ class BannedPhrases:
                 node = self._follow(node, token)
             if not _may_hold(there := node > 0):
                 continue
-            # As many tokens of every hypothesis as any can have ruled out: to count them would wait for the device.
+            # Handles the largest possible number of tokens for every hypothesis, because counting them would wait for
+            # the device.
             first = (node * self._base)[..., None]
             place = torch.searchsorted(self._ends, first) + torch.arange(most, device=held.device)
             token = self._ends[place.clamp(max=len(self._ends) - 1)] - first

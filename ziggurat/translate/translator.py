@@ -175,7 +175,7 @@ class Translator(TextTranslator):
             if not best.finished:
                 self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
             if parts and best.unmet_constraints:
-                self.notices.add("unmet", f"a translation lacks {best.unmet_constraints[0]!r}, which was asked for")
+                self.notices.add("unmet", f"a translation lacks {best.unmet_constraints[0]!r}, which was requested")
         return translations
 
 

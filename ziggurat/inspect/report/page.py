@@ -61,7 +61,7 @@ def answer(content: Content) -> list[str]:
     if content.translations is not None and (tested := _tested(content.translations.comparison.scores)):
         sentences.append(tested)
     if sentences and (found := list(unlike(content.runs).values())):
-        sentences.append(f"The runs are not alike otherwise: {_listed(found)}.")
+        sentences.append(f"The runs also differ in other ways: {_listed(found)}.")
     failed = [
         run.name for run, standing in zip(content.runs, content.standings, strict=True) if standing.level == "bad"
     ]
@@ -79,9 +79,9 @@ def differences(content: Content) -> list[str]:
     if any(run.experiment.data.train != runs[0].experiment.data.train for run in runs):
         found.append("they are on different data")
     if any(_dev_set(run) != _dev_set(runs[0]) for run in runs):
-        found.append("their dev sets are not the same")
+        found.append("their dev sets differ")
     if len(runs) > 1 and not _vocabularies_agree(runs):
-        found.append("their vocabularies differ or cannot be read, over whose tokens losses are means")
+        found.append("their vocabularies, whose tokens losses are averaged over, differ or cannot be read")
     return found
 
 

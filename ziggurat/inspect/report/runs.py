@@ -197,7 +197,7 @@ def _ending(path: Path) -> Ending:
             return Ending(not by_signal, reached)
         if line.startswith(("first update", "resumed after update")):
             break  # earlier lines belong to an earlier training
-    return Ending(False, "no word of its end in the log: it failed, was killed, or still trains")
+    return Ending(False, "its log does not report an end: it failed, was killed, or is still training")
 
 
 class _Environment(RootModel[dict[str, Any]]):

@@ -114,7 +114,7 @@ torch.library.register_fake(_NAME, _shapes, lib=_LIBRARY)
 torch.library.register_autograd(_NAME, _gradients, setup_context=_keep, lib=_LIBRARY)
 
 STEP_BY_STEP: dict[Any, Callable[..., Any]] = {torch.ops.ziggurat.quantised_linear.default: _sums}
-"""As in ziggurat.model.lstm."""
+"""STEP_BY_STEP serves the same purpose as that of ziggurat.model.lstm."""
 
 
 def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
