@@ -257,7 +257,7 @@ def _is_gone(path: Path, file: TextIO) -> bool:
         return False
     try:
         refuse_replaced(path.parent)
-    except TrainingError:  # the whole folder: the next checkpoint reports it, and the new content belongs to another run
+    except TrainingError:  # the whole folder, as the next checkpoint reports; new content belongs to another run
         return False
     return True
 
