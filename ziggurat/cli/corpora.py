@@ -13,6 +13,7 @@ import typer
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
+from ziggurat.cli.arguments import configurations
 from ziggurat.cli.jobs import JobOptions, job_options, line_job
 from ziggurat.cli.output import (
     OUT,
@@ -56,7 +57,8 @@ def fetch(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Corpora such as opus/Tatoeba/latest/de-en, recipes, or configurations; words with --list."
+            help="Corpora such as opus/Tatoeba/latest/de-en, recipes, or configurations; words with --list.",
+            autocompletion=configurations,
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List corpora with sizes and licences; fetch nothing.")] = False,

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from ziggurat.cli.arguments import DecodingOverrides
 from ziggurat.cli.engine import ModelOptions, open_model
 from ziggurat.cli.jobs import job_options, line_job, lines_beside, model_choice
 from ziggurat.cli.output import (
     OUT,
     Checkpoints,
-    DecodingOverrides,
     Device,
     Ensemble,
     Json,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+from ziggurat.cli.arguments import configurations, settings
 from ziggurat.cli.output import (
     Json,
     check_output,
@@ -135,10 +136,16 @@ def suggest(check: DepthCheck, experiment: Experiment, path: str) -> str:
 
 
 def inspect(
-    config: Annotated[str, typer.Argument(help="YAML file, built-in recipe, or folder of a run or model.")],
+    config: Annotated[
+        str,
+        typer.Argument(help="YAML file, built-in recipe, or folder of a run or model.", autocompletion=configurations),
+    ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Values that replace the file's: path.to.key=value. Or further configurations."),
+        typer.Argument(
+            help="Values that replace the file's: path.to.key=value. Or further configurations.",
+            autocompletion=settings,
+        ),
     ] = None,
     cost: Annotated[
         bool, typer.Option("--cost/--no-cost", help="Estimate arithmetic, memory and time of training.")

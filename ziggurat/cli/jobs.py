@@ -114,9 +114,15 @@ def job_options(
 
 _WITH_FOLDER = ("align", "evaluate", "prepare", "score", "translate")
 _OWN_FOLDER = {"backtranslate": "its `--output`", "filter": "its `--output`", "pipeline": "the folder of its file"}
-"""_WITH_FOLDER and _OWN_FOLDER are the verbs that work in bulk: those that need `--job`; where others keep parts."""
+"""_WITH_FOLDER are the verbs that need `--job`, _OWN_FOLDER where others keep their parts."""
 
 _VERBS = sorted((*_WITH_FOLDER, *_OWN_FOLDER))
+
+
+def _verbs_beginning(incomplete: str) -> list[str]:
+    return [verb for verb in _VERBS if verb.startswith(incomplete)]
+
+
 _PARTS, _MACHINES = "Parts", "Workers"
 
 
@@ -126,6 +132,7 @@ def bulk(
         list[str],
         typer.Argument(
             metavar="COMMAND",
+            autocompletion=_verbs_beginning,
             help=f"The command to run, without `ziggurat`. Verbs: {', '.join(_VERBS)}.",
         ),
     ],

@@ -30,7 +30,6 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from ziggurat.cli import completion
 from ziggurat.config.load import apply_override
 from ziggurat.system.compressed import byte_stream, compression_of
 from ziggurat.system.errors import ConfigError, DataError, printable
@@ -323,13 +322,6 @@ def pair_up(first: tuple[str, list[str]], *others: tuple[str, Sequence[str]]) ->
 WHO, HOW, WHAT = "Which model", "Speed", "What to translate"
 """Groups of options in the help of verbs."""
 
-ConfigArgument = Annotated[
-    str, typer.Argument(help="YAML file, or the name of a built-in recipe.", autocompletion=completion.configurations)
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="Values that replace the file's: path.to.key=value.", autocompletion=completion.settings),
-]
 Model = Annotated[str, typer.Argument(help="Run or model directory.")]
 Tag = Annotated[
     str | None,
@@ -341,12 +333,6 @@ Tag = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-DecodingOverrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Decoding settings: beam_size=8 length_penalty.alpha=1", autocompletion=completion.search_settings
-    ),
-]
 Ensemble = Annotated[
     list[str] | None,
     typer.Option(

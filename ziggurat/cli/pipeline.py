@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.completion import pipeline_settings
+from ziggurat.cli.arguments import pipeline_settings
 from ziggurat.cli.engine import warnings_shown
 from ziggurat.cli.jobs import job_options
 from ziggurat.cli.output import Json, console, counted, print_json, say

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-from ziggurat.cli.completion import configurations, explained_names
+from ziggurat.cli.arguments import ConfigArgument, Overrides, configurations, explained_names
 from ziggurat.cli.hints import hints
 from ziggurat.cli.jobs import finished, job_options
 from ziggurat.cli.output import (
     OUT,
-    ConfigArgument,
     Json,
-    Overrides,
     PhaseBars,
     check_output,
     counted,

@@ -11,17 +11,8 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from ziggurat.cli.output import (
-    OUT,
-    Checkpoints,
-    Json,
-    Overrides,
-    console,
-    is_first_process,
-    is_setting,
-    print_json,
-    say,
-)
+from ziggurat.cli.arguments import Overrides, configurations
+from ziggurat.cli.output import OUT, Checkpoints, Json, console, is_first_process, is_setting, print_json, say
 from ziggurat.config.depth import CopyStrategy
 from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.system.errors import ConfigError, printable
@@ -31,7 +22,11 @@ from ziggurat.train.signals import leave_with_launcher
 
 def train(
     config: Annotated[
-        str | None, typer.Argument(help="YAML file or recipe; not with --resume, since the run has its configuration.")
+        str | None,
+        typer.Argument(
+            help="YAML file or recipe; not with --resume, since the run has its configuration.",
+            autocompletion=configurations,
+        ),
     ] = None,
     overrides: Overrides = None,
     run: Annotated[Path | None, typer.Option("--run", "-r", help="Folder of the run (-r under torchrun).")] = None,

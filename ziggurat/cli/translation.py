@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ziggurat.cli.arguments import DecodingOverrides
 from ziggurat.cli.documents import DocumentForm, translate_documents
 from ziggurat.cli.engine import (
     HINT_LINES,
@@ -26,7 +27,6 @@ from ziggurat.cli.output import (
     HOW,
     OUT,
     WHAT,
-    DecodingOverrides,
     Device,
     Ensemble,
     Tag,

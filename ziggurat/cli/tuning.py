@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ziggurat.cli.arguments import ConfigArgument, Overrides
 from ziggurat.cli.output import (
     OUT,
-    ConfigArgument,
     Json,
-    Overrides,
     check_output,
     counted,
     figure_files,

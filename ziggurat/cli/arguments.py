@@ -1,4 +1,4 @@
-"""Tab completion: recipes, keys and methods, offered by the shell after `ziggurat --install-completion`.
+"""Arguments that tabs complete: recipes, keys and methods, once `ziggurat --install-completion` has told the shell.
 
 What is offered is looked up when a tab asks for it, so neither help nor a verb waits for it. Where nothing is offered,
 shells complete the names of files.
@@ -7,6 +7,9 @@ shells complete the names of files.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
+
+import typer
 
 
 def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
@@ -56,3 +59,16 @@ def explained_names(incomplete: str) -> list[str]:
 def _typed(path: str) -> str:
     """Return a key as it is typed: the first item of a list stands for all."""
     return path.replace("[]", ".0")
+
+
+ConfigArgument = Annotated[
+    str, typer.Argument(help="YAML file, or the name of a built-in recipe.", autocompletion=configurations)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Values that replace the file's: path.to.key=value.", autocompletion=settings),
+]
+DecodingOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Decoding settings: beam_size=8 length_penalty.alpha=1", autocompletion=search_settings),
+]
