@@ -1,4 +1,4 @@
-"""The server's process: it opens the port, answers until it is stopped, and then finishes what is under way.
+"""The server's process: it opens the port, answers until it is stopped, and then finishes running requests.
 
 Connections are uvicorn's HTTP/1.1 with read and write timeouts, and a graceful shutdown.
 """
