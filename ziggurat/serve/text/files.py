@@ -1,4 +1,4 @@
-"""Files as they come: character sets, settings and limits of documents, archives."""
+"""Raw files: character sets, settings and limits of documents, archives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ziggurat.config.languages import main_language
 from ziggurat.serve.text.sentences import Options
 from ziggurat.system.errors import DataError, printable
 
-# Longer marks first: that of UTF-32-LE begins as that of UTF-16-LE does, and is it where a NUL follows.
+# Longer marks first: the mark of UTF-32-LE starts with that of UTF-16-LE, and a NUL after it decides.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -25,8 +25,8 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-# Python's names of the character sets of files. Its other codecs are no character sets (punycode, unicode_escape), or
-# take quadratic time.
+# Python's names of files' character sets. Its other codecs are not character sets (punycode, unicode_escape), or take
+# quadratic time.
 _NAMES = (
     "ascii utf-8 iso8859-1 iso8859-2 iso8859-3 iso8859-4 iso8859-5 iso8859-6 iso8859-7 iso8859-8 iso8859-9 iso8859-10 "
     "iso8859-11 iso8859-13 iso8859-14 iso8859-15 iso8859-16 cp1250 cp1251 cp1252 cp1253 cp1254 cp1255 cp1256 cp1257 "
@@ -34,7 +34,7 @@ _NAMES = (
     "gb18030 big5 big5hkscs euc_jp shift_jis iso2022_jp euc_kr johab"
 )
 _CODECS = frozenset(_NAMES.split())
-# What browsers read where a page names the smaller set (encoding.spec.whatwg.org).
+# The superset that browsers use when a page names the smaller set (encoding.spec.whatwg.org).
 _WIDER = {
     "ascii": "cp1252",
     "iso8859-1": "cp1252",
@@ -59,12 +59,12 @@ _CONTROLS = regex.compile(r"[\x80-\x84\x86-\x9f]")
 
 @dataclass(frozen=True)
 class Charset:
-    """The encoding by which a file's text becomes bytes.
+    """The encoding that turns a file's text into bytes.
 
     Attributes:
         codec: Python's name.
-        mark: the byte order mark that the file begins with; empty for none.
-        declared: whether the file says so: by its mark, its declaration, or, as UTF-8, by having neither.
+        mark: the byte order mark at the start of the file; empty for none.
+        declared: whether the file declares it: by its mark, its declaration, or, for UTF-8, by having neither.
     """
 
     codec: str = "utf-8"
@@ -77,7 +77,7 @@ class Charset:
 
 
 def codec_named(label: str) -> str | None:
-    """Return Python's name of the character set that a file names; None for one that is not read."""
+    """Return Python's name of the character set that a file declares; None for an unsupported one."""
     try:
         name = codecs.lookup(_OTHER_NAMES.get(label.lower(), label)).name
     except (LookupError, ValueError):
@@ -88,14 +88,15 @@ def codec_named(label: str) -> str | None:
 def decoded(content: bytes, name: str, label: str = "") -> tuple[str, Charset]:
     """Return the text of a file without its mark, and its character set.
 
-    Text that is UTF-8 and not ASCII is UTF-8, whatever is declared: no other character set gives such bytes.
+    Text that is valid UTF-8 and not ASCII is read as UTF-8, whatever is declared: no other character set gives such
+    bytes.
 
     Args:
         content: the file.
-        name: of the file, for messages.
-        label: the character set that the file declares; empty, or one that is not known: UTF-8.
+        name: its name, for messages.
+        label: the character set that the file declares; empty or unknown: UTF-8.
 
-    Raises DataError where the bytes are not of the character set.
+    Raises DataError if the bytes are invalid in the character set.
     """
     for mark, codec in _MARKS:
         if content.startswith(mark) and (len(mark) < 4 or _is(codec, content)):
@@ -130,10 +131,10 @@ def _strictly(content: bytes, codec: str, name: str) -> str:
 
 
 LINES = tuple(end.encode() for end in "\n\r\v\f\x85\u2028\u2029")
-"""Bytes in UTF-8 of which each line of a file has one."""
+"""LINES are byte strings in UTF-8 of which each line of a file contains one."""
 
 TAGS = (b"<", b"&")
-"""Bytes of which each piece of markup has one: tags, comments, entities."""
+"""TAGS are bytes of which each piece of markup contains one: tags, comments, entities."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,11 @@ class Limits:
     """Limits of a document.
 
     Attributes:
-        size: most bytes of the file.
-        unpacked: most bytes of all members of an archive, unpacked.
-        members: most members of an archive.
-        pieces: most tags and entities, lines or strings of a file, or of all of an archive's members that are read,
-            counted in the bytes before anything is read.
+        size: maximum size of the file in bytes.
+        unpacked: maximum size of all members of an archive in bytes, unpacked.
+        members: maximum number of members of an archive.
+        pieces: maximum number of tags and entities, lines or strings in a file, or in all members of an archive that
+            are read, counted in the bytes before anything is read.
     """
 
     size: int = 64 << 20
@@ -161,12 +162,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the translation of a document.
+    """Settings for translating a document.
 
     Attributes:
-        options: how text is cut and put together again.
+        options: how text is split and put together again.
         source, target: language codes, for formats that hold them; empty: not known.
-        leave: keys whose text stays, in formats with keys (`DocumentKind.keyed`); `*` stands for any characters.
+        leave: keys whose text is not translated, in formats with keys (`DocumentKind.keyed`); `*` stands for any
+            characters.
         limits: limits of the file.
     """
 
@@ -177,12 +179,12 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
     def refuse_languages(self, source: str, target: str, name: str) -> None:
-        """Raise DataError for a file called `name` from or into another language; empty codes are not known ones."""
+        """Raise DataError for a file called `name` in languages other than these; empty codes are unknown."""
         pairs = ((source, self.source), (target, self.target))
         if any(differ(of_file, own) for of_file, own in pairs):
             raise DataError(
                 f"{name}: is from {printable(source or '?')!r} to {printable(target or '?')!r}, and the model from "
-                f"{self.source or '?'!r} to {self.target or '?'!r}; take another model, or change the file's languages"
+                f"{self.source or '?'!r} to {self.target or '?'!r}; use another model, or change the file's languages"
             )
 
     def becomes_target(self, language: str, name: str) -> bool:
