@@ -188,9 +188,9 @@ class Settings:
             )
 
     def becomes_target(self, language: str, name: str) -> bool:
-        """Return whether a file's language, which its translation says too, is the source and becomes the target.
+        """Return whether a file's language, which its translation also states, is the source and becomes the target.
 
-        Raises DataError for another language than these two: a copy that is to be translated may say the target's.
+        Raises DataError for a language other than these two: an untranslated copy may already state the target.
         """
         if not language.strip() or is_same(language, self.target):
             return False
@@ -198,28 +198,28 @@ class Settings:
         return bool(self.target)
 
     def leaves(self, *keys: str) -> bool:
-        """Return whether what these keys lead to is left as it is: one of them, or dotted all up to one, is named."""
+        """Return whether a value is left untranslated: one of its keys, or a dotted path of its first keys, is listed."""
         dotted = [".".join(keys[:number]) for number in range(2, len(keys) + 1)]
         return any(key == named or fnmatchcase(key, named) for named in self.leave for key in (*keys, *dotted))
 
 
 _SAME = {"iw": "he", "in": "id", "ji": "yi", "nb": "no", "nn": "no", "tl": "fil", "sh": "sr", "mo": "ro"}
-"""_SAME maps codes of languages to the codes by which they also go."""
+"""_SAME maps language codes to equivalent ones."""
 
 
 def language_of(code: str) -> str:
-    """Return the code of a language without region, script and character set, of two letters where there is one."""
+    """Return a language code without region, script and character set, with two letters if such a code exists."""
     first = regex.split("[-_@.]", code.strip().lower())[0]
     short = main_language(first)
     return _SAME.get(short, short)
 
 
 _SCRIPTS = {"zh": {"cn": "hans", "sg": "hans", "my": "hans", "tw": "hant", "hk": "hant", "mo": "hant"}}
-"""_SCRIPTS maps languages to the scripts that they are written in, by region."""
+"""_SCRIPTS maps languages to their scripts by region."""
 
 
 def _script_of(code: str) -> str:
-    """Return the script that a code of a language names, or that its region means; empty: not known."""
+    """Return the script that a language code names, or that its region implies; empty if unknown."""
     regions = _SCRIPTS.get(language_of(code), {})
     for part in regex.split("[-_@.]", code.strip().lower())[1:]:
         script = {"latin": "latn", "cyrillic": "cyrl"}.get(part, part)
@@ -231,36 +231,36 @@ def _script_of(code: str) -> str:
 
 
 def is_same(one: str, other: str) -> bool:
-    """Return whether two codes are of one language, and not in two scripts (zh-Hant and zh-CN)."""
+    """Return whether two codes denote the same language, and not different scripts of it (zh-Hant and zh-CN)."""
     scripts = {_script_of(one), _script_of(other)} - {""}
     return language_of(one) == language_of(other) and len(scripts) < 2
 
 
 def differ(one: str, other: str) -> bool:
-    """Return whether two codes are of two languages or scripts; of two and three letters they are not compared."""
+    """Return whether two codes denote different languages or scripts; codes of different lengths are not compared."""
     first, second = language_of(one), language_of(other)
     is_known = first not in ("", "und", "mul", "mis", "zxx", "x", "i", "*all*") and 1 < len(first) == len(second) < 4
     return is_known and not is_same(one, other)
 
 
 _MAX_RATIO = 200
-"""_MAX_RATIO is the most bytes that one byte of an archive may expand to, checked from _RATIO_FREE bytes on."""
+"""_MAX_RATIO is how many bytes a byte of an archive may expand to, checked from _RATIO_FREE bytes on."""
 _RATIO_FREE = 1 << 24
 _BLOCK = 1 << 18
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Archive:
-    """A zip archive in memory. Nothing of it is ever written under a name that it holds.
+    """A zip archive in memory. Nothing from it is ever written under a name that it contains.
 
-    Raises DataError: damaged, encrypted, beyond the limits, packed in an unusual way, or with names that are doubled or
-    lead out of a folder.
+    Raises DataError if it is damaged, encrypted, beyond the limits, compressed in an unusual way, or contains duplicate
+    names or names that lead out of a folder.
     """
 
     def __init__(self, content: bytes, name: str, limits: Limits) -> None:
         self.name, self.limits = name, limits
         self._pieces = 0
-        # Every entry of the directory has this mark: counted before zipfile makes an object of each.
+        # Every entry of the directory starts with this signature; counted before zipfile creates an object for each.
         if content.count(b"PK\x01\x02") > limits.members:
             raise DataError(f"{name}: more than {limits.members:,} members")
         try:
@@ -293,9 +293,9 @@ class Archive:
             )
 
     def read(self, member: str) -> bytes:
-        """Return the content of a member, never more than the directory says that it has.
+        """Return the content of a member, never more than the size in the directory.
 
-        Raises DataError: there is none of this name, or it is damaged.
+        Raises DataError if there is no such member, or it is damaged.
         """
         try:
             with self._zip.open(member) as file:
@@ -306,16 +306,16 @@ class Archive:
             raise DataError(f"{self.name}: member {printable(member)!r} is damaged ({error})") from None
 
     def markup(self, member: str) -> bytes:
-        """Return the content of a member that is markup. Raises DataError, also where it has too many pieces."""
+        """Return the content of a markup member. Raises DataError, also if it has too many pieces."""
         content = self.read(member)
         self._pieces += sum(map(content.count, TAGS))
         self.limits.refuse_many(self._pieces, self.name)
         return content
 
     def replaced(self, members: Mapping[str, bytes]) -> bytes:
-        """Return the archive with the content of some members replaced; order, names, dates and methods are as before.
+        """Return the archive with the content of some members replaced; order, names, dates and methods stay the same.
 
-        Raises DataError where a member is damaged.
+        Raises DataError if a member is damaged.
         """
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as packed:
