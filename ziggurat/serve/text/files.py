@@ -198,7 +198,7 @@ class Settings:
         return bool(self.target)
 
     def leaves(self, *keys: str) -> bool:
-        """Return whether a value is left untranslated: one of its keys, or a dotted path of its first keys, is listed."""
+        """Return whether a value is left untranslated: one of its keys, or a dotted path of the first, is listed."""
         dotted = [".".join(keys[:number]) for number in range(2, len(keys) + 1)]
         return any(key == named or fnmatchcase(key, named) for named in self.leave for key in (*keys, *dotted))
 
