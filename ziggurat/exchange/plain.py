@@ -48,20 +48,17 @@ def fold(
     These conversions are exact for any weights (outputs are equal up to rounding):
 
     - `admin` to `post`: omega_i, i >= 2, goes into gain and bias of the norm before sub-layer i, and 1/omega_i into the
-    matrices through which that sub-layer reads the stream: queries, keys and values of self-attention, queries of
-    cross-attention, W_1. Nothing else may read that norm. omega_1 goes into the embedding and learned positions. It
-    must be 1 if these cannot be scaled, because positions are sinusoidal or both stacks share them. If the embedding is
-    also the output projection, 1/omega_1 goes into the last norm. If a stack's omegas are all equal, they are folded
-    like DeepNorm's alpha instead.
+      matrices through which that sub-layer reads the stream: queries, keys and values of self-attention, queries of
+      cross-attention, W_1. Nothing else may read that norm. omega_1 goes into the embedding and learned positions. It
+      must be 1 if these cannot be scaled, because positions are sinusoidal or both stacks share them. If the embedding
+      is also the output projection, 1/omega_1 goes into the last norm. If a stack's omegas are all equal, they are
+      folded like DeepNorm's alpha instead.
     - `deepnorm` to `post`: LN_e(alpha x + f(x)) = LN_e'(x + f(x) / alpha) with e' = e / alpha^2, so 1/alpha goes into
-    the maps through which sub-layers write. The stacks get separate `layer_norm_epsilon`, since their alphas differ.
-    - `layer_scale` to `pre`, and `transfer`: lambda, or the stack's factor, goes into the maps through which sub-layers
-    write; the factor of the logits goes into the last norm.
+      the maps through which sub-layers write. The stacks get separate `layer_norm_epsilon`, since their alphas differ.
+    - `layer_scale` to `pre`: lambda goes into the maps through which sub-layers write.
     - `ln_scaling` to `pre`: 1/sqrt(l) goes into gain and bias of the norms before the sub-layers of layer l.
-    - `norm: scale` to `rms`, with the gain g / sqrt(d_model) in every channel; `embedding.unit_length`: its rows are
-    scaled.
-    - `transfer`: a stack's factor goes into the maps through which sub-layers write, that of the logits into the last
-    norm.
+    - `norm: scale` to `rms`, with the gain g / sqrt(d_model) in every channel; `embedding.unit_length`: scaled rows.
+    - `transfer`: a stack's factor goes into the maps through which sub-layers write, the logits' into the last norm.
 
     `post` and `pre` stay unchanged, and tied layers are written out. The two stacks may be of different kinds, as may
     ranges of layers that all become `pre`; everything else is kept. Only evaluation is equivalent: in training, norms

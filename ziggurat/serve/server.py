@@ -113,15 +113,14 @@ def with_timeouts(limits: LimitsConfig, most: int = 2 * CONNECTIONS) -> type[H11
     """Return uvicorn's HTTP/1.1, corrected in four places.
 
     - With too many connections it refuses requests but keeps the connections, until no descriptors are left. Here,
-    connections beyond `most` get a 503 and are closed at once.
-
+      connections beyond `most` get a 503 and are closed at once.
     - It waits forever for the headers of a request, and for a client to read its response, so that a thousand idle
-    connections would lock everybody out. Here they are closed after `reading_seconds`, and after `writing_seconds` plus
-    one second per 10,000 bytes.
+      connections would lock everybody out. Here they are closed after `reading_seconds`, and after `writing_seconds`
+      plus one second per 10,000 bytes.
     - After invalid HTTP it closes at once; unread data then resets the connection, often before the client has seen the
-    response. Here that data is discarded for a while.
+      response. Here that data is discarded for a while.
     - If a body is invalid it responds itself, after which the application's own response fails with a traceback in the
-    log.
+      log.
     """
 
     class TimedProtocol(H11Protocol):
