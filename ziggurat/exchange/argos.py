@@ -151,8 +151,8 @@ def argos_reasons(experiment: Experiment) -> Iterator[str]:
         yield f"`data.unicode: {data.unicode}`: Argos Translate does not normalise text (train with `unicode: none`)"
     if data.train and all(corpus.tag for corpus in data.train):
         yield (
-            "every corpus of `data.train` has a `tag`: Argos Translate puts none before a sentence, and no corpus has "
-            "taught the model what to do then"
+            "every corpus of `data.train` has a `tag`: Argos Translate puts none before a sentence, and the model "
+            "was never trained without one"
         )
 
 

@@ -24,9 +24,9 @@ _RETRAIN = "let {} translate a corpus, and train a model here on that (docs/stud
 _WAYS = {
     "OpenNMT-py": f"{_CONVERTED.format('ct2-opennmt-py-converter')}; or {_RETRAIN.format('OpenNMT-py')}",
     "OpenNMT-tf": f"{_CONVERTED.format('ct2-opennmt-tf-converter')}; or {_RETRAIN.format('OpenNMT-tf')}",
-    "OpenNMT of Lua": "its toolkit is no longer kept; train a model here on the corpus that it was trained on",
+    "OpenNMT of Lua": "its toolkit is no longer maintained; train a model here on the corpus that it was trained on",
     "CTranslate2": "`ziggurat translate` translates with it as it is (docs/export.md); import the model that it was "
-    "converted from, if that is of fairseq, Marian or transformers",
+    "converted from, if that is one of fairseq, Marian or transformers",
 }
 """Ways out for another toolkit's model; toolkits not listed here get _RETRAIN."""
 
@@ -126,7 +126,7 @@ def refuse_file(path: Path) -> None:
     if name.endswith(".nemo"):
         raise refusal_of(path, "NeMo")
     if name.endswith((".h5", ".hdf5", ".keras", ".onnx", ".gguf")):
-        raise ExportError(f"{path}: a model as Keras, ONNX or llama.cpp store it, which `import` does not read")
+        raise ExportError(f"{path}: a model in a format of Keras, ONNX or llama.cpp, which `import` does not read")
     if name.endswith(".safetensors"):
         raise DataError(f"{path}: name its folder, which has config.json and the vocabulary as well")
     if re.fullmatch(r".*\.(tar|tgz|zip|7z)|.*\.tar\.\w+", name):
@@ -156,8 +156,8 @@ def load_pickled(path: Path, what: str, *, classes: Sequence[type] = (), package
     """
     _refuse_packed(path)
     warnings.warn(
-        f"{path} is a pickle, read by torch.load(weights_only=True), which runs no code of it; import only checkpoints "
-        "of people you trust",
+        f"{path} is a pickle, read by torch.load(weights_only=True), which runs no code from it; import only "
+        "checkpoints from people you trust",
         UserWarning,
         stacklevel=3,
     )
@@ -215,12 +215,12 @@ class Values:
 def _unpickled(path: Path, what: str, name: str | None) -> ZigguratError:
     """Return the error for a pickle with an object of the class `name`; None: with content that is not a pickle."""
     if name is None:
-        return DataError(f"{path}: holds more than {what}, or was not written by torch.save, and is not read")
+        return DataError(f"{path}: holds more than {what}, or was not written by torch.save, so it is not read")
     if (toolkit := toolkit_of_class(name)) is not None:
         return refusal_of(path, toolkit)
     return DataError(
-        f"{path}: holds more than {what}, and is not read: an object of {printable(name)}, which only the toolkit that "
-        "wrote it should load. Save it again there with torch.save, options as a dict"
+        f"{path}: holds more than {what}, so it is not read: an object of {printable(name)}, which only the toolkit that "
+        "wrote it should load. Save it there again with torch.save, with options as a dict"
     )
 
 

@@ -80,7 +80,7 @@ class ExportVerification:
         """Raise ExportError unless both are the same model."""
         if self.different:
             raise ExportError(
-                f"the exported model gives another text for {self.different:,} of {self.lines:,} lines "
+                f"the exported model gives a different text for {self.different:,} of {self.lines:,} lines "
                 f"({self.ties:,} more are ties), such as {self.example}; nothing was written"
             )
         if self.cut > self.lines // 2:
@@ -124,8 +124,8 @@ def compare(
     """
     if languages := several_languages(ours.source_tokenizer.tags):
         warnings.warn(
-            f"the model's tags name several languages ({languages}), and an export is tried without one: both write "
-            "in whatever language, which still compares their weights; BLEU of a `--reference` is of no one language",
+            f"the model's tags name several languages ({languages}), and the export is compared without a tag: both "
+            "models choose the language, which still compares their weights; BLEU of a `--reference` mixes languages",
             stacklevel=2,
         )
     mine = list(ours.translate_stream(texts, **settings))

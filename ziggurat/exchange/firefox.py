@@ -82,11 +82,11 @@ def firefox_reasons(experiment: Experiment) -> Iterator[str]:
     if True in places_of_norms(experiment):
         yield "`residual`: pre-norm in the browsers' fork leaves keys and values of self-attention without their norm"
     if config.encoder_d_ff != config.d_ff:
-        yield f"`encoder.d_ff: {config.encoder_d_ff}`: in the browsers' fork both stacks have networks of one width"
+        yield f"`encoder.d_ff: {config.encoder_d_ff}`: in the browsers' fork both stacks have the same width"
     if config.norm != "layer":
         yield f"`norm: {config.norm}`: the browsers' fork has LayerNorm alone"
     if config.activation == "gelu":
-        yield "`activation: gelu`: the browsers' fork has another function of that name"
+        yield "`activation: gelu`: the browsers' fork has a different function of that name"
     if config.embedding.positions == "none":
         yield "`embedding.positions: none`: the browsers' fork always adds sinusoids"
     if experiment.data.subword.kind == "vocabulary":

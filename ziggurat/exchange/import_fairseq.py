@@ -109,8 +109,8 @@ def read_fairseq(
     _refuse_other_dictionaries(path, options, pairs, (said[0], said[1]), ids[0] == ids[1])
     if len(dictionaries) == 1 and anatomy.encoder.embedding is not anatomy.decoder.embedding:
         warnings.warn(
-            f"{path}: {dictionaries[0]} is taken for both sides, whose matrices differ: right if it was made with "
-            "`--joined-dictionary`; else name that of the source, then that of the target",
+            f"{path}: {dictionaries[0]} is used for both sides, whose matrices differ: correct if it was made with "
+            "`--joined-dictionary`; otherwise name the source's, then the target's",
             UserWarning,
             stacklevel=2,
         )
@@ -234,9 +234,9 @@ def _of_several_languages(options: Mapping[str, Any], tensors: Mapping[str, Tens
     said = [f"`arch: {name}`", f"`task: {task}`", *(f"`{key}: {_shown(options[key])}`" for key in tokens)]
     named = f" ({printable(str(languages))})" if isinstance(languages, str) else ""
     return [
-        f"{', '.join(said)}: a model of several languages{named}, for which fairseq puts codes into the text or "
-        "has them written first, behind the dictionary's tokens; a model here cannot be told them. Let fairseq "
-        "translate with it, a corpus to train a model on, for example"
+        f"{', '.join(said)}: a model of several languages{named}: fairseq adds their codes to the text or "
+        "forces them as first tokens, which models here do not support. Translate with fairseq, for example a corpus "
+        "to train a model on"
     ]
 
 
@@ -303,8 +303,8 @@ def _refuse_other_dictionaries(
         reasons.append("`share_all_embeddings: true`, but the dictionaries of source and target are not one")
     if reasons:
         raise ExportError(
-            f"{path}: {'; '.join(reasons)}. Name the dictionaries of this model; rows behind them are of a task that "
-            "adds tokens, such as language codes, and cannot be imported"
+            f"{path}: {'; '.join(reasons)}. Name the dictionaries of this model; a model of a task that adds "
+            "further rows, such as language codes, cannot be imported"
         )
 
 
@@ -322,8 +322,8 @@ def _ids(dictionary: bytes, path: Path) -> tuple[dict[str, int], int]:
         for number, token, replaces in read_listing(dictionary):
             if token in ids and not replaces:
                 raise DataError(
-                    f"line {number}: {printable(token)!r} is listed twice; ids behind it are not known. fairseq knows "
-                    "a token that replaces an earlier one by ` #fairseq:overwrite` at the end of its line"
+                    f"line {number}: {printable(token)!r} is listed twice, so later ids are unknown. In fairseq a "
+                    "token that replaces an earlier one has ` #fairseq:overwrite` at the end of its line"
                 )
             ids[token] = count
             count += 1

@@ -126,9 +126,9 @@ _PRE_NORM = {"marian": False, "pegasus": True, "m2m_100": True, "blenderbot": Tr
 """Model types that are plain Transformers, and whether they are pre-norm."""
 
 _OTHER_LISTS = {
-    "m2m_100": ": NLLB, whose languages are numbered behind the pieces of sentencepiece.bpe.model, and written first, "
-    "which a model here cannot be told. Let transformers translate with it, a corpus to train a model on",
-    "pegasus": "; as Pegasus is published it has spiece.model, whose pieces are counted from 105 on",
+    "m2m_100": ": NLLB, whose language codes follow the pieces of sentencepiece.bpe.model and are forced as first tokens, "
+    "which models here do not support. Translate with transformers, for example a corpus to train a model on",
+    "pegasus": "; Pegasus is published with spiece.model, whose pieces are numbered from 105 on",
     "blenderbot": "; byte-level BPE is not read",
 }
 """Model type -> what such models are published with instead of vocab.json."""
@@ -329,7 +329,7 @@ def _anatomy(config: _Config, tensors: Mapping[str, Tensor]) -> Anatomy:
     output = decoder.embedding if head is None else one_of(head.float(), decoder.embedding)
     if config.tie_word_embeddings and output is not decoder.embedding:
         raise ExportError(
-            "`tie_word_embeddings` is true, but lm_head.weight is another matrix than the decoder's embedding; set it "
+            "`tie_word_embeddings` is true, but lm_head.weight differs from the decoder's embedding; set it "
             "to false in config.json if that matrix is the output's"
         )
     bias = tensors.get("final_logits_bias")

@@ -71,7 +71,7 @@ _NOT_HERE: dict[str, tuple[tuple[Any, ...], str]] = {
     "lemma-dim-emb": ((0,), "factored vocabularies"),
     "transformer-decoder-autoreg": (("self-attention", "rnn"), "its maps differ from average attention here"),
     "transformer-rnn-projection": ((False,), "the SSRU here has no map of its output"),
-    "layer-normalization": ((False,), "norms inside of recurrent cells"),
+    "layer-normalization": ((False,), "norms inside recurrent cells"),
     "transformer-train-position-embeddings": ((False,), "trained positions"),
     "transformer-attention-mask": (("default",), "attention with biases of positions"),
     "transformer-pool": ((False,), "a mean in place of attention"),

@@ -365,10 +365,10 @@ def refuse_languages_apart(folder: Path, ids: Mapping[str, int], rows: int, made
     """
     if (apart := rows - len(ids)) > made_up:
         raise ExportError(
-            f"{folder}: M2M100 with languages that a model here cannot be told: its embedding has {apart:,} rows more "
-            f"than vocab.json has pieces ({len(ids):,}), for codes such as __de__. transformers puts the one of the "
-            "source before the text and forces that of the target to be the first token written. Translate with "
-            "transformers, a corpus to train a model on, for example; or import an OPUS-MT model of the two languages"
+            f"{folder}: M2M100 with languages that models here do not support: its embedding has {apart:,} rows more "
+            f"than vocab.json has pieces ({len(ids):,}), for codes such as __de__. transformers puts the source's code "
+            "before the text and forces the target's code as the first token. Translate with transformers, for "
+            "example a corpus to train a model on; or import an OPUS-MT model of the two languages"
         )
 
 

@@ -91,11 +91,11 @@ def import_checkpoint(
         warnings.warn(f"{checkpoint}: {one}", UserWarning, stacklevel=2)
     segmenter = segmented_by(model.source_ids)
     if segmenter is not None and not isinstance(model.source, SentencePieceTokenizer):
-        remedy = "Give its model by `--sentencepiece`, or let" if "SentencePiece" in segmenter else "Let"
+        remedy = "Give its model by `--sentencepiece`, or pass" if "SentencePiece" in segmenter else "Pass"
         written = "joined again" if "@@" in segmenter else "written as such pieces"
         warnings.warn(
-            f"{checkpoint}: its tokens are pieces of {segmenter}, and nothing that segments text is imported. {remedy} "
-            f"text come segmented; translations are {written}",
+            f"{checkpoint}: its tokens are pieces of {segmenter}, but no segmenter is imported. {remedy} "
+            f"segmented text; translations are {written}",
             UserWarning,
             stacklevel=2,
         )
@@ -137,8 +137,8 @@ def language_pair(languages: str) -> tuple[str, str]:
         cuts = [cut for cut in cuts if all(map(_CODE.fullmatch, cut))]
     if len(cuts) != 1:
         raise ConfigError(
-            f"`--languages {printable(languages)}`: two codes with a hyphen between them, such as de-en; with a colon "
-            "where a code has hyphens itself, such as pt-br:en"
+            f"`--languages {printable(languages)}`: give two codes with a hyphen between them, such as de-en, or with a "
+            "colon if a code itself has hyphens, such as pt-br:en"
         )
     return cuts[0][0], cuts[0][1]
 

@@ -128,7 +128,7 @@ def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: 
     experiment = load_experiment(Path(directory) / CONFIG_FILE)
     settings = change_section(experiment.decoding, {**decoding, "precision": "float32"}, "decoding")
     if settings.shortlist is not None:
-        raise ConfigError("`decoding.shortlist` does not go with ONNX; set it to null")
+        raise ConfigError("`decoding.shortlist` does not work with ONNX; set it to null")
     source, target = load_tokenizers(directory)
     if target.size != (size := model.manifest.vocabulary_size):
         raise CheckpointError(f"{directory}: the vocabulary has {target.size} pieces, the graphs {size}; export again")
