@@ -219,8 +219,8 @@ def _unpickled(path: Path, what: str, name: str | None) -> ZigguratError:
     if (toolkit := toolkit_of_class(name)) is not None:
         return refusal_of(path, toolkit)
     return DataError(
-        f"{path}: holds more than {what}, so it is not read: an object of {printable(name)}, which only the toolkit that "
-        "wrote it should load. Save it there again with torch.save, with options as a dict"
+        f"{path}: holds more than {what}, so it is not read: an object of {printable(name)}, which only the toolkit "
+        "that wrote it should load. Save it there again with torch.save, with options as a dict"
     )
 
 

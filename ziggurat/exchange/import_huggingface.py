@@ -126,8 +126,8 @@ _PRE_NORM = {"marian": False, "pegasus": True, "m2m_100": True, "blenderbot": Tr
 """Model types that are plain Transformers, and whether they are pre-norm."""
 
 _OTHER_LISTS = {
-    "m2m_100": ": NLLB, whose language codes follow the pieces of sentencepiece.bpe.model and are forced as first tokens, "
-    "which models here do not support. Translate with transformers, for example a corpus to train a model on",
+    "m2m_100": ": NLLB, whose language codes follow the pieces of sentencepiece.bpe.model and are forced as first "
+    "tokens, which models here do not support. Translate with transformers, for example a corpus to train a model on",
     "pegasus": "; Pegasus is published with spiece.model, whose pieces are numbered from 105 on",
     "blenderbot": "; byte-level BPE is not read",
 }

@@ -137,8 +137,8 @@ def language_pair(languages: str) -> tuple[str, str]:
         cuts = [cut for cut in cuts if all(map(_CODE.fullmatch, cut))]
     if len(cuts) != 1:
         raise ConfigError(
-            f"`--languages {printable(languages)}`: give two codes with a hyphen between them, such as de-en, or with a "
-            "colon if a code itself has hyphens, such as pt-br:en"
+            f"`--languages {printable(languages)}`: give two codes with a hyphen between them, such as de-en, or with "
+            "a colon if a code itself has hyphens, such as pt-br:en"
         )
     return cuts[0][0], cuts[0][1]
 
