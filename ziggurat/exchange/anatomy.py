@@ -38,7 +38,7 @@ class Affine:
         return weight if self.bias is None else weight | {f"{name}.bias": self.bias}
 
     def times(self, factor: float, *, bias: bool = True) -> Affine:
-        """Return the map with its weight, and if `bias` also its bias, multiplied by `factor`."""
+        """Return the map with its weight, and its bias if `bias`, multiplied by `factor`."""
         b = self.bias * factor if bias and self.bias is not None else self.bias
         return Affine(self.weight * factor, b)
 

@@ -112,7 +112,7 @@ def refuse_folder(folder: Path) -> None:
 
 
 def refuse_file(path: Path) -> None:
-    """Raise ExportError for a file that its name shows to be another toolkit's, DataError if another path is needed."""
+    """Raise ExportError if a file's name is that of another toolkit's model, DataError if another path is needed."""
     name = path.name
     beside = {entry.name for entry in path.parent.iterdir()} if path.parent.is_dir() else set()
     # TensorFlow's own tools refer to a checkpoint by the stem of its files, which is not a file itself.

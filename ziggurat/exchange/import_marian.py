@@ -58,7 +58,7 @@ POSITIONS = 1024
 most 1,000 tokens."""
 
 _SIGMOID_GELU = 1.702
-"""_SIGMOID_GELU: before 1.12.3, `gelu` was x sigmoid(1.702 x), which equals swish(1.702 x) / 1.702."""
+"""_SIGMOID_GELU is the factor in `gelu` before 1.12.3: x sigmoid(1.702 x), which equals swish(1.702 x) / 1.702."""
 _EXACT_GELU, _NORMED_KEYS = (1, 12, 3), (1, 11, 0)
 """First versions of Marian in which `gelu` is exact, and in which pre-norm covers keys and values of self-attention."""
 

@@ -1,6 +1,6 @@
 """Documents that a server translates: a queue of files, their progress, and results that are stored for a while.
 
-Files from clients lie in a folder of the server under random names. Nothing sent by a client becomes part of a path.
+Clients' files are stored in a folder of the server under random names. Nothing sent by a client becomes part of a path.
 Any client that knows the random name, which cannot be guessed, may have the document.
 """
 

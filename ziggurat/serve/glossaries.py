@@ -122,7 +122,7 @@ class Glossaries:
             self._keep({each.id: each for each in self._known.values() if each is not gone})
 
     def _keep(self, known: dict[str, Glossary]) -> None:
-        """Replace all glossaries by these, also in the file if there is one.
+        """Replace all glossaries by these, and rewrite the file if there is one.
 
         Raises Refused (456) if they are too large together, or OSError; then nothing has changed.
         """

@@ -92,7 +92,7 @@ class ModelSource:
     def version(self) -> str:
         """Return 16 hexadecimal digits that change whenever one of the model's files does.
 
-        These are its weights, also those that low-rank updates build on, configuration, vocabularies, and the
+        These are its weights (including those that low-rank updates build on), configuration, vocabularies, and the
         shortlist, which may be anywhere.
         """
         weights, folder = self.files()

@@ -112,7 +112,7 @@ class DeepLResources:
         ]
 
     async def pairs(self, request: Request) -> Response:
-        """List the language pairs that glossaries are possible for: all that are translated."""
+        """List the language pairs that glossaries support: all pairs that are translated."""
         self._owner(request, {})
         languages = self._server.pool.languages.items()
         pairs = [{"source_lang": s, "target_lang": t} for s, targets in languages for t in targets]

@@ -353,7 +353,7 @@ class NativeApi:
 
 
 def _number(given: Any) -> int | None:
-    """Return a whole number, also one sent as text in a form; None for anything else."""
+    """Return a whole number, which forms send as text; None for anything else."""
     if isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) < 6:
         return int(given)
     return given if isinstance(given, int) and not isinstance(given, bool) else None

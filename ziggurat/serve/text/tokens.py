@@ -237,7 +237,7 @@ class Spelling:
 
         A character that the source always wrote as an entity becomes one again. In HTML an `&` that the source always
         wrote bare stays bare if it starts no entity, and `<%= name %>` is preserved. Characters that XML does not allow
-        are left out, also in HTML.
+        are left out, in HTML as well.
         """
         text = _NOT_XML.sub("", text)
         if self._templates and (parts := _TEMPLATE.split(text))[1:]:
