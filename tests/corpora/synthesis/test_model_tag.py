@@ -105,7 +105,7 @@ def test_the_tag_of_the_corpus_is_not_that_of_the_model(
 
 
 def test_an_export_says_that_it_is_tried_without_a_tag(model: Translator) -> None:
-    said = r"tags name several languages \(<2de>, <2fr>\), and an export is tried without"
+    said = r"tags name several languages \(<2de>, <2fr>\), and the export is compared without"
     with pytest.warns(UserWarning, match=said):
         found = compare(model, model, LINES[:1], search_settings(64, 20))
     assert found.identical == 1
