@@ -26,6 +26,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from typer import rich_utils
+
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "surface"
 SET = max(path for path in (ROOT / "tests" / "golden").glob("v*") if path.is_dir())
@@ -183,7 +185,8 @@ PARTS: dict[str, Callable[[], str]] = {
 def inside_a_copy() -> Iterator[None]:
     """Context in which the current folder is a copy of the golden set and a terminal has 100 columns and no colours."""
     before, environment = Path.cwd(), dict(os.environ)
-    os.environ.update(COLUMNS="100", TERMINAL_WIDTH="100", NO_COLOR="1", TERM="dumb")
+    os.environ.update(COLUMNS="100", NO_COLOR="1", TERM="dumb")
+    width, rich_utils.MAX_WIDTH = rich_utils.MAX_WIDTH, 100  # Typer reads TERMINAL_WIDTH once, when it is imported
     with tempfile.TemporaryDirectory(prefix="ziggurat-surface-") as folder:
         os.chdir(shutil.copytree(SET, Path(folder) / "set", symlinks=True))
         try:
@@ -192,6 +195,7 @@ def inside_a_copy() -> Iterator[None]:
             os.chdir(before)
             os.environ.clear()
             os.environ.update(environment)
+            rich_utils.MAX_WIDTH = width
 
 
 def differences(name: str) -> list[str]:

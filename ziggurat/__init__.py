@@ -25,7 +25,7 @@ def load(
 
     Args:
         path: folder of a run or a model, or a list of them: an ensemble.
-        device: `auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, ...
+        device: `auto` uses a GPU if there is one; otherwise `cpu`, `cuda`, `cuda:1`, ...
         which: checkpoint of a run, such as `best`.
         without_layers: layers to leave out, such as `encoder.5,decoder.3`.
         decoding: keys of the `decoding` section that replace the saved ones, such as `beam_size=8`.

@@ -49,7 +49,7 @@ def test_no_name_is_twice_in_a_part() -> None:
         ),
         (
             ["train", "x", "--restore-file", "a.pt"],
-            "`ziggurat train --run FOLDER --resume` to go on, or training.start_from=a.pt to begin anew",
+            "`ziggurat train --run FOLDER --resume` to resume, or training.start_from=a.pt for a new run",
         ),
         (["prepare", "x", "--joined-dictionary"], "data.subword.joint=true"),
         (["evaluate", "x", "--ref", "a.de"], "--reference a.de"),

@@ -1,4 +1,4 @@
-"""The command that a message of damage names writes the folder anew, pasted as it stands."""
+"""The command that a message of damage names writes the folder again, when pasted unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_way_out_of_damage_is_one(verb: str, ziggurat: Ziggurat, trained: Pa
     (out / "model.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     told = ziggurat("translate", out, "--input", text)
     assert told.status == 2
-    found = re.search(r"model\.safetensors: damaged.*; `ziggurat (.*)` writes the folder anew", told.err)
+    found = re.search(r"model\.safetensors: damaged.*; `ziggurat (.*)` writes the folder again", told.err)
     assert found, told.err
     assert ziggurat(*shlex.split(found[1]), *(QUICKLY if verb == "export" else ())).status == 0
     assert (out / "model.safetensors").read_bytes() == whole

@@ -43,7 +43,7 @@ GOLDEN = Path(__file__).parent / "golden"
         (
             "model:\n  <<: *big\n",
             "x.yaml, line 3, column 7: `*big` repeats what is marked `&big` above it, and nothing is; "
-            "mark a section, or write out what is to stand there",
+            "mark a section, or write the values out",
         ),
         ("training: {device: no}\n", "not False; YAML takes `no`, `off` and `false` for truth values: put the word in"),
         ("training: {device: on}\n", "`on` and `true` for truth values: put the word in quotes, 'yes'"),

@@ -83,7 +83,7 @@ def test_one_text_beside_many(some: Lines) -> None:
     repeated = (some * 600)[:600]
     for pair in ((source, repeated), (repeated, target)):
         (found,) = notices(*pair)
-        assert "stands beside many different ones" in found
+        assert "is paired with many different ones" in found
     assert not notices(["", *source], ["", *target])
     assert not notices(source[:20] * 30, target[:20] * 30), "copies of whole pairs"
 

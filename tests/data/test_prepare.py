@@ -174,7 +174,7 @@ class TestExistingStore:
         project.settings["train"][0].update(weight=3.0)
         another = {**json.loads(before), "fingerprint": "of another store"}
         monkeypatch.setattr("ziggurat.data.prepare.read_manifest", lambda store: another)
-        with pytest.raises(DataError, match="has just prepared it anew"):
+        with pytest.raises(DataError, match="has just prepared it again"):
             project.prepare()
         assert (project.store / MANIFEST).read_bytes() == before
 

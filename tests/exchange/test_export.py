@@ -190,7 +190,7 @@ def test_a_result_that_is_another_model_is_refused(
 
     monkeypatch.setitem(TARGETS, "ctranslate2", dataclasses.replace(target, write=spoilt))
     path = written()
-    with pytest.raises(ExportError, match=r"another text for \d+ of 8 lines"):
+    with pytest.raises(ExportError, match=r"a different text for \d+ of 8 lines"):
         export_model(path, "ctranslate2", tmp_path / "out", verify=text)
     assert not list(tmp_path.glob("out*"))
 

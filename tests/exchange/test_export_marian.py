@@ -114,7 +114,7 @@ def test_the_folder_is_one_that_marian_and_import_read(written: Written, tmp_pat
     [
         ({"embedding": {"zero_start": False}}, "embedding.zero_start"),
         ({"embedding": {"zero_start": True, "positions": "learned"}}, "embedding.positions: learned"),
-        ({"residual": "pre"}, "beside pre-norm"),
+        ({"residual": "pre"}, "with pre-norm"),
         ({"activation": "swiglu"}, "activation: swiglu"),
         ({"layer_norm_epsilon": 1e-3}, "layer_norm_epsilon"),
         ({"decoder": {"attention": "average"}}, "decoder.attention: average"),

@@ -25,7 +25,7 @@ from ziggurat.data.subword import SentencePieceTokenizer, load_tokenizers
 from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.system.errors import DataError, ExportError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(is a pickle|its tokens are pieces of|is taken for both sides)")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(is a pickle|its tokens are pieces of|is used for both sides)")
 
 OPTIONS: dict[str, Any] = {
     "arch": "transformer_iwslt_de_en",

@@ -161,7 +161,7 @@ def allowed(model: Path, listed: str) -> dict[str, set[str]]:
         ({"norm": "rms"}, "`norm: rms`"),
         ({"activation": "gelu"}, "`activation: gelu`"),
         ({"embedding": {"zero_start": True, "positions": "none"}}, "`embedding.positions: none`"),
-        ({"residual": "pre", "decoder": {"attention": "full"}}, "beside pre-norm"),
+        ({"residual": "pre", "decoder": {"attention": "full"}}, "with pre-norm"),
         ({}, "a multiple of 8"),
     ],
 )

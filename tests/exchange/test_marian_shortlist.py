@@ -52,9 +52,9 @@ def test_damaged_ones_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         return refusal(lambda: read_marian_shortlist(path, (PIECES, PIECES)))
 
-    assert "ends within its head" in said(whole[:40])
-    assert "its head names" in said(whole[:-4])
-    assert "its head names" in said(whole[:40] + struct.pack("<Q", 1 << 61) + whole[48:])
+    assert "ends within its header" in said(whole[:40])
+    assert "its header names" in said(whole[:-4])
+    assert "its header names" in said(whole[:40] + struct.pack("<Q", 1 << 61) + whole[48:])
     assert "its checksum" in said(whole[:-6] + b"\1" + whole[-5:])
     assert "for 2 source pieces" in said(binary_shortlist([[], []], first=0, best=9))
     assert "with target piece 6" in said(binary_shortlist([*ROWS[:-1], [6]], first=0, best=9))

@@ -19,7 +19,7 @@ from ziggurat.config import load_experiment
 from ziggurat.exchange.importer import import_checkpoint, language_pair
 from ziggurat.system.errors import ConfigError, DataError, ExportError, ZigguratError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(is a pickle|its tokens are pieces of|is taken for both sides)")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(is a pickle|its tokens are pieces of|is used for both sides)")
 
 
 def refused(path: Path, out: Path, **more: Any) -> str:

@@ -150,7 +150,7 @@ def test_a_sweep_that_was_cut_off_goes_on_from_what_is_kept(
 )
 def test_a_damaged_file_of_trainings_is_named_with_the_way_out(content: str, said: str, tmp_path: Path) -> None:
     (file := tmp_path / "trials.json").write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match=f"trials.json.*{said}.*; remove it to train everything anew"):
+    with pytest.raises(DataError, match=f"trials.json.*{said}.*; remove it to train everything again"):
         KeptTrials(file)
 
 

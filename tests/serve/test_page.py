@@ -232,7 +232,7 @@ def test_text_is_never_markup_and_a_text_in_the_target_language_is_told(visit: V
     window.page.select_option("#from", "auto")
     window.page.select_option("#to", "en")
     translate(window, "A cat.", "A cat.")
-    assert window.page.text_content("#note") == "The text is in English already."
+    assert window.page.text_content("#note") == "The text is already in English."
 
 
 # Words
@@ -379,7 +379,7 @@ def test_a_server_that_is_busy_is_asked_again(visit: Visit, fake: FakeServer) ->
     fake.failures = [(429, "Slowdown: 60 requests per 1 minute", {"Retry-After": "8"})]
     window.page.fill("#source", GERMAN)
     window.page.wait_for_selector("#problem:not([hidden])")
-    said = "Too many requests: Slowdown: 60 requests per 1 minute. It will be tried again"
+    said = "Too many requests: Slowdown: 60 requests per 1 minute. Trying again"
     assert window.page.text_content("#problem [role=alert]") == said
     assert window.page.text_content("#countdown") in [f"in {seconds} s" for seconds in range(1, 9)]
     shows(window, ENGLISH)
@@ -411,7 +411,7 @@ def test_without_a_network_it_waits_for_one(visit: Visit, fake: FakeServer) -> N
     window = visit()
     window.page.context.set_offline(True)
     window.page.fill("#source", GERMAN)
-    window.page.wait_for_selector("#complaint >> text=You are offline. It will be tried again")
+    window.page.wait_for_selector("#complaint >> text=You are offline. Trying again")
     window.page.context.set_offline(False)
     shows(window, ENGLISH)
 
@@ -422,7 +422,7 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(visit: Visit, fake: FakeServer)
     fake.key = "secret"
     window = visit()
     window.page.fill("#source", GERMAN)
-    window.page.wait_for_selector("#complaint >> text=This server asks for an API key")
+    window.page.wait_for_selector("#complaint >> text=This server requires an API key")
     assert fake.asked == []
     window.page.fill("#key", "wrong")
     window.page.click("#key-box button")
@@ -503,7 +503,7 @@ def test_documents_are_sent_watched_and_saved(visit: Visit, fake: FakeServer, tm
     files = {"ä.txt": b"gut", "b.txt": b"damaged", "c.jpeg": b"", "d.html": b"x" * 3000}
     given = [{"name": name, "mimeType": "text/plain", "buffer": content} for name, content in files.items()]
     window.page.set_input_files("#files", given[:1])
-    window.page.wait_for_selector("#uploads >> text=Too many requests: a full queue. It will be tried again in 4 s.")
+    window.page.wait_for_selector("#uploads >> text=Too many requests: a full queue. Trying again in 4 s.")
     window.page.wait_for_selector("#uploads >> text=1 of 3 sentences")
     bar = window.page.locator("#uploads progress")
     assert (bar.get_attribute("max"), bar.get_attribute("value")) == ("3", "1")
@@ -680,7 +680,7 @@ def test_the_page_of_the_server_itself(visit: Visit, folders: dict[tuple[str, st
         window.page.select_option("#from", "de")  # through English
         shows(window, through.json()["translations"][0]["text"])
         window.page.click("#target .word + .word >> nth=0")  # which something stands before
-        window.page.wait_for_selector("#choices-said >> text=`prefix` and `next_words` need a model")
+        window.page.wait_for_selector("#choices-said >> text=`prefix` and `next_words` need one model")
 
 
 # Files

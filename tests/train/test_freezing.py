@@ -201,9 +201,9 @@ def test_a_growing_run_keeps_the_layers_that_it_began_with(tiny_folder: Path, st
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"freeze": ["encoders.1"]}, r"`encoders\.1` is no part of a model; did you mean `encoder`"),
+        ({"freeze": ["encoders.1"]}, r"`encoders\.1` is not a part of a model; did you mean `encoder`"),
         ({"freeze": ["source"]}, r"did you mean `source_embedding`\?"),
-        ({"freeze": ["encoder.0-5"]}, r"`encoder\.0-5` is no part .* the lowest is 1"),
+        ({"freeze": ["encoder.0-5"]}, r"`encoder\.0-5` is not a part .* the lowest is 1"),
         ({"freeze": ["encoder.2-3"]}, "the encoder has 2 layers, no layer 3"),
         ({"freeze": ["output"]}, "`model.embedding.sharing: all` .* name all of them or none"),
         ({"freeze": ["output"], "model": {"embedding": {"sharing": "decoder"}}}, "target_embedding, output share"),

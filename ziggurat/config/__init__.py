@@ -1,8 +1,8 @@
 """Configuration of an experiment: typed sections, strict YAML, overrides. Imports no torch.
 
-Order of reading: base, then the sections (data; model; train with lifecycle and growth; decode), the whole in
-experiment, and that of a pipeline in pipeline; load reads them; reference, choices, recipes and papers describe them;
-rules judge them.
+Order of reading: section, the base of all, then the sections themselves (data; model; train with lifecycle and depth;
+decode). experiment joins them, and pipeline has the file of a pipeline. load reads configurations; reference, choices
+and recipes describe them; model_rules and notices check them.
 """
 
 from ziggurat.config.data import CorpusConfig as CorpusConfig

@@ -1,4 +1,4 @@
-"""Methods by name (`ziggurat explain NAME`), and the reference of a pipeline's keys of the site.
+"""Methods by name (`ziggurat explain NAME`), and the site's reference of a pipeline's keys.
 
 Facts are in ziggurat.config.kinds and ziggurat.config.reference; this module adds other names, pages of the
 documentation, refusals, and a pipeline's keys.
@@ -44,7 +44,7 @@ _ROWS: Mapping[str, Mapping[Any, Facts]] = {
     "attention": ATTENTIONS,
     "init": INITIALISATIONS,
 }
-"""Axis -> its rows of facts; a value of another axis is told by the description of its key."""
+"""Axis -> its rows of facts; values of other axes are described with their key."""
 
 _PAGES: Mapping[str, str] = {
     "data": "docs/data.md",
@@ -84,38 +84,38 @@ _PAGES: Mapping[str, str] = {
     "cleaning": "docs/data.md#cleaning",
     "": "docs/pipeline.md",
 }
-"""Beginning of a key -> its page; the longest counts."""
+"""Prefix of a key -> its page; the longest matching prefix counts."""
 
 
 @dataclass(frozen=True)
 class NamedChoice:
-    """Something that a configuration can choose by name."""
+    """A choice that a configuration makes by name."""
 
     keys: tuple[str, ...]
-    """The keys that choose it, the most usual first."""
+    """The keys that choose it, the most common first."""
     value: str | None
-    """What they are set to; None: the key is the method, whatever its value."""
+    """The value they are set to; None: the key itself is the method, whatever its value."""
     what: str
     """The equation or a description."""
     paper: str | None
-    """Authors and year; None: no paper has it, see `reason`."""
+    """Authors and year; None: no paper describes it, see `reason`."""
     place: str = ""
-    """Where the paper has it, such as "equation 3"; "": not known."""
+    """The part of the paper that defines it, such as "equation 3"; "": unknown."""
     options: tuple[str, ...] = ()
-    """Keys that mean something beside it."""
+    """Keys that have an effect with this choice."""
     heeded_with: tuple[str, ...] = ()
-    """The choices beside which its keys mean something; (): beside any."""
+    """The choices with which its keys have an effect; (): with any."""
     usual_with: tuple[str, ...] = ()
     """The choices that are the other half of the method."""
 
     @property
     def name(self) -> str:
-        """Its first key, with the value where there is one."""
+        """Its first key, with the value if there is one."""
         return self.keys[0] if self.value is None else f"{self.keys[0]}: {self.value}"
 
     @property
     def reason(self) -> str | None:
-        """Why no paper has it; None where one has."""
+        """Why no paper describes it; None if one does."""
         if self.paper is not None:
             return None
         if self.heeded_with:
@@ -124,7 +124,7 @@ class NamedChoice:
 
     @property
     def published_in(self) -> Paper | None:
-        """The paper, where its systems are recipes."""
+        """The paper, if its systems are recipes."""
         keys = [key for paper, key in RECIPES_OF.items() if paper in (self.paper or "")]
         return next(iter(paper_recipes(keys[0]).values())).paper if keys else None
 
@@ -138,7 +138,7 @@ class NamedChoice:
 @cache
 def choices() -> tuple[NamedChoice, ...]:
     """Return all choices, in the order of the reference: values of keys, then keys that are methods."""
-    own = [e for e in entries(PipelineConfig) if e.path.split(".")[0] not in MODELS]  # those are of experiments too
+    own = [e for e in entries(PipelineConfig) if e.path.split(".")[0] not in MODELS]  # experiments have those as well
     known = [*entries(), *own]
     groups: dict[tuple[str, str, str], list[KeyDescription]] = {}
     for entry in known:
@@ -161,7 +161,7 @@ def choices() -> tuple[NamedChoice, ...]:
 
 
 def _value(axis: str, value: str, group: Sequence[KeyDescription]) -> NamedChoice:
-    group = sorted(group, key=lambda entry: entry.path.count("."))  # a key of both stacks before that of one
+    group = sorted(group, key=lambda entry: entry.path.count("."))  # a key for both stacks comes before that for one
     keys, meaning = tuple(e.path for e in group), group[0].meaning
     facts = _ROWS[axis].get(value) if axis in _ROWS else None
     if facts is None:
@@ -182,11 +182,11 @@ def _half(axis: str, value: str) -> tuple[str, ...]:
 
 
 _CHOSEN_BY = {"history": "model.encoder.history", "attention": "model.decoder.attention", "init": "model.init.kind"}
-"""Axis -> its usual key, where that is not `model.` and the axis."""
+"""Axis -> its usual key, if that is not `model.` followed by the axis."""
 
 
 def _heeding(key: str) -> tuple[str, ...]:
-    """Return the choices beside which an option of kinds means something; () where `key` is no such option."""
+    """Return the choices with which an option of kinds has an effect; () if `key` is not such an option."""
     option = key.removeprefix("model.")
     return tuple(
         f"{_CHOSEN_BY.get(axis, f'model.{axis}')}: {kind}"
@@ -198,7 +198,7 @@ def _heeding(key: str) -> tuple[str, ...]:
 
 @cache
 def _by_name() -> Mapping[str, tuple[str, tuple[NamedChoice, ...]]]:
-    """Return what is found by each spelled name: the name as it is shown, and the choices."""
+    """Return for each spelled name the name to show and its choices."""
     found: dict[str, tuple[str, list[NamedChoice]]] = {}
     by_key = {(key, choice.value): choice for choice in choices() for key in choice.keys}
     named = [(choice.value, choice) for choice in choices() if choice.value is not None]
@@ -213,7 +213,7 @@ def _by_name() -> Mapping[str, tuple[str, tuple[NamedChoice, ...]]]:
 
 
 def choices_named(name: str) -> tuple[NamedChoice, ...]:
-    """Return the choices of that name, also of one in ALIASES; case, blanks and punctuation do not count."""
+    """Return the choices of a name or an alias (ALIASES), ignoring case, blanks and punctuation."""
     return _by_name().get(spelled(name), ("", ()))[1]
 
 
@@ -242,7 +242,7 @@ def _recipes() -> Mapping[str, Experiment]:
 
 
 def recipes_with(choice: NamedChoice) -> list[str]:
-    """Return the names of the recipes that have it, defaults included, where it means something."""
+    """Return the names of the recipes in which the choice, even as a default, has an effect."""
     return [name for name, experiment in _recipes().items() if _has(experiment, choice)]
 
 
@@ -252,7 +252,7 @@ def _has(experiment: Experiment, choice: NamedChoice) -> bool:
         return False
     plain = {(key, axis) for key, axis, _ in kinds_in_use(ModelConfig())}
     if any((key, axis_of(key)) in plain for key in choice.keys):
-        # A stack's own residual, what RNMT+ has not and the like are resolved there.
+        # This resolves a stack's own residual, what RNMT+ lacks, and the like.
         return f"{axis_of(choice.keys[0])}: {choice.value}" in used
     values = [value for key in choice.keys for value in _values(experiment, key.split("."))]
     if choice.value is not None:
@@ -261,7 +261,7 @@ def _has(experiment: Experiment, choice: NamedChoice) -> bool:
 
 
 def _values(section: Any, names: Sequence[str]) -> Iterator[Any]:
-    """Yield the values of a key in a configuration; none where a section on the way is null or not there."""
+    """Yield the values of a key in a configuration; none if a section on the way is null or missing."""
     if not names:
         yield from section if isinstance(section, list) and section else [section]
         return
@@ -274,9 +274,9 @@ def _values(section: Any, names: Sequence[str]) -> Iterator[Any]:
 
 
 def refused_with(choice: NamedChoice) -> dict[str, str]:
-    """Return `key: value` -> reason for every choice of a model that cannot stand beside this one.
+    """Return `key: value` -> reason for every choice of a model that cannot be combined with this one.
 
-    Each is tried in a model that is otherwise plain, with the other half of both methods.
+    Each is tried in an otherwise plain model, with the other half of both methods.
     """
     if choice.value is None or not choice.keys[0].startswith("model.") or "[]" in choice.keys[0]:
         return {}
@@ -288,7 +288,7 @@ def refused_with(choice: NamedChoice) -> dict[str, str]:
         if other.value is None or not other.keys[0].startswith("model.") or other.keys[0] in choice.keys:
             continue
         for key in other.keys:
-            if key.count(".") == other.keys[0].count("."):  # a stack's own is refused as that of both is
+            if key.count(".") == other.keys[0].count("."):  # one stack's is refused like that of both
                 alone = _written(other, key)
                 reason = _refusal({**alone, **mine, key: other.value})
                 if reason is not None and _refusal(alone) is None:
@@ -331,14 +331,14 @@ _OF_EXPERIMENT: Mapping[type[BaseModel], str] = {
     ModifiersConfig: "data.modifiers",
     StageConfig: "data.stages",
 }
-"""Sections of a pipeline's models -> the key of an experiment that has the same section."""
+"""Section of a pipeline's model -> the key of the same section in an experiment."""
 
 
 def explained(key: str) -> list[KeyDescription]:
-    """Return the entries of a key, such as `data.train[].weight`, and of all inside it; of "" those of an experiment.
+    """Return the entries of a key, such as `data.train[].weight`, and of all keys inside it; "": a whole experiment.
 
-    Keys that experiments do not have are looked for in the file of a pipeline. The end of a key, such as `pair_score`,
-    stands for all keys of both that end so: with several of them, for these without what is inside.
+    Keys that experiments lack are looked up in a pipeline's file. The end of a key, such as `pair_score`, stands for
+    all keys of both that end with it; if there are several, the keys inside them are left out.
     """
     for section in (None, PipelineConfig):
         known = entries() if section is None else entries(section)
@@ -349,7 +349,7 @@ def explained(key: str) -> list[KeyDescription]:
 
 
 def _ending(key: str) -> list[KeyDescription]:
-    """Return the entries of all keys that end with `key`; those of a pipeline's models that experiments have once."""
+    """Return the entries of all keys that end with `key`, once if an experiment and a pipeline's models share them."""
     ends = [e for e in entries() if e.path.endswith(f".{key}")]
     told = {e[1:] for e in ends}
     of_pipeline = [e for e in entries(PipelineConfig) if e.path.endswith(f".{key}")]
@@ -357,7 +357,7 @@ def _ending(key: str) -> list[KeyDescription]:
 
 
 def resembling(key: str) -> list[str]:
-    """Return up to three keys that resemble `key`: of a pipeline where it begins with a section of one."""
+    """Return up to three keys that resemble `key`; a pipeline's keys if it starts with a section of a pipeline."""
     first = re.split(r"[.\[]", key)[0]
     return nearest(key, PipelineConfig) if first in PipelineConfig.model_fields else nearest(key)
 
@@ -369,8 +369,8 @@ def pipeline_markdown() -> str:
         "",
         "Every key of the file of [`ziggurat pipeline`](../pipeline.md), with its default. Each can be overridden on",
         "the command line as `path.to.key=value` (list items by number: `bitext.train.0.weight=2`), and",
-        "`ziggurat explain KEY` prints its entry. A section whose default is null is left out with its steps unless",
-        "the file has it.",
+        "`ziggurat explain KEY` prints its entry. A section whose default is null, and its steps, are left out unless",
+        "the file has the section.",
         "",
     ]
     told = {section: f"[`{key}`](config.md)" for section, key in _OF_EXPERIMENT.items()}

@@ -19,11 +19,11 @@ class ScoreConfig(Section):
     """A score that another tool gave every pair of a corpus, such as Bicleaner or OpusFilter, and its limits."""
 
     path: PathText | None = None
-    """File with the scores (or glob, with as many files as the corpus), line by line: a number alone, a .tsv or a
-    .jsonl; each also .gz, .xz or .zst. null: the corpus's own file, which then has them beside the texts."""
+    """File with one score per line (or a glob that matches as many files as the corpus): plain numbers, .tsv or .jsonl,
+    optionally compressed as .gz, .xz or .zst. null: the corpus's own file, with the scores next to the texts."""
     column: str | Annotated[int, Field(ge=-1000, le=100_000)] | None = None
-    """TSV: number of the column from 0, or from the end with -1 for the last. JSON lines, Parquet: name of the field,
-    with dots and numbers for what is inside, such as `LanguageIDFilter.cld2.0`. null: the line is the number."""
+    """TSV: number of the column, from 0, or from -1 for the last. JSON lines, Parquet: name of the field, with dots and
+    numbers for nested values, such as `LanguageIDFilter.cld2.0`. null: the line is the number."""
     min: Bound | None = None
     """Pairs with a lower score are dropped."""
     max: Bound | None = None
@@ -44,20 +44,21 @@ class LanguageFilterConfig(Section):
     source: Share | None = 0.05
     """Pairs whose source is in `data.source_language` with less than this confidence are dropped; null: any source."""
     target: Share | None = 0.05
-    """The same of the target and `data.target_language`."""
+    """The same for the target and `data.target_language`."""
     min_letters: Length = Field(default=5, ge=0)
-    """A side with fewer letters passes: so little text says nothing of its language."""
+    """A side with fewer letters passes, because so little text does not reveal its language."""
 
 
 class AgreementConfig(Section):
-    """What must stand on both sides alike. `null` or `false` leaves a pair as it is."""
+    """Items that must match on both sides. `null` or `false` switches a check off."""
 
     numbers: Share | None = None
-    """Smallest share of the numbers of both sides that have their like on the other; 0.5 suits most corpora. Numbers
-    are compared by their digits; those up to 12 may be words on the other side, and do not count."""
+    """Smallest share of the numbers on both sides that also occur on the other side; 0.5 suits most corpora. Numbers
+    are compared by their digits. Numbers up to 12 do not count, because they may be words on the other side."""
     punctuation: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    """Most marks without their like on the other side: ends of sentences, question and exclamation marks, colons,
-    brackets, quotation marks; 2 or 3 suits most corpora. Commas, apostrophes and hyphens do not count."""
+    """Largest number of marks without a counterpart on the other side: ends of sentences, question and exclamation
+    marks, colons, brackets, quotation marks. 2 or 3 suits most corpora. Commas, apostrophes and hyphens do not
+    count."""
     urls: bool = False
     """Drop pairs whose web addresses are not the same on both sides."""
     emails: bool = False
@@ -65,22 +66,22 @@ class AgreementConfig(Section):
 
 
 class NearDuplicateConfig(Section):
-    """Pairs that are nearly the same as an earlier one, by sketches of their characters, in memory of fixed size."""
+    """Removal of pairs nearly equal to an earlier one, found by sketches of their characters in a fixed memory."""
 
     similarity: Annotated[float, Field(ge=0.5, le=0.95)] = 0.8
-    """Share of common character sequences (Jaccard) from which at least half of such pairs are found; case, digits,
-    punctuation and blanks do not count."""
+    """Share of common character sequences (Jaccard similarity) at which at least half of such pairs are found. Case,
+    digits, punctuation and blanks do not count."""
     memory: Annotated[int, Field(ge=1, le=1 << 20)] = 256
-    """MiB. 256 are enough for some 15 million pairs; with more, the earliest are forgotten one after another."""
+    """Memory in MiB. 256 is enough for about 15 million pairs; beyond that, the earliest pairs are forgotten first."""
 
 
 class PairScoreConfig(Section):
-    """A score from 0 to 1 for how likely the sides translate each other, learnt from the training corpora."""
+    """A score from 0 to 1 for how likely the sides are translations of each other, learnt from the training corpora."""
 
     min: Share = 0.5
     """Pairs with a lower score are dropped."""
     pairs: Annotated[int, Field(ge=100, le=2**31 - 1)] = 500_000
-    """Pairs to learn from at most, evenly spread; memory grows with them, about 2 kB each."""
+    """Most pairs to learn from, evenly spread; each takes about 2 kB of memory."""
 
 
 class FilterConfig(Section):
@@ -94,11 +95,11 @@ class FilterConfig(Section):
     max_pieces: Length | None = Field(default=250, ge=1)
     """Longest sentence on either side, in subword pieces, end-of-sentence not counted."""
     max_words: Length | None = Field(default=None, ge=1)
-    """Longest sentence on either side, in whitespace-separated words; in scripts without blanks, as many characters as
-    five letters of English say count as a word (two of Chinese, five of Thai)."""
+    """Longest sentence on either side, in whitespace-separated words. In scripts without blanks, a word is as many
+    characters as carry the meaning of five English letters (two in Chinese, five in Thai)."""
     max_length_ratio: Real | None = Field(default=None, gt=1)
-    """Largest ratio of the sides' lengths, in whitespace-separated words, or in characters where a side has one word;
-    where a side is in a script without blanks, in characters weighed by what they say (docs/data.md)."""
+    """Largest ratio of the sides' lengths, in whitespace-separated words, or in characters if a side has one word. If a
+    side is in a script without blanks, characters are weighted by the meaning they carry (docs/data.md)."""
     identical: bool = False
     """Drop pairs whose sides are the same text (copied source)."""
     duplicates: bool = False
@@ -112,21 +113,20 @@ class FilterConfig(Section):
     min_script_share: float = Field(default=0.5, gt=0, le=1)
     """Smallest share of a side's letters that must be in its script."""
     repair: bool = False
-    """Mend text first, by ftfy (`pip install 'ziggurat-mt[clean]'`): bytes that were decoded wrongly (`fÃ¼r`), HTML
-    entities, remains of terminals. Changed pairs are counted, and have no word alignments."""
+    """Repair text first with ftfy (`pip install 'ziggurat-mt[clean]'`): wrongly decoded bytes (`fÃ¼r`), HTML entities,
+    terminal escape sequences. Changed pairs are counted and get no word alignments."""
     languages: LanguageFilterConfig | None = None
-    """Drop pairs whose sides are in other languages; null: off, `{}`: with the defaults."""
+    """Drop pairs whose sides are in other languages; null: off; `{}`: on, with the defaults."""
     agreement: AgreementConfig = AgreementConfig()
-    """Numbers, punctuation and addresses that must stand on both sides."""
+    """Numbers, punctuation and addresses that must match on both sides."""
     near_duplicates: NearDuplicateConfig | None = None
-    """Drop pairs that are nearly the same as an earlier one, over all training corpora; null: off, `{}`: with the
-    defaults."""
+    """Drop pairs nearly equal to an earlier one in any training corpus; null: off; `{}`: on, with the defaults."""
     pair_score: PairScoreConfig | None = None
-    """Drop pairs whose sides hardly translate each other, by a score learnt from the corpora; null: off, `{}`: with the
-    defaults."""
+    """Drop pairs whose sides are unlikely to be translations of each other, by a score learnt from the corpora; null:
+    off; `{}`: on, with the defaults."""
     held_out: Literal["keep", "pairs", "sides"] = "keep"
-    """Pairs that the development corpora or `data.held_out` have too, case and punctuation aside: `pairs` drops those
-    with both sides there, `sides` those with either. What stays in training is named loudly."""
+    """Training pairs that also occur in the development corpora or `data.held_out`, ignoring case and punctuation:
+    `pairs` drops those with both sides there, `sides` those with either side. A warning names those that are kept."""
 
 
 _MAX_CORPORA = 10_000  # a store numbers them by 16 bits
@@ -148,34 +148,34 @@ class CorpusConfig(Section):
     format: CorpusFormat = "auto"
     """File format; `auto` goes by the file name."""
     source_language: Language | None = None
-    """Code of its source language, where that is not `data.source_language`: the corpora of a multilingual model are of
-    several directions (docs/multilingual.md)."""
+    """Code of its source language, if that is not `data.source_language`: a multilingual model has corpora in several
+    directions (docs/multilingual.md)."""
     target_language: Language | None = None
     """The same for the target."""
     alignment: PathText | None = None
-    """Word alignments of the pairs, for guided alignment: a text file (or glob, with as many files as the corpus) of
-    lines such as `0-0 1-2` in the order of the pairs (docs/alignment.md)."""
+    """Word alignments of the pairs, for guided alignment: a text file (or a glob that matches as many files as the
+    corpus) with lines such as `0-0 1-2` in the order of the pairs (docs/alignment.md)."""
     alignment_column: Annotated[int, Field(ge=0, le=100_000)] | None = None
-    """Column of `alignment` that holds them, from 0, where that is a TSV file, such as the corpus itself; null: whole
-    lines are alignments."""
+    """Column of `alignment` with the alignments, from 0, if that file is a TSV file, such as the corpus itself; null:
+    whole lines are alignments."""
     columns: list[str | Annotated[int, Field(ge=0, le=100_000)]] = Field(default_factory=list)
     """Source and target column: numbers from 0 for TSV (default [0, 1]), names for JSON lines and Parquet
     (default: the codes of its languages)."""
     row_columns: Annotated[int, Field(ge=2, le=100_000)] | None = None
-    """TSV: columns that a row needs; rows with fewer are left out and counted, and what others have beyond them is not
-    read, as with OpusTrainer's `num_fields`. null: every row has as many as the first, anything else is an error."""
+    """TSV: required number of columns. Rows with fewer are skipped and counted, further columns are ignored, as with
+    OpusTrainer's `num_fields`. null: all rows must have as many columns as the first."""
     weight: Real = Field(default=1.0, gt=0)
     """Frequency of drawing a pair of this corpus, relative to its natural share."""
     tag: str | None = Field(default=None, pattern=r"^(<[^\s<>]+>|>>[^\s<>]+<<|__[^\s<>]+__)$")
-    """Token put before each source sentence of this corpus, such as `<bt>` (imported models have `>>fra<<` or
+    """Token put before each source sentence of this corpus, such as `<bt>` (in imported models `>>fra<<` or
     `__fr__`); no text can produce it."""
     name: str | None = None
     """Name in reports; default: the file name."""
     filters: dict[str, Any] = Field(default_factory=dict, max_length=100)
-    """Values of `data.filters` that are others for this corpus, such as `{max_length_ratio: 3, languages: {source:
-    0.2}}`; for training corpora."""
+    """Values that override `data.filters` for this corpus, such as `{max_length_ratio: 3, languages: {source: 0.2}}`;
+    for training corpora."""
     scores: list[ScoreConfig] = Field(default_factory=list, max_length=100)
-    """Scores that other tools gave its pairs, with limits (docs/data.md); for training corpora."""
+    """Scores of its pairs from other tools, with limits (docs/data.md); for training corpora."""
 
     @model_validator(mode="after")
     def _one_layout(self) -> Self:
@@ -207,16 +207,16 @@ class AlignmentConfig(Section):
     """Word alignments of the corpora, kept in the store for guided alignment (`training.loss.alignment`)."""
 
     compute: Literal["none", "hmm"] = "none"
-    """`prepare` aligns the corpora that name no `alignment`. `hmm`: as `ziggurat align` does, with one model trained on
-    the training corpora among them."""
+    """How `prepare` aligns the corpora without an `alignment`. `hmm`: as `ziggurat align` does, with one model trained
+    on the training corpora among them."""
     words: Literal["split", "blanks"] = "split"
-    """Words that the numbers in alignments count: `split` by white space and punctuation, as `ziggurat align` does;
-    `blanks`: what stands between blanks, for files that other aligners made of tokenised text. Text of
-    `subword.kind: vocabulary` always has the words that its pieces spell."""
+    """Definition of the words that alignments number. `split`: text is split at white space and punctuation, as by
+    `ziggurat align`. `blanks`: text is split at blanks, for files that other aligners made from tokenised text. With
+    `subword.kind: vocabulary` the words are always those that the pieces spell."""
     symmetrise: Symmetrisation = "grow-diag-final-and"
     """`compute`: how the two directions are merged."""
     pairs: Size = Field(default=1_000_000, ge=1)
-    """`compute: hmm`: pairs to train the aligner on at most; memory grows with them."""
+    """`compute: hmm`: most pairs to train the aligner on; memory grows with them."""
 
 
 class RegularisationConfig(Section):
@@ -241,7 +241,7 @@ class SubwordConfig(Section):
     vocabulary_size: Vocabulary = Field(default=8000, ge=8)
     """Pieces per model, control symbols included (`bpe`, `unigram`)."""
     target_vocabulary_size: Vocabulary | None = Field(default=None, ge=8)
-    """`joint: false`: pieces of the target side's model, while `vocabulary_size` is for the source; null: the same."""
+    """`joint: false`: pieces of the target side's model (`vocabulary_size` is then for the source); null: as many."""
     joint: bool = True
     """One model for both sides; false: one each."""
     byte_fallback: bool = True
@@ -251,8 +251,8 @@ class SubwordConfig(Section):
     symbols: list[Annotated[str, Field(pattern=r"^[^\s\u2581\ufdd0]+$", max_length=100)]] | None = Field(
         default=None, max_length=1000
     )
-    """Text that is always one piece (`bpe`, `unigram`), such as the marks of terminology hints, `[__source__,
-    __target__, __done__]`; null: none. They count for the vocabulary's size."""
+    """Strings that are always one piece (`bpe`, `unigram`), such as the marks of terminology hints, `[__source__,
+    __target__, __done__]`; null: none. They count towards the vocabulary's size."""
     sample_pairs: Size = Field(default=200_000, ge=1)
     """Train the model on at most this many sentence pairs, drawn evenly from the corpora."""
     source_model: PathText | None = None
@@ -261,7 +261,7 @@ class SubwordConfig(Section):
     target_model: PathText | None = None
     """`existing`: SentencePiece model of the target side; default: the source model."""
     source_vocabulary: PathText | None = None
-    """`vocabulary`: file with one token per line, and perhaps a blank and a count, such as a dict.txt of fairseq."""
+    """`vocabulary`: file with one token per line, optionally followed by a blank and a count, as fairseq's dict.txt."""
     target_vocabulary: PathText | None = None
     """`vocabulary`: the same for the target side; default: the source vocabulary."""
     regularisation: RegularisationConfig | None = None
@@ -269,7 +269,7 @@ class SubwordConfig(Section):
 
     @property
     def separate(self) -> bool:
-        """True if the sides have a vocabulary each; equal paths of both sides mean one for both."""
+        """True if each side has its own vocabulary; equal paths mean one vocabulary for both."""
         if self.kind == "existing":
             return self.target_model not in (None, self.source_model)
         if self.kind == "vocabulary":
@@ -317,15 +317,15 @@ class DataConfig(Section):
     filters: FilterConfig = FilterConfig()
     """Cleaning of the training corpora (docs/data.md)."""
     held_out: list[PathText] = Field(default_factory=list, max_length=1000)
-    """Text files (or globs) of test sets, of either language, that training pairs are compared with, as they are with
-    the development corpora; pairs in common are named loudly, and `data.filters.held_out` drops them."""
+    """Text files (or globs) of test sets, in either language. Training pairs are compared with them and with the
+    development corpora; a warning names the pairs in common, and `data.filters.held_out` drops them."""
     subword: SubwordConfig = SubwordConfig()
     """Segmentation."""
     alignment: AlignmentConfig = AlignmentConfig()
     """Word alignments."""
     stages: list[StageConfig] = Field(default_factory=list, max_length=1000)
-    """Stages of training, each with its own mix of the corpora (docs/modifiers.md); without any, `sampling_temperature`
-    and the weights of the corpora say how they are mixed."""
+    """Stages of training, each with its own mix of the corpora (docs/modifiers.md). Without stages,
+    `sampling_temperature` and the weights of the corpora set the mix."""
     modifiers: ModifiersConfig = ModifiersConfig()
     """Random changes of training pairs: upper case, typing errors, terminology hints and others."""
 
@@ -357,7 +357,7 @@ class DataConfig(Section):
                 found = error.errors()[0]
                 place = ".".join(str(step) for step in ("train", number, "filters", *found["loc"]))
                 raise ConfigError.of(f"{place}", f": {found['msg']}") from None
-        # What corpora share cannot be one for this and another for that.
+        # Filters that all corpora share cannot differ between them.
         shared = [(f.near_duplicates, f.pair_score and f.pair_score.pairs) for f in map(self.filters_of, self.train)]
         for key, chosen in zip(("near_duplicates", "pair_score.pairs"), zip(*shared, strict=True), strict=False):
             if len({value for value in chosen if value is not None}) > 1:
@@ -374,7 +374,7 @@ class DataConfig(Section):
             yield from ((split, f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))
 
     def filters_of(self, corpus: CorpusConfig) -> FilterConfig:
-        """Return the filters of a training corpus: `filters`, with its own values in their place.
+        """Return the filters of a training corpus: `filters`, overridden by its own values.
 
         Raises ValidationError for keys or values that `filters` cannot have.
         """
@@ -387,7 +387,7 @@ class DataConfig(Section):
         return corpus.source_language or self.source_language, corpus.target_language or self.target_language
 
     def aligned(self, split: str) -> bool:
-        """Return whether the store is to have word alignments of a split, `train` or `dev`."""
+        """Return whether the store needs word alignments for a split, `train` or `dev`."""
         corpora = self.train if split == "train" else self.dev
         named = any(corpus.alignment is not None for corpus in corpora)
         return named or (bool(corpora) and self.alignment.compute != "none")

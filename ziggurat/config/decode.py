@@ -45,17 +45,17 @@ class MaxLengthConfig(Section):
 
 
 WITHOUT_SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "epsilon": 0.0, "mbr": 0}
-"""Values with which the keys for sampling alone go with the search by beam."""
+"""Values that the sampling keys must have in beam search."""
 WITHOUT_BEAM: Mapping[str, Any] = {"endings": "candidates", "diverse_groups": 1, "prune": None}
-"""Values with which the keys for the search by beam alone go with sampling."""
+"""Values that the beam-search keys must have in sampling."""
 
 
 class DecodingConfig(Section):
     """Search, for `translate` and validation."""
 
     search: Literal["beam", "sample"] = "beam"
-    """`beam`: the best translations found. `sample`: `n_best` (or `mbr`) independent random ones; validation searches
-    by beam all the same."""
+    """`beam`: the best translations found. `sample`: `n_best` (or `mbr`) independent random ones; validation still uses
+    beam search."""
     beam_size: Beams = Field(default=4, ge=1)
     """Hypotheses per sentence; 1 is greedy search. `search: sample` ignores it."""
     n_best: Beams = Field(default=1, ge=1)
@@ -94,33 +94,34 @@ class DecodingConfig(Section):
     mbr: Beams = Field(default=0, ge=0)
     """Sampling: draw this many translations and return the `n_best` with the highest mean chrF against all; 0: off."""
     alignments: bool = False
-    """Return the source tokens that each target token attended to: by the head that guided alignment taught
-    (`training.loss.alignment`), else the last layer's mean over heads."""
+    """Return the source tokens that each target token attended to, by the head trained with guided alignment
+    (`training.loss.alignment`), or by the last layer's mean over heads if there is none."""
     unknown: bool = False
-    """Let translations have unknown tokens, which SentencePiece shows as ` ⁇ `; a prefix may have them in any case."""
+    """Allow unknown tokens in translations, which SentencePiece shows as ` ⁇ `; a prefix may always have them."""
     replace_unknown: bool = False
-    """Replace an unknown token by the source word that it attended to most; `unknown` is then true as well."""
+    """Replace an unknown token with the source word that it attended to most; implies `unknown`."""
     batch_tokens: Size = Field(default=4096, ge=1)
-    """Most source tokens in the search at a time, padding counted. Finished sentences make room for others."""
+    """Most source tokens in the search at a time, including padding. Finished sentences make room for others."""
     batch_sentences: Size = Field(default=256, ge=1)
     """Most sentences in the search at a time."""
     precision: Literal["auto", "float32", "bfloat16", "int8"] = "float32"
     """Precision of matrix products when a model is loaded for translation; validation uses that of training. `auto`:
-    the faster of float32 and bfloat16 on this machine, by a product of each; `backtranslate`, which several machines
-    may share, needs one by name."""
+    the faster of float32 and bfloat16 on this machine, measured with one product each. `backtranslate` does not take
+    `auto`, because several machines may share its work."""
     shortlist: PathText | None = Field(default=None, min_length=1)
-    """File of `ziggurat shortlist`, read when a model is loaded for translation: only target pieces that the source
-    sentence allows get a score. Cannot be combined with prefixes or words that must appear; not used in validation. An
-    export for CTranslate2 contains it, under the name `vmap.txt`."""
+    """File written by `ziggurat shortlist`, read when a model is loaded for translation: only target pieces that the
+    source sentence allows get a score. It cannot be combined with prefixes or words that must appear, and is not used
+    in validation. An export for CTranslate2 contains it as `vmap.txt`."""
     endings: Literal["candidates", "beam", "fairseq", "marian"] = "candidates"
-    """Rule for the extensions of a step that may end a hypothesis, and for the end of a search. `candidates`: the 2
-    `beam_size` best; it stops when no better hypothesis can come. `beam`: only the `beam_size` best, as in CTranslate2
-    and transformers; it stops as before. `fairseq`: fairseq's rule: only the `beam_size` best; it stops once
-    `beam_size` hypotheses have ended, and a hypothesis at the length limit ends there, scored with end-of-sentence.
-    `marian`: Marian's rule: a hypothesis that ends leaves one less to go on; it stops when none is left or at the
-    length limit, where those that are left are ranked among the others, without end-of-sentence."""
+    """Rule for which extensions of a step may end a hypothesis, and when the search stops. `candidates`: the 2 *
+    `beam_size` best may end one; the search stops when no better hypothesis is possible. `beam`: the `beam_size` best
+    may, as in CTranslate2 and transformers; the search stops as for `candidates`. `fairseq`: the `beam_size` best may;
+    the search stops once `beam_size` hypotheses have ended, and a hypothesis at the length limit ends there, scored
+    with end-of-sentence. `marian`: each hypothesis that ends narrows the beam by one; the search stops when the beam
+    is empty or at the length limit, where unfinished hypotheses are ranked with the others, without
+    end-of-sentence."""
     max_source_pieces: Length = Field(default=1024, ge=1)
-    """A longer source line is translated in parts of this many pieces, which are joined; the log says so."""
+    """Longer source lines are translated in parts of this many pieces, which are then joined; the log reports it."""
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
@@ -145,11 +146,11 @@ class DecodingConfig(Section):
 
     @property
     def writes_unknown(self) -> bool:
-        """True if a translation may have unknown tokens."""
+        """True if a translation may contain unknown tokens."""
         return self.unknown or self.replace_unknown
 
     def by_beam(self) -> DecodingConfig:
-        """Return the settings with the search by beam in place of sampling."""
+        """Return the settings with beam search instead of sampling."""
         return self.model_copy(update={"search": "beam", "seed": 0, **WITHOUT_SAMPLING})
 
     def _check_sampling(self) -> None:

@@ -1,4 +1,4 @@
-"""Layers that training adds (growth), and that are left out of a trained model (pruning)."""
+"""Growth, which adds layers during training, and pruning, which leaves layers out of a trained model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CopyStrategy = Literal["g_top", "top_only", "g_interpolate", "interpolate", "copy_all", "random", "midas", "lidas"]
 BETWEEN: frozenset[CopyStrategy] = frozenset({"interpolate", "g_interpolate", "midas", "lidas"})
-"""Strategies that put new layers between old ones, which get other numbers."""
+"""Strategies that put new layers between old ones and so renumber the old ones."""
 
 
 class GrowthStage(Section):
@@ -50,17 +50,17 @@ class GrowthStage(Section):
 class GrowthConfig(Section):
     """Shallow-to-deep training: stages of increasing depth, the final one being that of `model`.
 
-    Li et al. 2020 grow the encoder; the decoder grows in the same way where `stages` say how deep it is.
+    Li et al. 2020 grow the encoder; the decoder grows in the same way if `stages` set its depth.
     """
 
     stages: list[GrowthStage]
-    """Depths before the final one, shallowest first; the final stage ends as `training.stop` says."""
+    """Depths before the final one, shallowest first; `training.stop` ends the final stage."""
     copy_strategy: CopyStrategy = "g_top"
-    """Initial weights of the g layers added to a stack: copies of the g top layers on top of them (`g_top`), the same
-    copies, each right after its layer (`g_interpolate`, Li et al. 2020, table 3), the top layer g times (`top_only`),
-    every layer twice in place (`interpolate`), the whole stack again (`copy_all`), fresh weights (`random`), the middle
-    one of the blocks of g layers, above that block (`midas`, Saunshi et al. 2024), or the g layers in the middle,
-    likewise (`lidas`, Kapl et al. 2025)."""
+    """Initial weights of the g layers added to a stack. `g_top`: copies of the g top layers, on top of them.
+    `g_interpolate`: the same copies, each right after its layer (Li et al. 2020, table 3). `top_only`: the top layer g
+    times. `interpolate`: every layer twice in place. `copy_all`: the whole stack again. `random`: fresh weights.
+    `midas`: a copy of the middle block of g layers, right above it (Saunshi et al. 2024). `lidas`: a copy of the g
+    middle layers, right above them (Kapl et al. 2025)."""
     restart_rate: bool = True
     """After growing, restart the schedule at its peak: its update counter returns to the end of the warm-up."""
     moments: Literal["reset", "copy"] = "reset"
@@ -87,7 +87,7 @@ class GrowthConfig(Section):
 
 
 _DEEPEST = 2**31
-"""In place of the decoder's final depth where only the stages are known: none of them is deeper."""
+"""Stand-in for the decoder's final depth if only the stages are known; no stage is deeper."""
 
 _STRATEGY = "training.growth.copy_strategy"
 
@@ -107,9 +107,9 @@ def unreachable(
 ) -> Problem | None:
     """Return why `strategy` cannot grow a stack from `old` to `new` layers, or None when it can.
 
-    `unlike` is the choice that builds the first layer unlike the others, if there is one (`ModelConfig.first_unlike`),
-    `period` the number of layers of a block where the stack has connections between blocks (`block_layers`), and
-    `owners` those of the deep stack (`StackConfig.owners`).
+    `unlike` is the choice that builds the first layer unlike the others, if there is one (`ModelConfig.first_unlike`).
+    `period` is the number of layers per block if the stack connects blocks (`block_layers`). `owners` are those of the
+    deep stack (`StackConfig.owners`).
     """
     if new <= old:
         deeper = f"growing from {old} to {new} {stack} layers: the new depth must be larger"
@@ -155,14 +155,14 @@ def unreachable(
 
 
 def copied_layers(strategy: CopyStrategy, old: int, new: int) -> list[int | None]:
-    """Return for each layer of a stack grown from `old` to `new` layers the one that it starts as, from 0, or None.
+    """Return for each layer of a stack grown from `old` to `new` layers the layer it is copied from, from 0, or None.
 
-    With g added layers: `g_top` copies the g top-most ones on top, `g_interpolate` puts the same copies
-    each right after its layer, `top_only` copies the last one g times, `copy_all` the whole stack on top of itself,
-    `interpolate` every layer in place; `random` copies none. `midas` copies the block number ceil(n / 2) of n blocks of
-    g layers in place, and `lidas` layers (L - g) / 2 + 1 to (L + g) / 2 of L, which are that block where n is odd. Of
-    their papers, about decoder-only models, only summaries were at hand: that MIDAS takes the lower one of two middle
-    blocks, and that LIDAS rounds down, is our reading.
+    With g added layers, `g_top` copies the g top layers on top, and `g_interpolate` puts each of these copies right
+    after its layer. `top_only` copies the last layer g times, `copy_all` the whole stack on top of itself, and
+    `interpolate` every layer in place; `random` copies none. `midas` copies block ceil(n / 2) of n blocks of g layers
+    in place, and `lidas` layers (L - g) / 2 + 1 to (L + g) / 2 of L, which are the same block if n is odd. Only
+    summaries of the two papers, which are about decoder-only models, were available: it is our reading that MIDAS takes
+    the lower of two middle blocks and that LIDAS rounds down.
     """
     kept, added = list(range(old)), new - old
     match strategy:
@@ -186,7 +186,7 @@ def copied_layers(strategy: CopyStrategy, old: int, new: int) -> list[int | None
 
 
 def block_layers(model: ModelConfig, *, decoder: bool) -> int | None:
-    """Return how many layers a block has in a stack with connections between blocks of whole layers, else None."""
+    """Return the layers per block of a stack that connects blocks of whole layers; None for other stacks."""
     history = (model.decoder if decoder else model.encoder).history
     whole = history == "blocks" and model.combination.unit == "layer"
     return model.combination.period_of(history) if whole else None
@@ -210,7 +210,7 @@ def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = Fa
             "trained layers would compute something else",
             "use `g_top`",
         )
-    # Doubling the last block moves no other one, and the weights between blocks end up as if a block were added on top.
+    # Doubling the last block moves no other block, and the weights between blocks are as if a block were added on top.
     within = strategy == "g_interpolate" and block_layers(model, decoder=decoder) is not None
     across = [f"{name}.history: {stack.history}"] if stack.history != "latest" and not within else []
     across += [f"memory: {model.memory}"] if model.memory != "top" and not decoder else []
@@ -250,11 +250,11 @@ def growth_refused(growth: GrowthConfig | None, model: ModelConfig) -> list[Prob
 
 
 def saved_passes(growth: GrowthConfig, model: ModelConfig, stop: StopConfig) -> float | None:
-    """Share of the layer passes of a training at full depth that the stages save, from 0 to 1.
+    """Share of the layer passes of training at full depth that the stages save, from 0 to 1.
 
-    Only stacks that grow are counted, and every layer's pass as equal: for an encoder that grows this is the share of
-    time that Li et al. 2020 save if time is proportional to the encoder's depth. None where `stop` is not given in the
-    unit of the stages, since the length of an epoch is not known here.
+    Only stacks that grow are counted, and all layer passes count the same. For a growing encoder this is the time saved
+    by Li et al. 2020 if time is proportional to the encoder's depth. None if `stop` is not in the unit of the stages,
+    since the length of an epoch is unknown here.
     """
     final = model.encoder.layers, model.decoder.layers
     depths = [stage.depths(final[1]) for stage in growth.stages]
@@ -272,7 +272,7 @@ def saved_passes(growth: GrowthConfig, model: ModelConfig, stop: StopConfig) -> 
 
 
 def cut_short(growth: GrowthConfig, stop: StopConfig) -> Problem | None:
-    """Return a warning that names the stage that training will not get beyond before `stop`; None: it reaches all."""
+    """Return a warning that names the stage in which `stop` ends training; None if training reaches the final depth."""
     for stage in growth.stages:
         for unit, end, limit in (("updates", stage.updates, stop.updates), ("epochs", stage.epochs, stop.epochs)):
             if end is not None and limit is not None and end >= limit:
@@ -286,7 +286,7 @@ def cut_short(growth: GrowthConfig, stop: StopConfig) -> Problem | None:
 
 
 _MOST = 1 << 20
-"""Layers that are named one by one; no model has so many."""
+"""_MOST is the largest layer number in a range that is listed in full; no model is that deep."""
 _PART = re.compile(r"(encoder|decoder)\.(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -308,7 +308,7 @@ class LeftOut(NamedTuple):
                     f"`{key}{printable(text)}`: `{printable(part)}` names no layers; write `encoder.5` or "
                     "`encoder.5-8`, separated by commas; the lowest layer is 1"
                 )
-            # Beyond any model the last alone: it says later on that there is no such layer.
+            # Of a range beyond any model only the last number is kept; a later check refuses it.
             found[match[1]] |= {*range(first, min(last, _MOST) + 1), last}
         return cls(*map(frozenset, found.values()))
 
@@ -317,12 +317,12 @@ class LeftOut(NamedTuple):
         return [f"{stack}.{number}" for stack in ("encoder", "decoder") for number in sorted(self.of(stack))]
 
     def of(self, stack: str) -> frozenset[int]:
-        """Return those of one stack."""
+        """Return the numbers for one stack."""
         return self.decoder if stack == "decoder" else self.encoder
 
 
 def unprunable(config: ModelConfig, left_out: LeftOut) -> list[Problem]:
-    """Return why the model cannot do without these layers; nothing when it can."""
+    """Return why these layers of the model cannot be left out; nothing if they can."""
     if config.family != "transformer":
         return [Problem.of(f"model.family: {config.family}", "has no layers that could be left out")]
     return [problem for stack in ("encoder", "decoder") for problem in _problems(config, stack, left_out.of(stack))]
@@ -361,9 +361,9 @@ def _problems(config: ModelConfig, stack: str, numbers: frozenset[int]) -> Itera
 
 
 def pruned_config(config: ModelConfig, left_out: LeftOut) -> ModelConfig:
-    """Return the architecture without some layers; constants of depth stay those of the whole model.
+    """Return the architecture without some layers; depth constants stay those of the whole model.
 
-    Raises ConfigError with all reasons why that is not possible.
+    Raises ConfigError with all reasons why this is impossible.
     """
     if problems := unprunable(config, left_out):
         keys = [problem.key for problem in problems]

@@ -1,4 +1,4 @@
-"""Keys of a model by which the same weights compute something else."""
+"""Differences between models that change what the same weights compute."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _INITIAL_OR_TRAINING = (
     "wiring.planned_encoder_layers",
     "wiring.planned_decoder_layers",
 )
-"""Beginnings of the keys that say how weights start or are trained, not what they compute."""
+"""Prefixes of the keys that set how weights are initialised or trained, not what they compute."""
 
 
 def differing_keys(one: ModelConfig, other: ModelConfig) -> list[str]:
-    """Return `key: value -> value` for every key by which the same weights would compute something else in `other`."""
+    """Return `key: value -> value` for every key that makes the same weights compute something else in `other`."""
     mine, theirs = _computing(one), _computing(other)
-    both = [key for key in mine if key in theirs]  # a key that means nothing in one of them cannot differ
+    both = [key for key in mine if key in theirs]  # a key without effect in one of them cannot differ
     return [f"model.{key}: {mine[key]} -> {theirs[key]}" for key in both if mine[key] != theirs[key]]
 
 
 def _computing(model: ModelConfig) -> dict[str, object]:
-    """Return the keys that say what weights of `model` compute, with their values, defaults resolved."""
+    """Return the keys that determine what weights of `model` compute, with their values, defaults resolved."""
     ignored = {key.removeprefix("model.") for key in unused_settings(model)}
     flat: dict[str, object] = {}
     for key, value in model.model_dump().items():
@@ -49,15 +49,15 @@ def _computing(model: ModelConfig) -> dict[str, object]:
     flat |= {"encoder.d_ff": model.encoder_d_ff}
     flat.pop("residual")
     flat |= _of_norms(model) | _of_combinations(model)
-    # By layer: ranges may say in two ways what computes the same.
+    # By layer, because different ranges may describe the same computation.
     for name in ("encoder", "decoder"):
         kinds = model.residuals(decoder=name == "decoder")
         flat[f"{name}.ranges"] = kinds if len(set(kinds)) > 1 else None
         owners = getattr(model, name).owners()
         flat[f"{name}.tied_layers"] = owners if owners != sorted(set(owners)) else None
-    if not model.combination.learnable:  # fixed weights are not in the model's file: they follow from this key
+    if not model.combination.learnable:  # fixed weights are not in the model's file but follow from this key
         flat["combination.start"] = model.combination.start
-    # As one value: its keys may be there in one of two models only.
+    # As one value, because its keys may exist in only one of the models.
     flat = {k: v for k, v in flat.items() if not k.startswith("transfer")}
     flat["transfer"] = None if model.transfer is None else model.transfer.model_dump()
     every = {*model.residuals(decoder=False), *model.residuals(decoder=True)}
@@ -80,7 +80,7 @@ def _of_norms(model: ModelConfig) -> dict[str, object]:
 
 
 def _of_combinations(model: ModelConfig) -> dict[str, object]:
-    """Return norm and period of the stacks whose histories heed them: one value, or two where these differ."""
+    """Return norm and period of the stacks whose histories use them: one value, or two if the stacks differ."""
     found: dict[str, dict[object, None]] = {}
     for decoder, history in ((False, model.encoder.history), (True, model.decoder.history)):
         resolved = {

@@ -1,4 +1,4 @@
-"""The whole configuration of an experiment (one YAML file), and choices of its sections that cannot work together."""
+"""The configuration of an experiment (one YAML file), and rules on choices that cannot be combined."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Experiment(Section):
 
 
 def without_lora(experiment: Experiment) -> Experiment:
-    """Return the configuration of the model that is left when updates are merged with the weights they belong to."""
+    """Return the configuration of the model after its low-rank updates are merged into its weights."""
     if experiment.training.lora is None:
         return experiment
     return experiment.model_copy(update={"training": experiment.training.model_copy(update={"lora": None})})
@@ -151,14 +151,14 @@ def _lora(training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
     if training.quantise is not None:
         yield Problem.of(
             "training.quantise",
-            "adapts weights to bytes, and LoRA leaves them as they are:",
+            "adapts weights to bytes, and LoRA leaves them unchanged:",
             "train one after the other",
         )
     if training.optimiser.kind == "muon":
         yield Problem.of("training.optimiser.kind: muon", "orthogonalises whole matrices, not two factors of one")
     dropping = [f"model.{name}.layer_drop" for name in ("encoder", "decoder") if getattr(model, name).layer_drop]
     if dropping:
-        # Embeddings are frozen: without its layers a batch would have nothing to train.
+        # Embeddings are frozen, so a batch without any layer would have nothing to train.
         yield Problem(dropping[0], "LayerDrop may leave out all that is trained:", f"set `{dropping[0]}: 0`")
     narrowest = min(model.d_model, model.encoder_width)
     if training.lora.rank > narrowest:

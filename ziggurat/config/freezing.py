@@ -1,4 +1,4 @@
-"""Parts and layers of a model that training leaves as they are: `training.freeze`."""
+"""Parts and layers of a model that training leaves unchanged: `training.freeze`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 PARTS = ("source_embedding", "target_embedding", "encoder", "decoder", "output")
-"""Names of the parts that make up a model, and of its modules."""
+"""Names of a model's parts, which are also the names of its modules."""
 _OUTSIDE = frozenset({"source_embedding", "target_embedding", "output"})
 _STACKS = ("encoder", "decoder")
 _TIED = {"none": frozenset[str](), "decoder": frozenset({"target_embedding", "output"}), "all": _OUTSIDE}
@@ -39,8 +39,8 @@ class Frozen(NamedTuple):
                 near = difflib.get_close_matches(name.partition(".")[0], PARTS, n=2, cutoff=0.5)
                 meant = f"did you mean {' or '.join(f'`{part}`' for part in near)}? " if near else ""
                 raise ConfigError(
-                    f"`{printable(name)}` is no part of a model; {meant}Parts are {', '.join(PARTS)}, and layers as in "
-                    "`encoder.1-6` or `decoder.3`, of which the lowest is 1"
+                    f"`{printable(name)}` is not a part of a model; {meant}Parts are {', '.join(PARTS)}, and layers as "
+                    "in `encoder.1-6` or `decoder.3`, of which the lowest is 1"
                 ) from None
         numbers = (frozenset().union(*(one.of(stack) for one in layers)) for stack in _STACKS)
         return cls(frozenset(PARTS) & set(names), LeftOut(*numbers))
@@ -51,13 +51,13 @@ class Frozen(NamedTuple):
 
 
 def freeze_refused(training: TrainingConfig, model: ModelConfig) -> list[Problem]:
-    """Return why these parts cannot stay as they are in this run; [] where nothing is frozen or nothing is wrong."""
+    """Return why these parts cannot be frozen in this run; [] if nothing is frozen or nothing is wrong."""
     if not training.freeze:
         return []
     if training.lora is not None:
         return [
             Problem.of(
-                "training.lora", "leaves all weights of the model as they are already", "leave `training.freeze` out"
+                "training.lora", "already leaves all weights of the model unchanged", "leave `training.freeze` out"
             )
         ]
     try:
@@ -95,7 +95,7 @@ def _of_layers(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> 
 
 
 def _of_shared(frozen: Frozen, model: ModelConfig) -> Iterator[Problem]:
-    """Yield the matrices and vectors that parts share, and that would be frozen in some of them only."""
+    """Yield a problem for each weight that parts share and that only some of them would freeze."""
     embedding = model.embedding
     shared = [("model.embedding.sharing", f": {embedding.sharing}", _TIED[embedding.sharing])]
     if embedding.shared_bias:

@@ -1,9 +1,8 @@
 """Kinds of the model: their names, and one row of facts for each that a configuration uses.
 
-A row says what can be known without PyTorch: the paper, the options that mean something with the kind, and what the
-checks of a configuration ask. What a kind is built by is on its row in ziggurat.model.kinds,
-ziggurat.model.kinds or ziggurat.model.init. No fact is told twice, and tests/test_kinds.py names
-every row that is missing.
+A row holds what is known without PyTorch: the paper, the options that have an effect with the kind, and the facts that
+checks of a configuration need. The code that builds a kind is on its row in ziggurat.model.kinds or
+ziggurat.model.init. No fact is stated twice, and tests/test_kinds.py names every missing row.
 """
 
 from __future__ import annotations
@@ -73,13 +72,13 @@ class Facts:
     """One kind of any axis."""
 
     what: str
-    """The equation or a sentence, as docs/depth.md has it too; what its letters mean is told there."""
+    """The equation or a sentence, as in docs/depth.md, which explains the symbols."""
     paper: str | None
-    """Authors and year; None: the plain case, which is no method."""
+    """Authors and year; None: the plain case, which is not a method."""
     options: frozenset[str] = frozenset()
-    """Keys under `model` that mean something with this kind; set beside other kinds they earn a notice."""
+    """Keys under `model` that have an effect with this kind; setting them with other kinds gives a notice."""
     place: str = field(default="", kw_only=True)
-    """Where the paper has it, such as "equation 3"; "": not known."""
+    """The part of the paper that defines it, such as "equation 3"; "": unknown."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +88,17 @@ class ResidualFacts(Facts):
     init: InitKind | None = None
     """The initialisation that is the other half of the method; None: the residual stands alone."""
     without_init: str = ""
-    """What a stack does that has this residual and another initialisation."""
+    """The effect on a stack that has this residual with another initialisation."""
     depth_constants: bool = False
     """It computes with constants of depth, so trained weights belong to that depth."""
     layer_input: bool = False
     """It reads the input of its layer, so layers must be called as wholes."""
     first_differs: bool = False
-    """Its first layer has other parts than those above, so that none of these can be a copy of it."""
+    """Its first layer has different parts from those above, none of which can therefore be a copy of it."""
     layer_constants: bool = False
     """It computes with the number of the layer."""
     alone: str = ""
-    """Why no layer of another kind can stand above or below one of this kind; "": any can."""
+    """Why a stack cannot mix this kind with others; "": it can."""
     history_norm: HistoryNorm = "sources"
     """Where combinations of layers normalise (`combination.norm: auto`)."""
 
@@ -109,7 +108,7 @@ class HistoryFacts(Facts):
     """One history kind."""
 
     period: int = 1
-    """What `combination.period` is where it is null; means nothing where `options` lacks that key."""
+    """Value of `combination.period` if that is null; unused if `options` lacks that key."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +126,15 @@ class InitFacts(Facts):
     """One initialisation."""
 
     elsewhere: str = ""
-    """What it does to a stack whose residual it was not made for; "": what any stack can have."""
+    """Its effect on a stack whose residual it was not made for; "": harmless in any stack."""
     three_branches: str = ""
-    """The method's name, where its constants count three branches to every decoder layer."""
+    """The method's name, if its constants count three branches per decoder layer; "": they do not."""
     rnmt: bool = False
     """RNMT+ can have it."""
     depth: bool = False
-    """Weights start by the depth of the stacks, not by the numbers of their layers alone."""
+    """Initial weights depend on the depth of the stacks, not only on the numbers of their layers."""
     outside: str = ""
-    """What it does outside of the stacks, so that it cannot be that of one of them; "": nothing."""
+    """Its effect outside the stacks, because of which it cannot belong to a single stack; "": none."""
 
 
 _VASWANI = "Vaswani et al. 2017"
@@ -384,7 +383,7 @@ ATTENTIONS: dict[DecoderAttentionKind, AttentionFacts] = {
     ),
     "merged_gated": AttentionFacts("AAN and cross-attention in one sub-layer", _MATT, _AVERAGE, merged=True),
 }
-"""Kinds of both stacks: every kind of the encoder is one of the decoder too."""
+"""Attention kinds of both stacks; every kind of the encoder is also a kind of the decoder."""
 
 _QKV = frozenset({"init.qkv"})
 _SMALLER_BRANCHES = "makes value, output and feed-forward weights smaller by depth"
@@ -462,6 +461,6 @@ INITIALISATIONS: dict[InitKind, InitFacts] = {
 
 
 def listed_kinds(kinds: Iterable[Any], rows: Mapping[Any, Facts]) -> str:
-    """Return what each of some kinds is and its paper, for the description of the key that chooses among them."""
+    """Return the meaning and the paper of some kinds, for the description of the key that chooses among them."""
     papers = {kind: f" ({rows[kind].paper})" if rows[kind].paper else "" for kind in kinds}
     return " ".join(f"`{kind}`: {rows[kind].what}{paper}." for kind, paper in papers.items())

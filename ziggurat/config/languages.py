@@ -1,6 +1,6 @@
 """Language codes, as test sets and configurations use them.
 
-Only languages with a code of two letters (ISO 639-1) are known: no other changes a score.
+Only languages with a two-letter code (ISO 639-1) are known, because no others affect a score.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ Tsonga; tt tat Tatar; tw twi Twi; ty tah Tahitian; ug uig Uighur; uk ukr Ukraini
 ve ven Venda; vi vie Vietnamese; vo vol Volapük; wa wln Walloon; wo wol Wolof; xh xho Xhosa; yi yid Yiddish;
 yo yor Yoruba; za zha Zhuang; zh zho/chi Chinese; zu zul Zulu
 """
-# Code of two letters, of three (terminological/bibliographic), name: ISO 639.
+# Two-letter code, three-letter code (terminological/bibliographic), name: ISO 639.
 
-_NAMES: dict[str, str] = {}  # code of two letters -> name
-_SHORT: dict[str, str] = {"cmn": "zh"}  # code of three letters, or a name in lower case -> code of two
+_NAMES: dict[str, str] = {}  # two-letter code -> name
+_SHORT: dict[str, str] = {"cmn": "zh"}  # three-letter code, or name in lower case -> two-letter code
 for _entry in _TABLE.replace("\n", " ").split(";"):
     _code, _long, _name = _entry.strip().split(" ", 2)
     _NAMES[_code] = _name
     _SHORT |= dict.fromkeys([*_long.split("/"), _name.lower()], _code)
 
-# Languages and scripts that are written from right to left; of a language in several scripts, where it usually is.
+# Languages and scripts written from right to left; a language with several scripts is listed if that is usual for it.
 _FROM_THE_RIGHT = """
 ar arc arb ary arz apc acm ajp aeb azb bal bgn bqi brh ckb dv fa glk he iw ji jrb khw ks lad lrc luz mzn nqo pbt pes pnb
 prs ps rhg sam sd sdh skr syc syr tmr trw ug ur ydd yi az-iq az-ir kk-cn ku-iq ku-ir ky-cn pa-pk tg-pk uz-af
@@ -59,11 +59,11 @@ _SCRIPTS_FROM_THE_RIGHT = """
 adlm arab aran gara hebr mand mend nkoo rohg samr syrc syre syrj syrn thaa yezi
 """
 
-_EMBEDDED = {"qlo": "Low Babel", "qhi": "High Babel"}  # ziggurat/data/babel.py; for people only
+_EMBEDDED = {"qlo": "Low Babel", "qhi": "High Babel"}  # ziggurat/data/babel.py; only for display
 
 
 def main_language(code: str) -> str:
-    """Return the code of two letters for `ja`, `jpn`, `ja-JP`, `zh_Hant` and the like; an unknown code as it is."""
+    """Return the two-letter code for `ja`, `jpn`, `ja-JP`, `zh_Hant` and the like; an unknown code unchanged."""
     first = _first(code)
     if first in _NAMES:
         return first
@@ -71,7 +71,7 @@ def main_language(code: str) -> str:
 
 
 def is_right_to_left(code: str) -> bool:
-    """Return whether a language is written from right to left: by the script in its code, or as it usually is."""
+    """Return whether a language is written from right to left, by the script in its code or by its usual script."""
     first, *others = re.split("[-_.@]", code.strip().lower())
     short = main_language(first)
     if scripts := [part for part in others if len(part) == 4 and part.isalpha()]:
@@ -95,9 +95,9 @@ def check_language_code(code: str, option: str) -> None:
 
 
 def language_doubt(code: str, key: str) -> Problem | None:
-    """Return a warning where `code`, the value of `key`, looks like no code of ISO 639, such as a name.
+    """Return a warning if `code`, the value of `key`, does not look like an ISO 639 code, for example a name.
 
-    A code of three letters is never doubted: there are thousands.
+    Three-letter codes are never questioned, because thousands exist.
     """
     first = _first(code)
     if main_language(code) in _NAMES or (len(first) == 3 and first.isascii() and first.isalpha()):
@@ -111,7 +111,7 @@ def _first(code: str) -> str:
 
 
 def _meant(code: str) -> str:
-    """Return the end of a sentence: the codes that may be meant by `code`, if any are near."""
+    """Return the end of a sentence with the codes that `code` may mean, if any are similar."""
     wanted = code.lower()
     near = [wanted[:2]] if len(wanted) == 3 and wanted[:2] in _NAMES else []
     near += [_SHORT[name] for name in difflib.get_close_matches(wanted, _SHORT, n=1, cutoff=0.8)]
@@ -120,5 +120,5 @@ def _meant(code: str) -> str:
 
 
 def language_name(code: str) -> str:
-    """Return the English name of a language that main_language knows, or of the embedded pair; otherwise the code."""
+    """Return the English name of a language known to main_language or of the embedded pair; otherwise the code."""
     return _NAMES.get(main_language(code)) or _EMBEDDED.get(code, code)

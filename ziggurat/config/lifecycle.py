@@ -1,4 +1,4 @@
-"""Sections of `training` about the life of a run: validation, its end, failed updates, checkpoints, measures, trackers.
+"""Sections of `training` on the life of a run: validation, stopping, failed updates, checkpoints, measures, trackers.
 
 Nothing here changes what a single update computes; that is ziggurat.config.train.
 """
@@ -16,8 +16,8 @@ from ziggurat.system.errors import ConfigError
 class ReferenceLengthConfig(Section):
     """Longest translation in a validation: ratio * reference tokens + extra, without end-of-sentence.
 
-    It can only lower `decoding.max_length`. A young model ends no sentence by itself: each then costs as many steps as
-    its limit allows.
+    It can only lower `decoding.max_length`. Early in training a model does not end sentences by itself, so each takes
+    as many steps as its limit allows.
     """
 
     ratio: Real = Field(default=1.5, ge=0)
@@ -30,22 +30,22 @@ class ValidationConfig(Section):
     """Measurements on the dev set."""
 
     every_updates: Count | None = Field(default=1000, ge=1)
-    """Updates between validations; null: `every_epochs` alone counts."""
+    """Updates between validations; null: only `every_epochs` counts."""
     every_epochs: Count | None = Field(default=None, ge=1)
-    """Also validate at the end of every so many passes over the data; null: no."""
+    """Also validate after every N-th pass over the data; null: no."""
     decode: bool = True
     """Translate the dev set and score it with sacreBLEU."""
     beam_size: Beams = Field(default=1, ge=1)
-    """Beam of that decoding, which never samples; 1 is greedy. A model whose loss is above the entropy of the word
-    frequencies of the training pairs is decoded greedily."""
+    """Beam size of this decoding, which never samples; 1 is greedy. A model whose loss is above the entropy of the word
+    frequencies in the training pairs is always decoded greedily."""
     max_length: ReferenceLengthConfig | None = ReferenceLengthConfig()
-    """Longest output of that decoding, by the length of the reference; null: as `decoding.max_length` says alone."""
+    """Longest output of this decoding, by the length of the reference; null: only `decoding.max_length` applies."""
     max_share: float | None = Field(default=0.25, gt=0, lt=1)
-    """`metric: loss`: largest share of the time since training was started that decoding may take. A decoding that
-    would exceed it is left out, and the log says so; the first one after a start, the last one of a run and those of
-    less than 10 s are not. null: no limit."""
+    """`metric: loss`: largest share of the time since the start of training that decoding may take. A decoding that
+    would exceed it is skipped, and the log reports it. The first one after a start, the last one of a run and those
+    under 10 s always run. null: no limit."""
     max_sentences: Size | None = Field(default=None, ge=1)
-    """Decode only this many dev pairs, the first ones, of each direction of translation; null: all."""
+    """Decode only the first N dev pairs of each direction of translation; null: all."""
     metric: Literal["loss", "bleu", "chrf"] = "loss"
     """Metric for the best checkpoint and for early stopping."""
 
@@ -68,8 +68,8 @@ class StopConfig(Section):
     minutes: Minutes | None = Field(default=None, gt=0)
     """Wall time of training, summed over all resumed parts, validation and checkpoints included."""
     patience: Count | None = Field(default=None, ge=1)
-    """Consecutive validations without a better metric (early stopping); those of the last stage, where there are
-    `data.stages`, and those at the final depth, where the model grows (`growth`)."""
+    """Consecutive validations without a better metric (early stopping). With `data.stages` only those of the last stage
+    count, and with `growth` only those at the final depth."""
 
     @model_validator(mode="after")
     def _some_end(self) -> Self:
@@ -84,7 +84,7 @@ class PatienceConfig(Section):
     non_finite: Count = Field(default=20, ge=1)
     """Consecutive updates whose loss or gradient is not finite, or with a loss spike; then `divergence.action`."""
     out_of_memory: Count = Field(default=5, ge=1)
-    """Consecutive updates that do not fit into memory; then training ends."""
+    """Consecutive updates that run out of memory; then training ends."""
 
 
 class DivergenceConfig(Section):
@@ -94,24 +94,24 @@ class DivergenceConfig(Section):
     """Skip an update whose loss (nats per target token, without smoothing) is more than this many times the running
     median; null: never."""
     window: Count = Field(default=100, ge=1)
-    """`loss_spike`: the median is taken over this many latest updates; until there are so many, none is skipped."""
+    """`loss_spike`: number of latest updates in the median; until that many have been made, none is skipped."""
     action: Literal["stop", "roll_back"] = "stop"
-    """After `patience.non_finite` consecutive skipped updates: end the run with the diagnosis, or return to the last
-    good checkpoint and continue with a lower rate and the data that comes next."""
+    """Reaction to `patience.non_finite` consecutive skipped updates: end the run with the diagnosis, or return to the
+    last good checkpoint and continue with a lower rate and the data that comes next."""
     rate_factor: float = Field(default=0.5, gt=0, le=1)
-    """`roll_back`: each roll-back multiplies the learning rate by this, for the rest of the run."""
+    """`roll_back`: factor by which each roll-back multiplies the learning rate for the rest of the run."""
     max_roll_backs: Count = Field(default=3, ge=1)
-    """`roll_back`: most roll-backs of a run; after them it ends with the diagnosis."""
+    """`roll_back`: most roll-backs in a run; after that it ends with the diagnosis."""
 
 
 class CheckpointConfig(Section):
     """Checkpoints: when they are written and which are kept."""
 
     every_updates: Count | None = Field(default=1000, ge=1)
-    """Updates between checkpoints; null: `every_epochs` and `every_minutes` alone count."""
+    """Updates between checkpoints; null: only `every_epochs` and `every_minutes` count."""
     every_epochs: Count | None = Field(default=None, ge=1)
-    """Also write one at the end of every so many passes over the data; null: no. With `every_updates: null` an average
-    is of whole epochs."""
+    """Also write one after every N-th pass over the data; null: no. With `every_updates: null` an average is over whole
+    epochs."""
     every_minutes: Minutes | None = Field(default=None, gt=0)
     """Also write one after this many minutes of training."""
     keep_last: Count = Field(default=5, ge=1)
@@ -119,24 +119,24 @@ class CheckpointConfig(Section):
     keep_best: Count = Field(default=1, ge=0)
     """Best checkpoints kept, by `training.validation.metric`."""
     keep_around_best: Count | None = Field(default=None, ge=3)
-    """Also keep the best checkpoint and its neighbours, so many together, half of them before it and half after: an odd
-    number. For scores of all of them (`ziggurat evaluate RUN --checkpoints around-best:21`); null: none."""
+    """Also keep the best checkpoint and its neighbours, this many in total, with equally many before and after it (so
+    an odd number), to score all of them (`ziggurat evaluate RUN --checkpoints around-best:21`); null: none."""
     keep_best_per_direction: Count = Field(default=0, ge=0)
-    """Best checkpoints kept of each direction of translation, with links such as `best-en-de`, where the dev set has
-    several (docs/multilingual.md)."""
+    """Best checkpoints kept for each direction of translation, with links such as `best-en-de`, if the dev set has
+    several directions (docs/multilingual.md)."""
     keep_every: Count | None = Field(default=None, ge=1)
-    """Also keep permanently every checkpoint at a multiple of this many updates, itself a multiple of
+    """Also keep permanently every checkpoint at a multiple of this many updates, which must be a multiple of
     `every_updates`; null: none."""
     asynchronous: bool = True
     """Write checkpoints in the background: training waits only while its tensors are copied. false: training waits
     until everything is on disk, but needs no memory for the copy (12 bytes per parameter with Adam: weights and
     moments)."""
     on_error: Literal["stop", "continue"] = "stop"
-    """When a checkpoint cannot be written, for example on a full disk: end the run, or report it and continue until
-    the next one. Failing to write the last checkpoint of a run is always an error."""
+    """Reaction when a checkpoint cannot be written, for example on a full disk: end the run, or report it and continue
+    until the next one. Failing to write the last checkpoint of a run is always an error."""
     average_last: Count = Field(default=0, ge=0)
-    """When training ends, average this many of the newest checkpoints into `averaged/`, and score the result on the dev
-    set: where it is worse than `best` by `training.validation.metric`, `best` is what is translated with; 0: do not."""
+    """When training ends, average this many of the newest checkpoints into `averaged/` and score the result on the dev
+    set. If it is worse than `best` by `training.validation.metric`, `best` is used for translation; 0: no average."""
 
     @model_validator(mode="after")
     def _kept_ones_are_written(self) -> Self:
@@ -159,20 +159,20 @@ class CheckpointConfig(Section):
 
 
 class DiagnosticsConfig(Section):
-    """Measures of depth, written to `diagnostics/` of the run; they do not change training."""
+    """Depth measurements, written to `diagnostics/` in the run; they do not change training."""
 
     every_updates: Count | None = Field(default=100, ge=1)
     """Updates between measurements; one more is taken before the first update. null: nothing is measured."""
     tokens: Size = Field(default=512, ge=1)
-    """Size of the sample of training pairs that is measured, in tokens of the longer side: the same pairs throughout,
-    and at most `training.batch.max_tokens`."""
+    """Size of the sample of training pairs to measure, in tokens of the longer side; at most
+    `training.batch.max_tokens`. The pairs are the same throughout the run."""
     batches: Count = Field(default=1, ge=1, le=10_000)
-    """Samples of this size over which the gradient norm of each layer is averaged; every other measure is of the
-    first one. Each further one costs a forward and a backward pass. Zhang et al. 2019 take 50 in figure 4."""
+    """Number of samples of this size over which each layer's gradient norm is averaged; all other measures use the
+    first sample. Each further one costs a forward and a backward pass. Zhang et al. 2019 use 50 in figure 4."""
     max_share: float | None = Field(default=0.03, gt=0, lt=1)
-    """Largest share of the time since training was started that measuring may take. A measurement that would exceed it
-    is left out, so runs with short updates measure less often than `every_updates`. The first measurement after a
-    start always runs. null: no limit."""
+    """Largest share of the time since the start of training that measuring may take. A measurement that would exceed it
+    is skipped, so runs with short updates measure less often than `every_updates`. The first measurement after a start
+    always runs. null: no limit."""
 
 
 class WandbConfig(Section):
@@ -183,14 +183,14 @@ class WandbConfig(Section):
     entity: str | None = None
     """User or team; null: the default of the API key."""
     mode: Literal["online", "offline"] | None = None
-    """`offline`: only write files, which `wandb sync` uploads later; null: as WANDB_MODE says, else online."""
+    """`offline`: only write files, which `wandb sync` uploads later; null: the value of WANDB_MODE, or online."""
 
 
 class MlflowConfig(Section):
     """Reporting to MLflow."""
 
     uri: str | None = None
-    """Tracking server or store, `http://host:5000` or `sqlite:///mlflow.db`; null: as MLFLOW_TRACKING_URI says, else
+    """Tracking server or store, `http://host:5000` or `sqlite:///mlflow.db`; null: the value of MLFLOW_TRACKING_URI, or
     MLflow's own default."""
     experiment: str = "ziggurat"
-    """MLflow experiment; created if it does not exist. A resumed run stays in its own."""
+    """MLflow experiment, created if it does not exist. A resumed run stays in its experiment."""

@@ -1,7 +1,7 @@
 """Reading and writing configurations: strict YAML, overrides, and errors with file, line, key and nearest valid name.
 
-First come suggestions for keys that do not exist (the key that was probably meant, or one of the same section), then
-reading and changing, then the wording of what pydantic found wrong.
+Suggestions for unknown keys (the key that was probably meant, or the keys of the same section) come first, then reading
+and changing configurations, then the wording of pydantic's errors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OTHER_NAMES: Mapping[str, str] = {
     }.items()
     for name in names.split()
 }
-"""Names of other toolkits, and everyday words, for our keys; they count where a section has such a key."""
+"""Key -> its names in other toolkits and everyday words; they apply in sections that have the key."""
 
 
 def _suggested_key(location: Sequence[str | int], root: type[BaseModel]) -> str:
@@ -61,7 +61,7 @@ def _suggested_key(location: Sequence[str | int], root: type[BaseModel]) -> str:
     inside = dotted(location[:-1])
     paths = _all_paths(root)
     below = [path for path in paths if path.startswith(f"{inside}.") or not inside]
-    # Elsewhere only what is called just so: half a name means something else in most sections.
+    # In other sections only exact names count: part of a name means something else in most of them.
     found = (
         [path for path in below if path.rsplit(".", 1)[-1] == other]
         or [path for path in below if path.rsplit(".", 1)[-1].startswith(wrong)]
@@ -73,7 +73,7 @@ def _suggested_key(location: Sequence[str | int], root: type[BaseModel]) -> str:
 
 
 def _section_at(location: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
-    """Return the section class at a path in `root`; None where the path leads to a value or nowhere."""
+    """Return the section class at a path in `root`; None if the path leads to a value or nowhere."""
     section: type[BaseModel] | None = root
     for key in location:
         if section is None or isinstance(key, int):
@@ -92,8 +92,8 @@ def _all_paths(section: type[BaseModel], prefix: str = "") -> list[str]:
     return paths
 
 
-_MAX_PARTS = 16  # of an override's key; no key of the configuration has more than five
-_MAX_ERRORS = 20  # told one by one: each takes time to word, and thousands help nobody
+_MAX_PARTS = 16  # parts of an override's key; no key of the configuration has more than five
+_MAX_ERRORS = 20  # errors listed one by one: wording each takes time, and thousands are no help
 _OF_TEXT = (".tmx", ".csv", ".tsv", ".jsonl", ".parquet", ".xlf", ".xliff", ".po", ".docx", ".gz", ".xz", ".zst")
 AnySection = TypeVar("AnySection", bound=BaseModel)
 
@@ -110,7 +110,7 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = (), *, piped: b
 
 
 def read_config(path: str | Path, *, piped: bool = False) -> str:
-    """Return the text of a configuration file, which is not parsed yet; see load_experiment."""
+    """Return the unparsed text of a configuration file; see load_experiment."""
     path = Path(path)
     if path.suffix.lower() in _OF_TEXT:
         raise ConfigError(
@@ -154,9 +154,9 @@ def dump(config: BaseModel) -> str:
 
 
 def _make_room_for_presets(content: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Take out of `content` the sizes whose place a `preset` among the overrides takes, before any of them is applied.
+    """Remove from `content` the sizes that a `preset` among the overrides replaces, before any override is applied.
 
-    Sizes that are overridden too win over it, whatever the order.
+    Sizes among the overrides win over the preset, whatever the order.
     """
     for override in overrides:
         name, _, value = override.partition("=")
@@ -251,7 +251,7 @@ def _merged(section: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:
 def _errors(
     error: ValidationError, location_of: Callable[[Any], tuple[str | int, ...]], said: Callable[[Any], str]
 ) -> ConfigError:
-    """Return all that pydantic found, a problem on each line: its key by `location_of`, its text by `said`."""
+    """Return pydantic's problems as one error, one per line, with their keys (`location_of`) and texts (`said`)."""
     found = _one_for_each_key(error.errors())
     problems = []
     for e in found[:_MAX_ERRORS]:
@@ -264,7 +264,7 @@ def _errors(
 
 
 def _one_for_each_key(found: Sequence[Any]) -> list[Any]:
-    """Return pydantic's errors, but one for a value that may have several types, of which pydantic has one for each."""
+    """Return pydantic's errors, joining those for one value: pydantic reports one for each type it may have."""
     joined: list[Any] = []
     for error in found:
         *path, last = error["loc"] or ("",)
@@ -281,23 +281,23 @@ _OF_SEVERAL = "none_of_several_types"
 _TYPE = re.compile(
     r"int|str|float|bool|(?:literal|list|dict|tuple)\[.*|(?:constrained|function|lax|strict)-.*", re.DOTALL
 )
-"""_TYPE is how pydantic ends the place of an error in a value that may have several types; no key looks like it."""
+"""_TYPE matches the end of pydantic's location of an error in a value of several types; no key looks like it."""
 
 
 def _broken_rule(error: Any) -> Exception | None:
-    """Return the exception of one of our rules that is behind an error of pydantic's; None for pydantic's own."""
+    """Return the exception of our own rule behind a pydantic error; None for an error of pydantic itself."""
     return error["ctx"]["error"] if error["type"] == "value_error" else None
 
 
 def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | int, ...]], root: type[BaseModel]) -> str:
     """Return the problem, preceded by the file and line (or `command line`, or both) where it was written."""
     location: tuple[str | int, ...] = tuple(error["loc"])
-    # A missing key has no line: the line of the section around it is the nearest.
+    # A missing key has no line; the line of its section is the nearest.
     known = _nearest_known(location, lines)
     if isinstance(broken := _broken_rule(error), ConfigError):
         known = _complained_of(broken, location, lines, overridden) or known
     inside = any(o[: len(location)] == location for o in overridden)
-    # A rule of a section that the file has, or of the whole, may be broken by the file alone.
+    # The file alone may break a rule of the whole or of a section in it.
     of_both = inside and (not location or location in lines) and location not in overridden
     from_command_line = not of_both and (inside or any(location[: len(o)] == o for o in overridden))
     where = "command line" if from_command_line else f"{name}, line {lines[known]}" if known else name
@@ -306,7 +306,7 @@ def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | in
 
 
 def _nearest_known(path: tuple[str | int, ...], lines: Lines) -> tuple[str | int, ...]:
-    """Return a path, or that of the innermost section around it that the file has; () if it has none."""
+    """Return a path, or that of the innermost enclosing section in the file; () if there is none."""
     while path and path not in lines:
         path = path[:-1]
     return path
@@ -315,15 +315,15 @@ def _nearest_known(path: tuple[str | int, ...], lines: Lines) -> tuple[str | int
 def _complained_of(
     error: ConfigError, location: tuple[str | int, ...], lines: Lines, overridden: set[tuple[str | int, ...]]
 ) -> tuple[str | int, ...]:
-    """Return the path of the key that a rule of the section at `location` complains of; () where the file has none.
+    """Return the path of the key that a rule of the section at `location` complains about; () if the file lacks it.
 
-    Of a rule of the whole file that is the first of its keys that the file has, since another may be what it misses.
+    For a rule of the whole file it is the first of the rule's keys that the file has: others may be the missing ones.
     """
     first = [error.problems[0].key]
     for key in first if location else [key for problem in error.problems for key in (problem.key, *problem.named)]:
         path = (*location, *(int(part) if part.isdecimal() else part for part in key.split(".")))
         if any(path[: len(o)] == o for o in overridden):
-            continue  # the file has another value there, or none
+            continue  # the file has a different value there, or none
         if len(known := _nearest_known(path, lines)) > len(location):
             return known
     return ()
@@ -361,7 +361,7 @@ def _suggest_value(error: Any, named: str) -> str:
 
 
 def _suggest_quotes(error: Any, named: str, from_command_line: bool) -> str:
-    """Return a hint where YAML read text as a truth value, a number or a date."""
+    """Return a hint if YAML read text as a truth value, a number or a date."""
     given = error["input"]
     if error["type"] != "string_type" or not isinstance(given, bool | int | float | datetime.date):
         return ""

@@ -1,7 +1,7 @@
 """The model section: free choices on independent axes.
 
-First the sections of the two stacks and the options of every axis, then `ModelConfig` with all of them. The names of
-kinds and the facts about them are in ziggurat.config.kinds.
+The sections of the two stacks and the options of every axis come first, then `ModelConfig` with all of them. The names
+of kinds and the facts about them are in ziggurat.config.kinds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InitConfig(Section):
 
     kind: InitKind = Field(
         default="xavier",
-        description="Weights at the start, of N encoder and M decoder layers (docs/depth.md): "
+        description="Initial weights of N encoder and M decoder layers (docs/depth.md): "
         + listed_kinds(INITIALISATIONS, INITIALISATIONS),
     )
     qkv: Literal["fused", "separate", "fused_self"] = "fused"
@@ -52,23 +52,23 @@ class InitConfig(Section):
     alpha: float = Field(default=1.0, gt=0, le=1)
     """`depth_scaled`: alpha of DS-Init."""
     exponent: float = Field(default=0.25, gt=0, le=10)
-    """`depth_scaled`: 0.25 is what the published runs used, 0.5 what the paper's equation says (docs/depth.md)."""
+    """`depth_scaled`: the published runs used 0.25, the paper's equation has 0.5 (docs/depth.md)."""
     omega: Literal["profiled", "log", "linear", "one"] = "profiled"
     """`admin`: `profiled` on one batch before the first update; for n sub-layers of a stack `log` is
     sqrt((n+1)/ln(n+1) - 1), `linear` sqrt(n), `one` 1 (admin-torch)."""
     profile_tokens: Size = Field(default=8192, ge=1)
-    """`admin`: size of the batch that omega is profiled on, in tokens of the longer sides, padding not counted."""
+    """`admin`: size of the batch used to profile omega, in tokens of the longer sides without padding."""
     uniform: Real = Field(default=0.04, gt=0)
-    """`uniform`: bound of that distribution."""
+    """`uniform`: bound of the distribution."""
 
 
 class ResidualRange(Section):
-    """Some layers of a stack that join the stream in a way of their own."""
+    """Some layers of a stack with their own residual kind."""
 
     layers: Layers = Field(ge=1)
     """Number of layers."""
     residual: ResidualKind
-    """The way in which their sub-layers join the stream, as in `model.residual`."""
+    """How their sub-layers join the stream, as in `model.residual`."""
 
 
 class StackConfig(Section):
@@ -82,26 +82,26 @@ class StackConfig(Section):
         + listed_kinds(HISTORIES, HISTORIES),
     )
     residual: ResidualKind | None = None
-    """The way sub-layers of this stack join the stream; null: as `model.residual`."""
+    """How sub-layers of this stack join the stream; null: as `model.residual`."""
     ranges: list[ResidualRange] = Field(default_factory=list, max_length=64)
-    """Kinds of the lowest layers, from the bottom up; those above all ranges have `residual`. With a quarter of the
-    layers `post` and `pre` above them it is Mix-LN (Li et al. 2025)."""
+    """Kinds of the lowest layers, from the bottom up; layers above all ranges have `residual`. `post` in the lowest
+    quarter and `pre` above is Mix-LN (Li et al. 2025)."""
     tied_layers: list[Annotated[Layers, Field(ge=1)]] = Field(default_factory=list, max_length=4096)
-    """Layers with equal numbers here, bottom first, have the same parameters, but for factors of residual connections
-    and weights of histories; layers above the list begin it once more. `[1]`: all are one (Universal Transformer,
-    Dehghani et al. 2019); `[1, 2, 3]`: three layers in a loop (Li and Li 2021); `[1, 1, 2, 2]`: groups of two."""
+    """Layers with equal numbers here, bottom first, share their parameters, except factors of residual connections and
+    weights of histories; layers above the list repeat it. `[1]`: all share one set (Universal Transformer, Dehghani et
+    al. 2019); `[1, 2, 3]`: three layers in a loop (Li and Li 2021); `[1, 1, 2, 2]`: groups of two."""
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Probability of skipping a whole layer in training (LayerDrop, Fan et al. 2019); nothing is rescaled."""
     ffn_depth: Layers = Field(default=2, ge=2)
-    """Linear maps of each feed-forward network, with the activation between them; those inside are square."""
+    """Number of linear maps in each feed-forward network, with the activation between them; inner maps are square."""
     layer_norm_epsilon: Real | None = Field(default=None, gt=0)
     """Epsilon inside the normalisation of this stack's stream; null: as `model.layer_norm_epsilon`."""
     init: InitConfig | None = None
-    """Initialisation of this stack's layers; null: as `model.init`, and so is every key in it that is not written.
-    Embeddings and output projection are initialised by `model.init`."""
+    """Initialisation of this stack's layers; null: as `model.init`, from which missing keys are also taken. Embeddings
+    and output projection are always initialised by `model.init`."""
 
     def owners(self, layers: int | None = None) -> list[int]:
-        """Return, for each of `layers` layers (default: all), the lowest one with its parameters, from 0."""
+        """Return, for each of `layers` layers (default: all), the lowest layer with the same parameters, from 0."""
         count, labels = layers or self.layers, self.tied_layers
         repeated = [labels[number % len(labels)] if labels else number for number in range(count)]
         return [repeated.index(label) for label in repeated]
@@ -115,8 +115,8 @@ class EncoderConfig(StackConfig):
         description="What attention computes: " + listed_kinds(get_args(EncoderAttentionKind), ATTENTIONS),
     )
     solver: Solver = "euler"
-    """Step of the stream y by a layer F. `euler`: F(y). `rk2`: y + (F1 + F2) / 2, F1 = F(y), F2 = F(y + F1).
-    `rk2_gated`: y + g F1 + (1 - g) F2, g = sigmoid(w [F1; F2] + b). `rk4`: the method of fourth order, four times F.
+    """Step of the stream y through a layer F. `euler`: F(y). `rk2`: y + (F1 + F2) / 2, F1 = F(y), F2 = F(y + F1).
+    `rk2_gated`: y + g F1 + (1 - g) F2, g = sigmoid(w [F1; F2] + b). `rk4`: the fourth-order method, F four times.
     (ODE Transformer, Li et al. 2022, whose systems also have `history: dlcl`)"""
     d_model: Width | None = Field(default=None, ge=2)
     """Width of the encoder; null: as `model.d_model`, which is the decoder's (Wang et al. 2019: wide encoder)."""
@@ -135,24 +135,24 @@ class DecoderConfig(StackConfig):
 
 
 class DropoutConfig(Section):
-    """Dropout probabilities; all act in training only and, where not said otherwise, rescale by 1/(1-p)."""
+    """Dropout probabilities; all act only in training and, unless stated otherwise, rescale by 1/(1-p)."""
 
     residual: float = Field(default=0.1, ge=0, lt=1)
-    """On every sub-layer's output before it joins the residual stream (rnmt: on every LSTM layer's output
-    but that of the decoder's first, as in lingvo)."""
+    """Dropout on every sub-layer's output before it joins the residual stream (rnmt: on every LSTM layer's output
+    except that of the decoder's first, as in lingvo)."""
     attention: float = Field(default=0.0, ge=0, lt=1)
-    """On attention weights."""
+    """Dropout on attention weights."""
     activation: float = Field(default=0.0, ge=0, lt=1)
-    """Inside the feed-forward network, after the activation."""
+    """Dropout inside the feed-forward network, after the activation."""
     embedding: float = Field(default=0.1, ge=0, lt=1)
-    """On the sum of embedding and position."""
+    """Dropout on the sum of embedding and position."""
     transparent: float = Field(default=0.1, ge=0, lt=1)
-    """On the N + 1 logits of each transparent merge (Bapna et al. 2018)."""
+    """Dropout on the N + 1 logits of each transparent merge (Bapna et al. 2018)."""
     sublayer: float = Field(default=0.0, ge=0, lt=1)
-    """Stochastic sub-layers (Pham et al. 2019): the top layer's branches are dropped with this probability, layer
-    l of L with l/L of it. L is the number of layers, or the planned one (`wiring`) where that is larger."""
+    """Stochastic sub-layers (Pham et al. 2019): the top layer's branches are dropped with this probability, those of
+    layer l of L with l/L of it. L is the number of layers, or the planned number (`wiring`) if that is larger."""
     sublayer_unit: Literal["batch", "sample"] = "batch"
-    """The unit that a branch is dropped for: the whole batch (Pham et al. 2019) or single sentences (DropPath)."""
+    """Unit for which a branch is dropped: the whole batch (Pham et al. 2019) or single sentences (DropPath)."""
 
 
 class EmbeddingConfig(Section):
@@ -164,7 +164,7 @@ class EmbeddingConfig(Section):
     """`sinusoidal`, `learned`: absolute positions added to the embeddings; `rotary`: queries and keys of
     self-attention are rotated (Su et al. 2021); `none`."""
     max_positions: Width = Field(default=1024, ge=1)
-    """Longest sequence `positions: learned` can hold, in tokens; the others have no limit."""
+    """Longest sequence for `positions: learned`, in tokens; the other kinds have no limit."""
     scale: bool = True
     """Multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, section 3.4)."""
     unit_length: bool = False
@@ -179,7 +179,7 @@ class EmbeddingConfig(Section):
 
     @property
     def limit(self) -> int | None:
-        """Longest sequence that the model can read, in tokens; None: there is no limit."""
+        """Longest sequence that the model can read, in tokens; None: no limit."""
         return self.max_positions if self.positions == "learned" else None
 
 
@@ -204,9 +204,9 @@ class AttentionConfig(Section):
     value_norm: Literal["none", "layer", "rms"] = "none"
     """Normalise values per head, with a learned gain (HybridNorm, Zhuo et al. 2025)."""
     value_residual: Literal["none", "half", "learned", "single"] = "none"
-    """Values of self-attention above the first layer: `half`, the mean of the first layer's and their own; `learned`,
-    a sum of both with trained weights; `single`, the first layer's alone, so that layers above have no value map
-    (ResFormer and SVFormer, Zhou et al. 2024). Average attention has no such values and stays as it is."""
+    """Values of self-attention above the first layer: `half`, the mean of the first layer's and the layer's own;
+    `learned`, a sum of both with trained weights; `single`, only the first layer's, so that layers above have no value
+    map (ResFormer and SVFormer, Zhou et al. 2024). Average attention has no such values and is unchanged."""
     cross_value_residual: Literal["none", "half", "learned", "single"] = "none"
     """The same for the values of attention to the memory."""
     query_scale: bool = False
@@ -214,22 +214,22 @@ class AttentionConfig(Section):
 
 
 class CombinationConfig(Section):
-    """Combination of layers in every history but `latest`."""
+    """Combination of layers in every history except `latest`."""
 
     start: Literal["average", "one", "last"] = "average"
-    """Initial weights of `dlcl`, `blocks` and `top_only`: 1/n for the n outputs combined, 1, or 1 for the last layer
-    and 0 for others."""
+    """Initial weights of `dlcl`, `blocks` and `top_only`. `average`: 1/n for the n outputs combined; `one`: 1; `last`:
+    1 for the last layer and 0 for the others."""
     learnable: bool = True
     """Train the weights (`dlcl`, `blocks`, `top_only`, `depth_weighted`); false: they keep their initial values."""
     norm: Literal["auto", "sources", "consumers", "none"] = "auto"
-    """LN of each layer's output (`sources`), of each combination (`consumers`), or neither; `auto` goes by the
-    residual kind: sources for pre-norm kinds, consumers for post-norm kinds, none for `rezero`, `no_norm`, `fixup` and
-    `keel`."""
+    """LN of each layer's output (`sources`), of each combination (`consumers`), or neither (`none`). `auto` depends on
+    the residual kind: `sources` for pre-norm kinds, `consumers` for post-norm kinds, and `none` for `rezero`,
+    `no_norm`, `fixup` and `keel`."""
     normalize_embedding: bool = False
-    """Also normalise the embedding (`norm: sources`), or the first combination, which has only the embedding in it
+    """Also normalise the embedding (`norm: sources`), or the first combination, which contains only the embedding
     (`consumers`)."""
     softmax: bool = False
-    """Take the softmax of each row's parameters as its weights."""
+    """Use the softmax of each row's parameters as its weights."""
     window: Count | None = Field(default=None, ge=1)
     """Combine only this many of the latest outputs; null: all."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -239,14 +239,14 @@ class CombinationConfig(Section):
     unit: Literal["layer", "sublayer"] = "layer"
     """Combine the outputs of whole layers (the paper) or of every sub-layer."""
     period: Count | None = Field(default=None, ge=1)
-    """`blocks`, `block_attention_residuals`: layers (or sub-layers) per block, by default 6; `depth_weighted`: a
-    combination after every period-th layer, by default every layer; `cross_module`, `memory: hierarchical`: layers of
-    the lower module, by default 6."""
+    """`blocks`, `block_attention_residuals`: layers (or sub-layers) per block, by default 6. `depth_weighted`: a
+    combination follows every period-th layer, by default every layer. `cross_module`, `memory: hierarchical`: layers
+    of the lower module, by default 6."""
     dilation: Count = Field(default=1, ge=1)
     """`depth_weighted`: combine only every dilation-th of the layers below."""
 
     def period_of(self, history: HistoryKind) -> int:
-        """Return the period of a stack with that kind of history."""
+        """Return the period of a stack with a kind of history."""
         return self.period or HISTORIES[history].period
 
     @property
@@ -255,7 +255,7 @@ class CombinationConfig(Section):
         return self.period_of("cross_module")
 
     def splits(self, history: HistoryKind) -> bool:
-        """Return whether a stack with that kind of history combines after every sub-layer, not after whole layers."""
+        """Return whether a stack with a kind of history combines after every sub-layer, not after whole layers."""
         return self.unit == "sublayer" and "combination.unit" in HISTORIES[history].options
 
 
@@ -265,8 +265,8 @@ class WiringConfig(Section):
     omega_trainable: bool = True
     """`admin`: train omega (the released code) or keep its initial values (the paper; folds exactly)."""
     branch_updates: Count = Field(default=4000, ge=1)
-    """`branch_norm`: updates in which the factor of the branches grows to 1. A run that begins with trained weights
-    (`training.start_from`) has it at 1."""
+    """`branch_norm`: updates over which the factor of the branches grows to 1. In a run that starts from trained
+    weights (`training.start_from`) it is 1."""
     layer_scale: Real | None = Field(default=None, gt=0)
     """`layer_scale`: initial lambda; null: 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 beyond (Touvron et al. 2021)."""
     streams: Width = Field(default=4, ge=1)
@@ -278,25 +278,25 @@ class WiringConfig(Section):
     columns and rows by their sums (Xie et al. 2025); `permutations`: a weighted mean of all n! permutations, exact
     (mHC-lite, Yang and Gao 2026)."""
     stream_start: Literal["streams", "normal"] = "streams"
-    """`manifold_hyper`: initial values, which the paper leaves open. `streams`: each sub-layer reads one stream in turn
-    and mixes none, as hyper-connections start; `normal`: maps N(0, 0.02^2), as in transformers."""
+    """`manifold_hyper`: initial values, which the paper does not specify. `streams`: each sub-layer reads one stream in
+    turn and mixes none, as hyper-connections start; `normal`: maps N(0, 0.02^2), as in transformers."""
     gpas: bool = False
-    """`post`, `pre`, `deepnorm`, `ln_scaling`, `peri`, `sandwich`, `res_post`: a trained gate for each layer that makes
-    the stream smaller without making its gradient smaller (Chen et al. 2025)."""
+    """`post`, `pre`, `deepnorm`, `ln_scaling`, `peri`, `sandwich`, `res_post`: a trained gate in each layer that scales
+    the stream down without scaling down its gradient (Chen et al. 2025)."""
     planned_encoder_layers: Layers | None = Field(default=None, ge=1)
-    """Encoder depth for which constants such as DeepNorm's alpha and beta are computed; null: `encoder.layers`. Set
-    it to the final depth if a model with such constants will be grown."""
+    """Encoder depth used to compute constants such as DeepNorm's alpha and beta; null: `encoder.layers`. Set it to
+    the final depth if a model with such constants will be grown."""
     planned_decoder_layers: Layers | None = Field(default=None, ge=1)
     """The same for the decoder; null: `decoder.layers`."""
 
 
 class TransferConfig(Section):
-    """The small model whose learning rate this one takes over: CompleteP (Dey et al. 2025)."""
+    """The small model whose learning rate this model uses: CompleteP (Dey et al. 2025)."""
 
     exponent: float = Field(default=1.0, ge=0.5, le=1.0)
     """a: 1 is CompleteP, 0.5 depth-muP."""
     width: Width = Field(ge=2)
-    """d_model of the base, whose heads must be as wide as those of this model."""
+    """d_model of the base; its heads must be as wide as those of this model."""
     encoder_layers: Layers = Field(ge=1)
     """Encoder layers of the base."""
     decoder_layers: Layers = Field(ge=1)
@@ -309,11 +309,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "base": {"d_model": 512, "d_ff": 2048, "heads": 8},
     "big": {"d_model": 1024, "d_ff": 4096, "heads": 16},
 }
-"""Sizes by name (base and big: Vaswani et al. 2017, table 3); a key that is written beside it wins over its preset."""
+"""Sizes by name (base and big: Vaswani et al. 2017, table 3); a key that is given explicitly overrides its preset."""
 
 
 def without_sizes(below: Mapping[str, Any], preset: Any) -> dict[str, Any]:
-    """Return settings without those of `preset`, which is to be written over them: a saved model says its sizes."""
+    """Return settings without the sizes that `preset` is to replace; a saved model lists its sizes explicitly."""
     sizes = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
     return {key: value for key, value in below.items() if key not in sizes}
 
@@ -322,9 +322,9 @@ class ModelConfig(Section):
     """An encoder-decoder as a composition of independent choices."""
 
     preset: Literal["tiny", "small", "base", "big"] | None = None
-    """Fills `d_model`, `d_ff` and `heads` where they are not given beside it: `tiny` 128, 512, 4; `small` 256, 1024, 4;
-    `base` 512, 2048, 8; `big` 1024, 4096, 16 (the last two: Vaswani et al. 2017). As an override, or over a pipeline's
-    recipe, it takes the place of the sizes there."""
+    """Default `d_model`, `d_ff` and `heads`: `tiny` 128, 512, 4; `small` 256, 1024, 4; `base` 512, 2048, 8; `big` 1024,
+    4096, 16 (the last two: Vaswani et al. 2017). Values given explicitly win. As an override, or over a pipeline's
+    recipe, it replaces the sizes there."""
     family: Family = "transformer"
     """`transformer`, or `rnmt`: RNMT+ (Chen et al. 2018), whose cell size is `d_model` and whose attention has
     `heads` heads."""
@@ -337,7 +337,7 @@ class ModelConfig(Section):
     """Attention heads; must divide `d_model`."""
     residual: ResidualKind = Field(
         default="pre",
-        description="The stream x after a sub-layer f (docs/depth.md): " + listed_kinds(RESIDUALS, RESIDUALS),
+        description="How a sub-layer f changes the stream x (docs/depth.md): " + listed_kinds(RESIDUALS, RESIDUALS),
     )
     encoder: EncoderConfig = EncoderConfig()
     """Encoder stack."""
@@ -350,8 +350,8 @@ class ModelConfig(Section):
     """Non-linearity of the feed-forward networks; `silu` is also called swish (Ramachandran et al. 2017), `swiglu` has
     a gate and no biases (Shazeer 2020)."""
     norm: NormKind = "layer"
-    """`layer`: layer normalisation; `rms`: root mean square normalisation (Zhang and Sennrich 2019); `scale`: to one
-    trained length g, at first sqrt(d_model), whatever the channel (ScaleNorm, Nguyen and Salazar 2019)."""
+    """`layer`: layer normalisation; `rms`: root mean square normalisation (Zhang and Sennrich 2019); `scale`: scaling
+    to a trained length g, initially sqrt(d_model), without per-channel gains (ScaleNorm, Nguyen and Salazar 2019)."""
     layer_norm_epsilon: Real = Field(default=1e-5, gt=0)
     """Epsilon inside normalisation (rnmt: always 1e-8)."""
     attention: AttentionConfig = AttentionConfig()
@@ -365,10 +365,10 @@ class ModelConfig(Section):
     dropout: DropoutConfig = DropoutConfig()
     """Dropout probabilities."""
     transfer: TransferConfig | None = None
-    """Take over the learning rate of a smaller model, the base; null: none. Branches, rates, epsilon and logits are
-    then scaled by the ratios of width and depth (CompleteP, Dey et al. 2025)."""
+    """Transfer of the learning rate from a smaller model, the base; null: none. Branches, rates, epsilon and logits are
+    scaled by the ratios of width and depth (CompleteP, Dey et al. 2025)."""
     init: InitConfig = InitConfig()
-    """Initialisation of the weights, but for stacks that have their own (`encoder.init`, `decoder.init`)."""
+    """Initialisation of the weights, except in stacks that have their own (`encoder.init`, `decoder.init`)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -380,7 +380,7 @@ class ModelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_init_of_stacks(cls, values: Any) -> Any:
-        """Give the `init` of a stack what is not written there from `model.init`."""
+        """Fill missing keys in the `init` of a stack from `model.init`."""
         if not isinstance(values, dict) or not isinstance(shared := values.get("init"), dict):
             return values
         stacks = {name: stack for name in ("encoder", "decoder") if isinstance(stack := values.get(name), dict)}
@@ -399,7 +399,7 @@ class ModelConfig(Section):
 
     @property
     def depth_matters(self) -> bool:
-        """True if the model starts or computes by the depth of its stacks, which growth and pruning keep as it was."""
+        """True if the model's weights or constants depend on its planned depth, which growth and pruning preserve."""
         every = {*self.residuals(decoder=False), *self.residuals(decoder=True)}
         return (
             self.transfer is not None
@@ -437,7 +437,7 @@ class ModelConfig(Section):
         return (*kinds, *[above] * (stack.layers - len(kinds)))
 
     def methods(self) -> list[str]:
-        """Return the depth methods by the names of their kinds, such as `pre` and `dlcl`; the usual ones left out."""
+        """Return the depth methods by the names of their kinds, such as `pre` and `dlcl`, without the plain ones."""
         if self.family != "transformer":
             return [self.family]
         chosen: list[str] = [kind for decoder in (False, True) for kind in self.residuals(decoder=decoder)]
@@ -450,7 +450,7 @@ class ModelConfig(Section):
         return list(dict.fromkeys(chosen))
 
     def history_norm(self, *, decoder: bool) -> HistoryNorm:
-        """Return where a stack's combinations of layers normalise, if its history has any."""
+        """Return where a stack normalises its combinations of layers, if its history has any."""
         chosen = self.combination.norm
         return RESIDUALS[self.residuals(decoder=decoder)[-1]].history_norm if chosen == "auto" else chosen
 
@@ -458,7 +458,7 @@ class ModelConfig(Section):
         """Return the value residuals of a stack's attention: key -> kind."""
         options = self.attention
         found: dict[str, str] = {}
-        # Every encoder has self-attention of several heads; of decoders those with queries and keys have it.
+        # Every encoder has multi-head self-attention; a decoder has it if its attention has queries and keys.
         if options.value_residual != "none" and (not decoder or ATTENTIONS[self.decoder.attention].rotary):
             found["attention.value_residual"] = options.value_residual
         if options.cross_value_residual != "none" and decoder:

@@ -1,4 +1,4 @@
-"""Rules of section `model`: choices that cannot work together. Keys are relative to the section."""
+"""Rules of section `model`: choices that cannot be combined. Keys are relative to the section."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def contradictions(model: ModelConfig) -> list[Problem]:
-    """Return why `model` cannot be built; nothing when it can."""
+    """Return why `model` cannot be built; nothing if it can."""
     of_transformer = (_attention, _residuals, _initialisation, _values, _stacks, _solver, _transfer)
     checks = (_sizes, _rnmt) if model.family == "rnmt" else (_sizes, *of_transformer)
     return [problem for check in checks for problem in check(model)]
@@ -193,7 +193,7 @@ def _stacks(model: ModelConfig) -> Iterator[Problem]:
 
 
 def _solver(model: ModelConfig) -> Iterator[Problem]:
-    """Yield what a layer that is computed several times cannot have."""
+    """Yield the choices that a solver, which computes each layer several times, cannot be combined with."""
     if model.encoder.solver == "euler":
         return
     chosen = f"encoder.solver: {model.encoder.solver}"
@@ -212,7 +212,7 @@ def _solver(model: ModelConfig) -> Iterator[Problem]:
 def _ties(model: ModelConfig, side: str) -> Iterator[Problem]:
     stack, residuals = getattr(model, side), model.residuals(decoder=side == "decoder")
     ties = [(layer, owner) for layer, owner in enumerate(stack.owners()) if layer != owner]
-    if not ties or sum(part.layers for part in stack.ranges) >= stack.layers:  # which is refused already
+    if not ties or sum(part.layers for part in stack.ranges) >= stack.layers:  # refused elsewhere
         return
     for layer, owner in ties:
         if residuals[layer] != residuals[owner]:
@@ -279,7 +279,7 @@ _OF_TRANSFORMERS = (
     *("embedding.zero_start", "encoder.ranges", "decoder.ranges", "encoder.init", "decoder.init", "transfer"),
     *("encoder.solver", "encoder.tied_layers", "decoder.tied_layers"),
 )
-"""Keys that RNMT+ has no use for: they must have their defaults."""
+"""Keys that RNMT+ does not use; they must have their defaults."""
 
 
 def _rnmt(model: ModelConfig) -> Iterator[Problem]:

@@ -1,6 +1,6 @@
 """Modifiers of training pairs, and stages that mix corpora: the parts of the data section that only training reads.
 
-A stage may have different modifiers. Fields of `ModifiersConfig` stand in the order in which they are applied.
+A stage may have different modifiers. Fields of `ModifiersConfig` are in the order in which they are applied.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Words = Annotated[int, Field(ge=1, le=100)]
 
 
 def template_parts(template: str, names: tuple[str, ...]) -> list[str]:
-    """Return `template` cut at its places: text, name, text, name, ..., text.
+    """Return `template` split at its placeholders: text, name, text, name, ..., text.
 
-    Raises ValueError unless each of `names` stands there exactly once, in braces.
+    Raises ValueError unless it contains each of `names` exactly once, in braces.
     """
     parts = re.split(rf"\{{({'|'.join(names)})\}}", template)
     if sorted(parts[1::2]) != sorted(names):
@@ -33,18 +33,18 @@ class ModifierConfig(Section):
     """A modifier without options."""
 
     probability: Probability
-    """Share of the pairs that it changes, where they let it."""
+    """Share of the suitable pairs that it changes."""
 
 
 class MergeConfig(ModifierConfig):
-    """Several short pairs of a corpus as one, with blanks between them."""
+    """Several short pairs of a corpus joined into one, with blanks between them."""
 
     min_pairs: Annotated[int, Field(ge=2, le=16)] = 2
-    """Pairs in one, at least."""
+    """Fewest pairs in a merged pair."""
     max_pairs: Annotated[int, Field(ge=2, le=16)] = 4
-    """Pairs in one, at most; the others are drawn from the pair's corpus, and also come alone."""
+    """Most pairs in a merged pair; the added pairs are drawn from the same corpus and also occur on their own."""
     max_pieces: Length = Field(default=100, ge=2)
-    """Longest merged pair on either side, in subword pieces; it is made of fewer pairs, or not at all, otherwise."""
+    """Longest merged pair on either side, in subword pieces; if it would be longer, fewer pairs or none are merged."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -53,14 +53,14 @@ class MergeConfig(ModifierConfig):
 
 
 class NoiseConfig(ModifierConfig):
-    """The same random words of one script on both sides, in place of the pair: the model learns to copy."""
+    """Replacement of a pair with the same random words of one script on both sides: the model learns to copy."""
 
     min_word_length: Words = 2
-    """Characters of a word, at least."""
+    """Fewest characters of a word."""
     max_word_length: Words = 5
-    """Characters of a word, at most."""
+    """Most characters of a word."""
     max_words: Words = 6
-    """Words, at most."""
+    """Most words on a side."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -72,23 +72,23 @@ class TyposConfig(ModifierConfig):
     """Typing errors in the source. A chosen pair gets each kind at most once, with the probability of that kind."""
 
     char_swap: Probability = 0.1
-    """Two neighbouring characters of a word change places."""
+    """Two neighbouring characters of a word are swapped."""
     missing_char: Probability = 0.1
     """A character is left out."""
     extra_char: Probability = 0.1
-    """A key next to the right one is hit as well."""
+    """A neighbouring key is hit as well."""
     nearby_char: Probability = 0.1
-    """A key next to the right one is hit instead."""
+    """A neighbouring key is hit instead."""
     similar_char: Probability = 0.1
-    """A character that looks alike: 0 for O, e for é, Cyrillic for Latin."""
+    """A character is replaced with one that looks similar: 0 for O, e for é, Cyrillic for Latin."""
     skipped_space: Probability = 0.1
     """A blank is left out."""
     random_space: Probability = 0.1
-    """A blank inside a word."""
+    """A blank is inserted into a word."""
     repeated_char: Probability = 0.1
-    """A character comes twice."""
+    """A character is doubled."""
     unichar: Probability = 0.1
-    """A double character comes once."""
+    """A doubled character is written once."""
 
 
 TYPO_KINDS = tuple(name for name in TyposConfig.model_fields if name != "probability")
@@ -96,19 +96,19 @@ TYPO_KINDS = tuple(name for name in TyposConfig.model_fields if name != "probabi
 
 
 class InlineConfig(Section):
-    """What is to be copied, put at aligned words of both sides: tags around them, or placeholders or noise after them.
+    """Items to copy, at aligned words of both sides: tags around the words, or placeholders or noise after them.
 
     Needs word alignments (`data.alignment`). The shares need not add up to 1.
     """
 
     probability: Probability
-    """Share of the words with one partner that get it."""
+    """Share of the words aligned to exactly one word that get an item."""
     tags: Real = Field(default=1.0, ge=0)
-    """Share of tags such as `<b>...</b>`."""
+    """Relative share of tags such as `<b>...</b>`."""
     placeholders: Real = Field(default=1.0, ge=0)
-    """Share of placeholders such as `{0}`, `%s`, an address or an emoji."""
+    """Relative share of placeholders such as `{0}`, `%s`, an address or an emoji."""
     noise: Real = Field(default=1.0, ge=0)
-    """Share of one to three words of random characters."""
+    """Relative share of noise: one to three words of random characters."""
 
     @model_validator(mode="after")
     def _some_share(self) -> Self:
@@ -124,11 +124,11 @@ class TermsConfig(Section):
     """
 
     probability: Probability
-    """Share of the words with one partner, other than themselves, that get a hint."""
+    """Share of the words aligned to exactly one, different word that get a hint."""
     template: str = "__source__ {src} __target__ {trg} __done__"
-    """Text in place of the word: `{src}` is the word, `{trg}` its translation."""
+    """Text that replaces the word: `{src}` is the word, `{trg}` its translation."""
     replace: Probability = 0.0
-    """Share of the hints that are random words instead, which replace the translation too: the model learns to obey."""
+    """Share of the hints replaced with random words on both sides, so that the model learns to copy the hint."""
 
     @model_validator(mode="after")
     def _whole_template(self) -> Self:
@@ -137,12 +137,12 @@ class TermsConfig(Section):
 
 
 class PrefixConfig(ModifierConfig):
-    """A part of the translation, written before the source: the model learns to use given words."""
+    """A part of the translation written before the source: the model learns to use given words."""
 
     min_words: Words = 2
-    """Words of that part, at least; a target with fewer is left as it is."""
+    """Fewest words of that part; a target with fewer words is left unchanged."""
     max_words: Words = 5
-    """Words of that part, at most."""
+    """Most words of that part."""
     template: str = "__start__ {trg} __end__ "
     """Text before the source: `{trg}` is the part."""
 
@@ -159,18 +159,18 @@ def _check_order(name: str, least: int, most: int) -> None:
 
 
 class ModifiersConfig(Section):
-    """Random changes of training pairs, other ones in every epoch (docs/modifiers.md)."""
+    """Random changes of training pairs, different in every epoch (docs/modifiers.md)."""
 
     merge: MergeConfig | None = None
-    """Short pairs merged."""
+    """Merging of short pairs."""
     noise: NoiseConfig | None = None
     """Random words to copy."""
     no_end_punctuation: ModifierConfig | None = None
-    """No full stop, question or exclamation mark at the end, where both sides have the same one."""
+    """Removal of a full stop, question mark or exclamation mark at the end if both sides have the same one."""
     upper_case: ModifierConfig | None = None
-    """Both sides in capitals."""
+    """Conversion of both sides to capitals."""
     title_case: ModifierConfig | None = None
-    """A capital at the beginning of every word on both sides."""
+    """Conversion of both sides to title case, with a capital at the start of every word."""
     typos: TyposConfig | None = None
     """Typing errors in the source."""
     inline: InlineConfig | None = None
@@ -178,7 +178,7 @@ class ModifiersConfig(Section):
     terms: TermsConfig | None = None
     """Terminology hints."""
     prefix: PrefixConfig | None = None
-    """A given beginning."""
+    """A part of the translation given before the source."""
 
     @model_validator(mode="before")
     @classmethod
@@ -191,7 +191,7 @@ class ModifiersConfig(Section):
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Sections of the modifiers that change anything, by name, in the order in which they are applied."""
+        """Sections of the active modifiers by name, in the order in which they are applied."""
         sections = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: section for name, section in sections.items() if section and section.probability}
 
@@ -210,7 +210,7 @@ class UntilConfig(Section):
     """The stage ends after this many of these epochs."""
     patience: Count | None = Field(default=None, ge=1)
     """The stage ends after this many validations without a better metric, counted within the stage. For the last stage
-    set `training.stop.patience`, which counts there alone."""
+    set `training.stop.patience` instead."""
 
     @model_validator(mode="after")
     def _one_end(self) -> Self:
@@ -223,7 +223,8 @@ class StageConfig(Section):
     """One stage of training, with its own mix of corpora."""
 
     mix: dict[str, Annotated[float, Field(ge=0, le=1e9)]]
-    """Name of a corpus -> its share of the pairs; shares need not add up to 1. Others are not used in this stage."""
+    """Name of a corpus -> its share of the pairs; shares need not add up to 1. Other corpora are not used in this
+    stage."""
     until: UntilConfig
     """The end of the stage."""
     modifiers: ModifiersConfig | None = None

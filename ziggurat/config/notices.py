@@ -21,16 +21,16 @@ _TABLES = (HISTORIES, RESIDUALS, ATTENTIONS, INITIALISATIONS, MEMORIES)
 _OF_SOME_KINDS = frozenset(option for table in _TABLES for facts in table.values() for option in facts.options)
 _PLANNED = frozenset({"wiring.planned_encoder_layers", "wiring.planned_decoder_layers"})
 _CONDITIONAL = _OF_SOME_KINDS | _PLANNED | {"embedding.max_positions", "attention.qk_length", "dropout.sublayer_unit"}
-"""Keys that mean something beside certain choices only."""
+"""Keys that have an effect only with certain choices."""
 
 
 def unused_settings(model: ModelConfig) -> Iterator[str]:
-    """Yield the keys of `model` that are set but mean nothing beside its other choices."""
+    """Yield the keys of `model` that are set but have no effect with its other choices."""
     idle = set(_CONDITIONAL - _heeded(model))
     # RNMT+ has no feed-forward networks, no matrix that holds queries, keys and values, no gates, and lingvo's epsilon.
     if model.family == "rnmt":
         idle |= {"wiring.gpas"}
-        presets = [PRESETS[model.preset]["d_ff"]] if model.preset else []  # which nobody wrote
+        presets = [PRESETS[model.preset]["d_ff"]] if model.preset else []  # not set by the user
         yield from _set("model", model, model.d_ff not in presets, "d_ff")
         yield from _set("model", model, True, "layer_norm_epsilon")
     for name in ("combination", "wiring", "attention", "embedding", "dropout"):
@@ -41,14 +41,14 @@ def unused_settings(model: ModelConfig) -> Iterator[str]:
 
 
 def _unused_in_inits(model: ModelConfig) -> Iterator[str]:
-    """Yield the idle keys of `init` and of those of single stacks.
+    """Yield the keys without effect in `init` and in the `init` of single stacks.
 
-    A stack's own takes from `init` what it does not say: keys that mean something there are no idle ones of `init`, and
-    those that mean nothing are named once.
+    A stack's `init` takes its missing keys from `init`: keys with an effect there count as used in `init`, and those
+    without are named once.
     """
     inits, said = model.inits, InitConfig()
     if len(inits) == 3 and model.init.kind != said.kind and not INITIALISATIONS[model.init.kind].outside:
-        yield "model.init.kind"  # both stacks have their own, and it does nothing outside of them
+        yield "model.init.kind"  # both stacks have their own, and it has no effect outside the stacks
     for name, init in inits.items():
         heeded = {option for one in (inits.values() if name == "init" else (init,)) for option in _heeded_in(one)}
         heeded -= {"init.qkv"} if model.family == "rnmt" else set()
@@ -60,7 +60,7 @@ def _unused_in_inits(model: ModelConfig) -> Iterator[str]:
 
 
 def _heeded_in(init: InitConfig) -> set[str]:
-    """Return the conditional keys of an initialisation that mean something beside its kind, as `init.alpha`."""
+    """Return the conditional keys that have an effect with the kind of an initialisation, such as `init.alpha`."""
     idle = set() if init.omega == "profiled" else {"init.profile_tokens"}
     return set(INITIALISATIONS[init.kind].options - idle)
 
@@ -114,7 +114,7 @@ _HEEDED_BY_SCHEDULE = {
 
 
 def unread_files(subword: SubwordConfig) -> list[Problem]:
-    """Return what is wrong with each file of a vocabulary that `subword.kind` does not read."""
+    """Return a problem for each vocabulary file that is set but that `subword.kind` does not read."""
     return [
         Problem.of(
             f"data.subword.{key}",
@@ -129,7 +129,7 @@ def unread_files(subword: SubwordConfig) -> list[Problem]:
 
 
 def unused_in_data(data: DataConfig) -> Iterator[str]:
-    """Yield the keys of section `data` that are set but mean nothing beside its other choices."""
+    """Yield the keys of section `data` that are set but have no effect with its other choices."""
     subword = data.subword
     idle = [key for kind, keys in _FILES.items() if kind != subword.kind for key in keys]
     idle += _OF_TRAINED_PIECES if subword.kind in _FILES else ()
@@ -143,10 +143,10 @@ def unused_in_data(data: DataConfig) -> Iterator[str]:
 
 
 def unused_in_training(training: TrainingConfig) -> Iterator[str]:
-    """Yield the keys of section `training` that are set but mean nothing beside its other choices."""
+    """Yield the keys of section `training` that are set but have no effect with its other choices."""
     schedule, divergence, validation = training.schedule, training.divergence, training.validation
     heeded = {"kind", "start", *_HEEDED_BY_SCHEDULE[schedule.kind]}
-    if schedule.start == "peak":  # the rest of these two does not depend on the warm-up, that of others does
+    if schedule.start == "peak":  # after their warm-up these two schedules do not depend on it; others do
         heeded -= {"initial"} | (
             {"warmup_updates"} if schedule.kind in ("linear", "cosine", "wsd", "constant") else set()
         )
@@ -163,7 +163,7 @@ def unused_in_training(training: TrainingConfig) -> Iterator[str]:
 
 
 def unused_in_decoding(decoding: DecodingConfig) -> Iterator[str]:
-    """Yield the keys of section `decoding` that are set but mean nothing beside its other choices."""
+    """Yield the keys of section `decoding` that are set but have no effect with its other choices."""
     penalty = decoding.length_penalty
     yield from _set("decoding", decoding, decoding.diverse_groups == 1, "diverse_strength")
     yield from _set("decoding.length_penalty", penalty, penalty.kind == "none", "alpha")
@@ -171,7 +171,7 @@ def unused_in_decoding(decoding: DecodingConfig) -> Iterator[str]:
 
 
 def _set(path: str, section: BaseModel, idle: bool, *keys: str) -> Iterator[str]:
-    """Yield the keys whose value is not the default where they are `idle`."""
+    """Yield the keys whose value is not the default, if they are `idle`."""
     for key, field in type(section).model_fields.items():
         if idle and key in keys and getattr(section, key) != field.default:
             yield f"{path}.{key}"
@@ -182,7 +182,7 @@ _note = partial(Problem, severity="note")
 
 
 def notices(experiment: Experiment) -> list[Problem]:
-    """Return a problem for every choice of `experiment` that is allowed, but probably a mistake."""
+    """Return a problem for every choice of `experiment` that is allowed but probably a mistake."""
     return [
         *data_notices(experiment.data),
         *_unused(experiment),
@@ -193,7 +193,7 @@ def notices(experiment: Experiment) -> list[Problem]:
 
 
 def data_notices(data: DataConfig) -> list[Problem]:
-    """Return a warning for each side, of all corpora or of one, whose language is given by anything but a code."""
+    """Return a warning for each language, of `data` or of one corpus, that is not given as a code."""
     sides = {"data.source_language": data.source_language, "data.target_language": data.target_language}
     sides |= {
         f"{corpus_key}.{key}": code
@@ -212,7 +212,7 @@ def _unused(experiment: Experiment) -> Iterator[Problem]:
     if one_direction and training.checkpoint.keep_best_per_direction:
         unused.append("training.checkpoint.keep_best_per_direction")
     for key in unused:
-        yield _warning(key, f"`{key}` is set, but has no effect beside the other choices")
+        yield _warning(key, f"`{key}` is set but has no effect with the other choices")
 
 
 def _recomputing(experiment: Experiment) -> Iterator[Problem]:
@@ -232,14 +232,14 @@ def _recomputing(experiment: Experiment) -> Iterator[Problem]:
 
 
 def _halves(model: ModelConfig) -> Iterator[Problem]:
-    """Yield a problem for each method of which the model, or one of its stacks, has half."""
+    """Yield a problem for each method of which the model, or one of its stacks, uses only half."""
     residuals = {"encoder": model.residuals(decoder=False), "decoder": model.residuals(decoder=True)}
     yield from _residual_with_init(model, residuals)
     if model.init.kind == "uniform" and model.family != "rnmt":
         yield _warning(
             "model.init.kind",
-            "`init.kind: uniform` is RNMT+'s: of a Transformer it sets embeddings and output projection alone, and the "
-            "maps in its layers start as in `xavier`",
+            "`init.kind: uniform` is RNMT+'s: in a Transformer it sets only embeddings and output projection, and the "
+            "maps in its layers start as with `xavier`",
         )
     if model.wiring.gpas and "model.wiring.gpas" not in unused_settings(model):
         for side, its in residuals.items():
@@ -255,7 +255,7 @@ def _halves(model: ModelConfig) -> Iterator[Problem]:
         if stack.history in ("attention_residuals", "block_attention_residuals") and not paper:
             yield _warning(
                 f"model.{side}.history",
-                f"`{side}.history: {stack.history}` takes the place of residual connections in its paper: `residual: "
+                f"`{side}.history: {stack.history}` replaces residual connections in its paper: `residual: "
                 "none` and `combination.unit: sublayer`; here it mixes streams that hold what is below them already",
             )
     if "sub_ln" in residuals["decoder"] and model.decoder.attention not in ("full", "relative", "merged_full"):
@@ -277,13 +277,13 @@ def _halves(model: ModelConfig) -> Iterator[Problem]:
     ):
         yield _warning(
             "model.init.kind",
-            "`residual: ln_scaling` beside `init.kind: depth_scaled`: both damp deep layers, and the authors of "
+            "`residual: ln_scaling` with `init.kind: depth_scaled`: both damp deep layers, and the authors of "
             "LayerNorm Scaling leave scaled initialisation out because it cancels the gain (Sun et al. 2025)",
         )
 
 
 def _residual_with_init(model: ModelConfig, residuals: Mapping[str, tuple[str, ...]]) -> Iterator[Problem]:
-    """Yield where a residual kind and the initialisation that its paper has with it are not in the same stacks."""
+    """Yield a warning if a residual kind and the initialisation of its paper are not in the same stacks."""
     every = dict.fromkeys((*residuals["encoder"], *residuals["decoder"]))
     for residual, facts in RESIDUALS.items():
         if facts.init is None:
@@ -304,8 +304,8 @@ def _residual_with_init(model: ModelConfig, residuals: Mapping[str, tuple[str, .
         for other in [side for side in by_kind if side not in chosen] if chosen and elsewhere else ():
             yield _warning(
                 f"model.{other}.init.kind",
-                f"`init.kind: {kind}` {elsewhere} in the {other} too, whose `residual: {residuals[other][-1]}` was not "
-                "made for that",
+                f"`init.kind: {kind}` also {elsewhere} in the {other}, whose `residual: {residuals[other][-1]}` was "
+                "not made for that",
                 f"choose `residual: {residual}` for both, or `model.{other}.init.kind: xavier`",
             )
         for side in [side for side in chosen if side in by_kind] if elsewhere else ():
@@ -313,13 +313,13 @@ def _residual_with_init(model: ModelConfig, residuals: Mapping[str, tuple[str, .
                 these = " and ".join(f"`residual: {its}`" for its in others)
                 yield _warning(
                     f"model.{side}.ranges",
-                    f"`init.kind: {kind}` is for all layers: it {elsewhere} in those of the {side} with {these} "
-                    f"too, which were not made for that (`model.{side}.ranges`)",
+                    f"`init.kind: {kind}` is for all layers: it also {elsewhere} in those of the {side} with {these}, "
+                    f"which were not made for that (`model.{side}.ranges`)",
                 )
 
 
 def _three_branches(model: ModelConfig) -> Iterator[Problem]:
-    """Yield a note for each method whose constants count three branches where a merged decoder layer has two."""
+    """Yield a note for each method whose constants count three branches if merged decoder layers have two."""
     if not ATTENTIONS[model.decoder.attention].merged:
         return
     decoder = RESIDUALS[model.decoder_residual]
@@ -330,7 +330,7 @@ def _three_branches(model: ModelConfig) -> Iterator[Problem]:
                 "model.decoder.attention",
                 f"the constants of {facts.three_branches} count three branches to a decoder layer, as its paper has; "
                 f"with `decoder.attention: {model.decoder.attention}` there are two, so the decoder's first updates "
-                "are smaller than they need be",
+                "are smaller than necessary",
             )
 
 
@@ -346,13 +346,13 @@ def _training(training: TrainingConfig) -> Iterator[Problem]:
     if schedule.start == "peak" and training.start_from is None:
         yield _warning(
             "training.schedule.start",
-            "`training.schedule.start: peak` is for a model that is trained already (`training.start_from`): initial "
-            "weights begin at the highest rate, without a warm-up",
+            "`training.schedule.start: peak` is for a trained model (`training.start_from`): here untrained weights "
+            "start at the highest rate, without a warm-up",
         )
     if training.freeze and training.start_from is None:
         yield _warning(
             "training.freeze",
-            "`training.freeze` without `training.start_from`: initial weights, which are random, stay as they are",
+            "`training.freeze` without `training.start_from` freezes initial weights, which are random",
         )
     if cold := warm_up_notice(training):
         yield cold
@@ -362,14 +362,14 @@ def _training(training: TrainingConfig) -> Iterator[Problem]:
             "training.schedule.decay_updates",
             f"`training.schedule` ends at update {ends:,} (`decay_updates`), training at {last:,} (`stop.updates`): "
             f"the {last - ends:,} updates between have a learning rate of {schedule.floor:.3g} and change little",
-            "leave `decay_updates` out, or set `floor` to the rate that they are to have",
+            "leave `decay_updates` out, or set `floor` to the rate for those updates",
         )
     if training.growth is not None and (cut := cut_short(training.growth, training.stop)):
         yield cut
 
 
 def warm_up_notice(training: TrainingConfig) -> Problem | None:
-    """Return a warning where training ends before its learning rate has risen to its peak."""
+    """Return a warning if training ends before its learning rate has risen to its peak."""
     schedule, last = training.schedule, training.stop.updates
     steps = schedule.warmup_end
     one_replica = schedule.kind == "gnmt+" and schedule.replicas == 1

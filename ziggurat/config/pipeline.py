@@ -1,8 +1,8 @@
-"""The file of `ziggurat pipeline`: from corpora to a small student, one section for each part of it.
+"""The file of `ziggurat pipeline`: from corpora to a small student, with one section for each part of the pipeline.
 
-A section that is left out leaves its steps out. `PipelineConfig.experiment` puts together what a model is trained with.
-The sections about corpora are here: where they come from, what is held out of them; those about models are in
-`ziggurat.config.pipeline_models`.
+If a section is left out, so are its steps. `PipelineConfig.experiment` assembles the configuration that a model is
+trained with. The sections about corpora (their sources, the pairs held out of them) are here; those about models are
+in `ziggurat.config.pipeline_models`.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ class FetchConfig(Section):
     """How public corpora are fetched (docs/fetch.md)."""
 
     registry: list[PathText] = Field(default_factory=list, max_length=100)
-    """Registries of your own, laid over the built-in one."""
+    """Your own registries, whose entries override the built-in ones."""
     cache: PathText | None = None
     """Folder of downloads; null: `$ZIGGURAT_DOWNLOADS`, or ~/.cache/ziggurat/downloads."""
     mirror: list[str] = Field(default_factory=list, max_length=100)
-    """Folders or addresses with files at HOST/PATH, asked before the files' own servers."""
+    """Folders or URLs with files at HOST/PATH, tried before the files' own servers."""
     offline: bool = False
     """Use downloads and mirrors only."""
     proxy: str | None = None
-    """Proxy for all addresses; null: `$https_proxy`."""
+    """Proxy for all URLs; null: `$https_proxy`."""
     retries: Annotated[int, Field(ge=0, le=1000)] = 5
-    """Failures in a row to bear."""
+    """Consecutive failures to tolerate."""
 
 
 class BitextCorpus(CorpusConfig):
     """A parallel corpus: files as in `data.train`, or the name of a public one."""
 
     fetch: str | None = Field(default=None, min_length=1, max_length=500)
-    """Name of a public corpus, such as `opus/Tatoeba/v2023-04-12/de-en`, in place of files (docs/fetch.md)."""
+    """Name of a public corpus, such as `opus/Tatoeba/v2023-04-12/de-en`, instead of files (docs/fetch.md)."""
 
     @model_validator(mode="after")
     def _one_layout(self) -> Self:
         if self.alignment is not None:
             raise ConfigError.of(
-                "alignment", "is of no use here: pairs are dropped and split up; add section `alignment`"
+                "alignment", "is of no use here because pairs are dropped and split up: add section `alignment`"
             )
         if self.source_language or self.target_language:
             raise ValueError("a pipeline has one direction: leave out the languages of single corpora")
@@ -81,7 +81,7 @@ class BitextCorpus(CorpusConfig):
 
 
 class CleaningConfig(FilterConfig):
-    """Cleaning of the training corpora, as `data.filters` (docs/data.md); more of it is on."""
+    """Cleaning of the training corpora, as `data.filters` (docs/data.md) but with more filters on by default."""
 
     max_length_ratio: Real | None = Field(default=3.0, gt=1)
     """As in `data.filters`."""
@@ -92,11 +92,11 @@ class CleaningConfig(FilterConfig):
     control_characters: bool = True
     """As in `data.filters`."""
     held_out: Literal["keep", "pairs", "sides"] = "pairs"
-    """Pairs that the development or test sets have, too; as in `data.filters`."""
+    """Training pairs that also occur in development or test sets; as in `data.filters`."""
 
 
 class HoldOutConfig(Section):
-    """Pairs that are taken out of the training corpora where there is no other development or test set."""
+    """Pairs taken out of the training corpora if there is no other development or test set."""
 
     dev: Size = Field(default=0, ge=0)
     """Pairs for development; 0: none."""
@@ -108,10 +108,10 @@ class BitextConfig(Section):
     """Parallel text."""
 
     train: list[BitextCorpus] = Field(min_length=1, max_length=1000)
-    """Training corpora. A `tag` is for some of them: what is held out, distilled or tested has none."""
+    """Training corpora. Give a `tag` only to some of them: text that is held out, distilled or tested has none."""
     dev: list[BitextCorpus] = Field(default_factory=list, max_length=100)
-    """Development corpora; they are not cleaned. A `tag` is put before the sentences for models that learn from a
-    corpus with the same one."""
+    """Development corpora, which are not cleaned. Their `tag` is put before the sentences only for models that learn
+    from a corpus with the same tag."""
     hold_out: HoldOutConfig | None = None
     """Take pairs for development and test out of the cleaned training corpora: no pair that shares a side with them
     stays there."""
@@ -140,7 +140,7 @@ class TestSetConfig(Section):
     target: PathText | None = None
     """Its translation."""
     fetch: str | None = Field(default=None, min_length=1, max_length=500)
-    """Name of a public test set, such as `sacrebleu/wmt20/de-en`, in place of files."""
+    """Name of a public test set, such as `sacrebleu/wmt20/de-en`, instead of files."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -151,14 +151,14 @@ class TestSetConfig(Section):
 
 
 class MonolingualText(Section):
-    """Text of one language."""
+    """A monolingual text."""
 
     path: PathText | None = None
     """One sentence per line: path or glob; .gz, .xz and .zst are read as streams."""
     fetch: str | None = Field(default=None, min_length=1, max_length=500)
-    """Name of a public corpus, such as `news-crawl/2019/de`, in place of files."""
+    """Name of a public corpus, such as `news-crawl/2019/de`, instead of files."""
     lines: Size | None = Field(default=None, ge=1)
-    """Take the first lines only, after cleaning; null: all."""
+    """Use only the first N lines, after cleaning; null: all."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -168,12 +168,12 @@ class MonolingualText(Section):
 
 
 class MonolingualConfig(Section):
-    """Text of one language each; without duplicates and without the sentences of development and test sets."""
+    """Monolingual texts; duplicates and the sentences of development and test sets are removed."""
 
     source: list[MonolingualText] = Field(default_factory=list, max_length=1000)
-    """Text of the source language, for `distillation`."""
+    """Texts in the source language, for `distillation`."""
     target: list[MonolingualText] = Field(default_factory=list, max_length=1000)
-    """Text of the target language, for `backtranslation`."""
+    """Texts in the target language, for `backtranslation`."""
 
 
 _PIPELINE_FORMAT = 1
@@ -185,8 +185,8 @@ DISTILLATION: CorpusName = "distillation"
 HELD_OUT = "held-out"
 """Name of the test set that is taken out of the training corpora."""
 PREPARED_BY = ("max_characters", "max_pieces")
-"""Filters that hold when the data of a model are prepared."""
-_ANY = CorpusConfig(source="-", target="-")  # for checks of what does not depend on corpora
+"""Filters that apply when the data of a model are prepared."""
+_ANY = CorpusConfig(source="-", target="-")  # for checks that do not depend on corpora
 
 
 _OF_PIPELINE = {
@@ -199,14 +199,14 @@ _OF_PIPELINE = {
     "data.target_language": "target_language",
 }
 _OF_MODEL = ("subword", "unicode", "stages", "modifiers", "sampling_temperature")
-"""Keys of `data` that are keys of a model in a pipeline's file."""
+"""Keys of `data` in an experiment that belong to a model in a pipeline's file."""
 
 
 def pipeline_names(model: ModelName | None = None, corpora: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the names of a pipeline for keys of an experiment, and for ways out of the command line.
+    """Return the pipeline's names for an experiment's keys and for the remedies that messages propose.
 
     Args:
-        model: the model whose experiment it is; None: it is the data of cleaning.
+        model: the model that the experiment belongs to; None: the experiment has the data of cleaning.
         corpora: key of a corpus in the experiment, such as `data.train.0`, -> key in the pipeline's file.
     """
     found = {**_OF_PIPELINE, **(corpora or {})}
@@ -216,7 +216,7 @@ def pipeline_names(model: ModelName | None = None, corpora: Mapping[str, str] | 
         found |= {"data.source_language": "target_language", "data.target_language": "source_language"}
     found |= {section: f"{model}.{section}" for section in ("model", "training", "decoding")}
     found |= {f"data.{key}": f"{model}.{key}" for key in _OF_MODEL}
-    # A change of the file makes the store again, and the command for the whole is the one that goes on.
+    # A change of the file rebuilds the store, and the pipeline's own command resumes.
     found |= dict.fromkeys((Remedy.PREPARE, Remedy.PREPARE_ANEW, Remedy.REBUILD), f"give `--force {model}-data`")
     return found | {Remedy.THEN_PREPARE: "", Remedy.PREPARE_AFTER: "", Remedy.RESUME: "the same command"}
 
@@ -231,33 +231,33 @@ def _said(error: ConfigError | ValidationError, names: Mapping[str, str] = Mappi
 
 
 class PipelineConfig(Section):
-    """The whole of a pipeline."""
+    """A whole pipeline."""
 
     format: Count = _PIPELINE_FORMAT
     """Version of this format."""
     folder: PathText = Field(min_length=1)
-    """Folder of all results, one folder in it for each step."""
+    """Folder of all results, with one folder for each step."""
     source_language: Language
     """ISO 639 code of the source language, such as `de`."""
     target_language: Language
     """ISO 639 code of the target language, such as `en`."""
     fetch: FetchConfig = FetchConfig()
-    """How corpora are fetched, where any is named by `fetch`."""
+    """How corpora with `fetch` are fetched."""
     bitext: BitextConfig
     """Parallel text."""
     test: list[TestSetConfig] = Field(default_factory=list, max_length=100)
     """Test sets, none of which is trained on."""
     monolingual: MonolingualConfig = MonolingualConfig()
-    """Text of one language."""
+    """Monolingual texts."""
     cleaning: CleaningConfig = CleaningConfig()
-    """Cleaning of the training corpora; `max_pieces` holds when a model's data are prepared, `max_characters` then
-    too."""
+    """Cleaning of the training corpora. `max_pieces` applies when a model's data are prepared, `max_characters` in both
+    steps."""
     backward: TrainedConfig | None = None
     """Model from target to source, for `backtranslation`."""
     backtranslation: BackTranslationConfig | None = None
     """Back-translation of `monolingual.target`."""
     teacher: TrainedConfig | None = None
-    """Teacher: the best model that can be trained, deep."""
+    """Teacher: a deep model, the best that can be trained."""
     distillation: DistillationConfig | None = None
     """Distillation by the teacher."""
     filter: FilterStepConfig | None = None
@@ -265,7 +265,7 @@ class PipelineConfig(Section):
     alignment: AlignmentStepConfig | None = None
     """Word alignments of the student's corpora."""
     student: TrainedConfig | None = None
-    """Student: the small model that is to be used."""
+    """Student: the small model for later use."""
     quantisation: QuantisationConfig | None = None
     """Fine-tuning of the student for int8."""
     shortlist: ShortlistConfig | None = None
@@ -302,16 +302,17 @@ class PipelineConfig(Section):
             if chosen.without_layers is None:
                 self._check_model(name, chosen)
             elif name != "student":
-                raise ConfigError.of(f"{name}.without_layers", ": only a `student` begins as the teacher")
-            elif self.teacher is not None and self.teacher.existing is None:  # else the steps ask that model
+                raise ConfigError.of(f"{name}.without_layers", ": only a `student` starts as the teacher")
+            elif self.teacher is not None and self.teacher.existing is None:  # otherwise the steps check it
                 self.with_student_of(self.teacher.model, self.teacher.unicode, "-")
         self._check_precision()
         return self
 
     def with_student_of(self, teacher: ModelConfig, unicode: str, vocabulary: str) -> Self:
-        """Return the configuration with all that the student has from the teacher that it begins as.
+        """Return the configuration with all settings that the student inherits from the teacher it starts as.
 
-        `vocabulary` is the folder of the teacher's. Raises ConfigError: what cannot be left out, or does not fit.
+        `vocabulary` is the folder of the teacher's vocabulary. Raises ConfigError if layers cannot be left out or
+        sections do not fit.
         """
         assert self.student is not None
         student = self.student.begun_as(teacher, unicode, vocabulary)
@@ -323,7 +324,7 @@ class PipelineConfig(Section):
         """Return each key that is missing, with the key that needs it."""
         instead = "or take pairs out of the training corpora, `bitext.hold_out: {%s: 1000}`"
         tested, developed = self.test or held.test, self.bitext.dev or held.dev
-        wants: list[tuple[object, str, str, str]] = [  # what is there, its key, the key that needs it (@), why
+        wants: list[tuple[object, str, str, str]] = [  # value, its key, the key that needs it (@), why
             (self.teacher or self.student, "teacher", "", "a pipeline trains a `teacher`, a `student`, or both"),
             (developed, "bitext.dev", "", f"models are chosen by it; {instead % 'dev'}"),
         ]
@@ -340,7 +341,7 @@ class PipelineConfig(Section):
                 (made, "monolingual.source", "distillation", "@ has no text without it: `bitext` is false"),
             ]
         if self.student is not None and self.student.without_layers is not None:
-            wants.append((self.teacher, "teacher", "student.without_layers", "the student begins as it (@)"))
+            wants.append((self.teacher, "teacher", "student.without_layers", "the student starts from it (@)"))
         if self.filter is not None:
             wants += [
                 (self.distillation, "distillation", "filter", "@ is of its corpus"),
@@ -366,7 +367,7 @@ class PipelineConfig(Section):
         ]
 
     def _check_model(self, name: ModelName, chosen: TrainedConfig) -> None:
-        """Raise ConfigError where the sections of a model contradict each other, or the corpora it is to learn from."""
+        """Raise ConfigError if the sections of a model contradict each other or the corpora that it learns from."""
         made = {BITEXT: True, BACK_TRANSLATION: self.backtranslation is not None and name != "backward"}
         made[DISTILLATION] = self.distillation is not None and name == "student"
         for corpus in chosen.corpora or {}:
@@ -378,7 +379,7 @@ class PipelineConfig(Section):
         if wanting and (name != "student" or self.alignment is None):
             out = "add section `alignment`, which makes them" if name == "student" else "a pipeline makes them only"
             raise ConfigError.of(f"{name}.{wanting[0]}", f"needs word alignments: {out} for the student")
-        # With the weights that they will have: beside stages there are none.
+        # With their final weights: with stages there are none.
         train = [
             _ANY.model_copy(update={"weight": corpus.weight * weight})
             for kind, weight in self.weights(name).items()
@@ -396,7 +397,7 @@ class PipelineConfig(Section):
                 raise ConfigError.of("quantisation", f": {_said(error)}") from None
 
     def _check_precision(self) -> None:
-        """Raise ConfigError for a step that works in a precision that each machine chooses for itself."""
+        """Raise ConfigError for a step whose precision each machine would choose for itself."""
         for step, name in (("backtranslation", "backward"), ("distillation", "teacher"), ("filter", "backward")):
             section = getattr(self, step)
             if section is None:
@@ -422,7 +423,7 @@ class PipelineConfig(Section):
     def experiment(
         self, name: ModelName, train: Sequence[CorpusConfig], dev: Sequence[CorpusConfig], store: str
     ) -> Experiment:
-        """Return the experiment of a model on these corpora. Raises ValidationError where its parts do not fit."""
+        """Return the experiment of a model on these corpora. Raises ValidationError if its parts do not fit."""
         chosen: TrainedConfig = getattr(self, name)
         languages = (self.source_language, self.target_language)
         source, target = languages[::-1] if name == "backward" else languages
@@ -448,7 +449,7 @@ class PipelineConfig(Section):
     def quantised(self, student: Experiment, weights: str) -> Experiment:
         """Return the experiment of the student's fine-tuning for int8, from its `weights`, on its last mix.
 
-        Raises ConfigError, ValidationError where its parts do not fit.
+        Raises ConfigError or ValidationError if its parts do not fit.
         """
         assert self.quantisation is not None
         updates, before = self.quantisation.updates, student.training
@@ -463,7 +464,7 @@ class PipelineConfig(Section):
         }
         training = change_section(change_section(before, changes, "training"), self.quantisation.training, "training")
         data = student.data
-        if data.stages:  # a run begins with the first one; the student was trained with the last one in the end
+        if data.stages:  # a run starts with the first stage, but the student's training ended with the last
             last = data.stages[-1]
             for_good = last.model_copy(update={"until": UntilConfig(corpus=last.until.corpus)})
             data = data.model_copy(update={"stages": [for_good]})

@@ -1,4 +1,4 @@
-"""Sections of the file of `ziggurat pipeline` about models: trained, translated with, exported, evaluated."""
+"""Sections of the file of `ziggurat pipeline` about models: training, translation, export and evaluation."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ Method = Literal["sample", "top-k", "beam", "noised-beam"]
 CorpusName = Literal["bitext", "back-translation", "distillation"]
 """Corpora that a model can learn from."""
 MAX_RATIO, RATIO_SLACK = 1.5, 5
-"""Of a synthetic pair the longer side may have so many times the pieces of the shorter one, and so many more. Of human
-pairs of short sentences, fr-en and de-en, that drops 0.2 to 0.7 %, of pairs at random about a seventh
-(docs/back-translation.md)."""
+"""MAX_RATIO and RATIO_SLACK are the defaults of `max_ratio` and `ratio_slack`. They drop 0.2 to 0.7 % of human pairs of
+short sentences (fr-en and de-en) and about a seventh of random pairs (docs/back-translation.md)."""
 
 _OF_TEACHER = frozenset({"model", "subword", "unicode"})
-"""Keys that a student has from the teacher that it begins as."""
+"""Keys that a student inherits from the teacher it starts as."""
 
 
 class TrainedConfig(Section):
     """A model to train, with the sections of an experiment; the pipeline provides the data."""
 
     recipe: str | None = None
-    """Built-in recipe (`ziggurat recipes`) whose model, training, decoding and subwords are taken where this section
-    says nothing else."""
+    """Built-in recipe (`ziggurat recipes`) whose model, training, decoding and subwords are the defaults of this
+    section."""
     existing: PathText | None = None
-    """Run or model directory to be used as it is; nothing is trained."""
+    """Run or model directory to use unchanged; nothing is trained."""
     without_layers: str | None = None
-    """Of the student: it begins as the teacher without these layers, such as `decoder.2-5`, and with its vocabulary;
-    `model`, `subword` and `unicode` are then the teacher's (docs/students.md). null: it begins from nothing."""
+    """Student only: start from the teacher without these layers, such as `decoder.2-5`, and with its vocabulary.
+    `model`, `subword` and `unicode` are then the teacher's (docs/students.md). null: train from scratch."""
     corpora: dict[CorpusName, Annotated[float, Field(gt=0, le=1e9)]] | None = None
-    """Corpora to train on with their weights; null: `bitext` and, where they are made, `back-translation`; for the
-    student `distillation` alone where that is made."""
+    """Corpora to train on, with their weights. null: `bitext`, and `back-translation` if it is made; for the student
+    only `distillation` if that is made."""
     unicode: Literal["none", "nfc", "nfkc"] = "none"
     """As `data.unicode`."""
     sampling_temperature: Real = Field(default=1.0, ge=0.1)
@@ -55,12 +54,12 @@ class TrainedConfig(Section):
     modifiers: ModifiersConfig = ModifiersConfig()
     """As `data.modifiers`."""
     stages: list[StageConfig] = Field(default_factory=list, max_length=1000)
-    """As `data.stages`; corpora are called as in `corpora`, and the bitext's by their own names; without `filter`, what
-    is distilled from text of one language is `distillation-monolingual`."""
+    """Stages as in `data.stages`. Corpora are named as in `corpora`, those of the bitext by their own names; without
+    `filter`, the part distilled from monolingual text is `distillation-monolingual`."""
     model: ModelConfig = ModelConfig()
     """Architecture."""
     training: TrainingConfig = TrainingConfig()
-    """Optimisation; `growth` makes a deep teacher of a shallow one."""
+    """Optimisation; `growth` grows a shallow teacher into a deep one."""
     decoding: DecodingConfig = DecodingConfig()
     """Search, for validation and evaluation."""
 
@@ -81,9 +80,9 @@ class TrainedConfig(Section):
     @model_validator(mode="after")
     def _trained_or_existing(self) -> Self:
         if self.existing is not None and (given := self.model_fields_set - {"existing"}):
-            raise ConfigError.of("existing", f"takes a model as it is: leave out `{min(given)}`")
+            raise ConfigError.of("existing", f"uses a model unchanged: leave out `{min(given)}`")
         if self.training.lora is not None:
-            raise ConfigError.of("training.lora", "adapts a trained model, not one of a pipeline: use `ziggurat train`")
+            raise ConfigError.of("training.lora", "adapts an already trained model: use `ziggurat train`")
         if self.training.start_from is not None:
             raise ConfigError.of(
                 "training.start_from", "is not for a pipeline; `without_layers` starts a student from the teacher"
@@ -95,13 +94,13 @@ class TrainedConfig(Section):
             if given := self.model_fields_set & _OF_TEACHER:
                 raise ConfigError.of("without_layers", f"takes the teacher's `{min(given)}`: leave it out")
             if self.training.growth is not None:
-                raise ConfigError.of("training.growth", "begins with a model from nothing: not beside `without_layers`")
+                raise ConfigError.of("training.growth", "trains from scratch: leave it or `without_layers` out")
         return self
 
     def begun_as(self, teacher: ModelConfig, unicode: str, vocabulary: str) -> Self:
-        """Return the section of a student that begins as `teacher` without `without_layers`.
+        """Return the section of a student that starts as `teacher` without `without_layers`.
 
-        `vocabulary` is the folder of the teacher's. Raises ConfigError: layers that cannot be left out.
+        `vocabulary` is the folder of the teacher's vocabulary. Raises ConfigError if layers cannot be left out.
         """
         try:
             model = pruned_config(teacher, LeftOut.parse(self.without_layers or "", ""))
@@ -117,21 +116,22 @@ class TranslationConfig(Section):
     method: Method
     """Search for the synthetic side."""
     decoding: dict[str, Any] = Field(default_factory=dict)
-    """Keys of `decoding` in place of the model's own, such as `{beam_size: 8}`."""
+    """Keys that override the model's `decoding`, such as `{beam_size: 8}`."""
     max_pieces: Length = Field(default=250, ge=1)
     """Most subword pieces of either side."""
     max_ratio: Annotated[float, Field(ge=1, le=1e6)] = MAX_RATIO
-    """The longer side may have so many times the pieces of the shorter one, and `ratio_slack` more."""
+    """Maximum length ratio in pieces: the longer side may have this many times the pieces of the shorter side, plus
+    `ratio_slack`."""
     ratio_slack: Length = Field(default=RATIO_SLACK, ge=0)
-    """Pieces beyond `max_ratio`, which alone would drop many good pairs of short sentences."""
+    """Pieces allowed beyond `max_ratio`, which alone would drop many good pairs of short sentences."""
     seed: Seed = Field(default=1, ge=0)
     """Seed of samples and noise."""
     shard_lines: Size | None = Field(default=None, ge=1)
-    """Lines of a shard: what an interruption loses per worker; null: a hundredth of all, from 200 to 2,000."""
+    """Lines per shard, the most that an interruption loses per worker; null: a hundredth of all, from 200 to 2,000."""
     threads: Threads = Field(default=1, ge=1)
-    """CPU threads of each worker; the result depends on them."""
+    """CPU threads of each worker; the result depends on this number."""
     workers: Threads | None = Field(default=None, ge=1)
-    """Processes; null: one for each core, one on a GPU. The result does not depend on them."""
+    """Number of processes; null: one per core, or one on a GPU. The result does not depend on it."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, ..."""
 
@@ -140,7 +140,7 @@ class TranslationConfig(Section):
         search: Literal["sample", "beam"] = "sample" if self.method in ("sample", "top-k") else "beam"
         change_section(DecodingConfig(search=search), self.decoding, "decoding")
         if clash := {"search", "seed", "n_best"} & self.decoding.keys():
-            raise ConfigError.of(f"decoding.{min(clash)}", ": this section has keys of its own for that")
+            raise ConfigError.of(f"decoding.{min(clash)}", ": use the key of this section for that")
         return self
 
 
@@ -159,14 +159,14 @@ class DistillationConfig(TranslationConfig):
     method: Method = "beam"
     """Search for the synthetic side."""
     n_best: Beams = Field(default=8, ge=1)
-    """Candidates of each sentence of the bitext, of which the one nearest its reference is kept; the beam has this
-    size, or that of `decoding.beam_size`, which cannot be smaller. 1: the model's best."""
+    """Candidates for each sentence of the bitext; the one nearest to the reference is kept. The beam has this size, or
+    `decoding.beam_size`, which cannot be smaller. 1: the model's best."""
     nearest: Literal["chrf", "bleu"] = "chrf"
     """Score of a candidate against its reference."""
     bitext: bool = True
     """Translate the source side of the bitext."""
     monolingual: bool = True
-    """Translate `monolingual.source`, too, where it is given."""
+    """Also translate `monolingual.source`, if given."""
 
     @model_validator(mode="after")
     def _beam_has_room(self) -> Self:
@@ -180,30 +180,30 @@ class DistillationConfig(TranslationConfig):
 
 
 class FilterStepConfig(Section):
-    """Cross-entropy filter (docs/students.md): pairs are dropped whose source the backward model finds least likely."""
+    """Cross-entropy filter (docs/students.md): drops the pairs whose source the backward model finds least likely."""
 
     keep: float = Field(default=0.95, gt=0, le=1)
-    """Share of the pairs that is kept."""
+    """Share of the pairs to keep."""
     threads: Threads = Field(default=1, ge=1)
-    """CPU threads of each worker; the last digits of a score depend on them."""
+    """CPU threads of each worker; the last digits of a score depend on this number."""
     workers: Threads | None = Field(default=None, ge=1)
-    """Processes; null: one for each core, one on a GPU."""
+    """Number of processes; null: one per core, or one on a GPU."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, ..."""
 
 
 class QuantisationConfig(Section):
-    """Fine-tuning of the student in which products are rounded to bytes, as int8 translation computes them.
+    """Fine-tuning of the student with products rounded to bytes, as int8 translation computes them.
 
-    Of the student's `stages` it has the last one's mix and modifiers.
+    It uses the mix and modifiers of the last of the student's `stages`.
     """
 
     updates: Count = Field(default=500, ge=1)
     """Updates."""
     peak: Real = Field(default=1e-4, gt=0)
-    """Highest learning rate; it is reached after a tenth of the updates and then falls like a cosine."""
+    """Highest learning rate, reached after a tenth of the updates; the rate then falls along a cosine."""
     training: dict[str, Any] = Field(default_factory=dict)
-    """Keys of `training` in place of the student's, such as `{batch: {max_tokens: 2048}}`."""
+    """Keys that override the student's `training`, such as `{batch: {max_tokens: 2048}}`."""
 
 
 class AlignmentStepConfig(Section):
@@ -216,7 +216,7 @@ class AlignmentStepConfig(Section):
     hmm_iterations: Annotated[int, Field(ge=0, le=1000)] = 5
     """Iterations of the hidden Markov model."""
     pairs: Size = Field(default=1_000_000, ge=1)
-    """Pairs to train the aligner on at most."""
+    """Most pairs to train the aligner on."""
 
 
 class ShortlistConfig(Section):
@@ -229,29 +229,29 @@ class ShortlistConfig(Section):
     floor: Annotated[float, Field(ge=0, le=1)] = 1e-4
     """Lowest probability of a target piece given a source piece."""
     pairs: Size = Field(default=200_000, ge=1)
-    """Training pairs to read at most."""
+    """Most training pairs to read."""
 
 
 class TargetConfig(Section):
-    """A model written for another toolkit, and compared with ours before (docs/export.md)."""
+    """A model exported for another toolkit and compared with ours (docs/export.md)."""
 
     quantization: str | None = None
     """`int8`, `float32`, ...; null: the target's usual one, fp32 for most."""
     lines: Size = Field(default=1000, ge=1)
-    """Lines of the development set to compare by."""
+    """Lines of the development set used for the comparison."""
     tolerance: Real | None = Field(default=None, ge=0)
-    """By how much BLEU may fall on the first test set; null: it is not asked."""
+    """Largest drop in BLEU allowed on the first test set; null: BLEU is not checked."""
     metadata: dict[str, str] = Field(default_factory=dict)
-    """argos: `package_version`, `from_code`, `from_name`, `to_code`, `to_name`, `license`."""
+    """Metadata of an Argos package: `package_version`, `from_code`, `from_name`, `to_code`, `to_name`, `license`."""
 
 
 class ExportConfig(Section):
-    """Exports of the student, or of the teacher where there is no student."""
+    """Exports of the student, or of the teacher if there is no student."""
 
     ctranslate2: TargetConfig | None = None
-    """For CTranslate2, and `ziggurat translate` without PyTorch."""
+    """Export for CTranslate2, and for `ziggurat translate` without PyTorch."""
     argos: TargetConfig | None = None
-    """For Argos Translate and LibreTranslate."""
+    """Export for Argos Translate and LibreTranslate."""
     huggingface: TargetConfig | None = None
     """For transformers."""
     onnx: TargetConfig | None = None
@@ -264,14 +264,14 @@ class EvaluationConfig(Section):
     metrics: list[Literal["bleu", "chrf", "ter"]] = Field(default=["bleu", "chrf"], min_length=1)
     """Metrics of sacreBLEU."""
     perturb: list[str] = Field(default_factory=list, max_length=100)
-    """Disturbances of the first test set (docs/robustness.md): `caps`, `title`, `typos`, ..., or `all`."""
+    """Perturbations of the first test set (docs/robustness.md): `caps`, `title`, `typos`, ..., or `all`."""
     perturb_lines: Size = Field(default=500, ge=1)
-    """Lines of the test set that are disturbed, the first ones."""
+    """Number of lines of the test set to perturb, from the first."""
     int8: bool = True
-    """Also evaluate the final model in int8 by our own engine (on CPUs)."""
+    """Also evaluate the final model in int8 with our own engine (on CPUs)."""
     speed_lines: Size = Field(default=500, ge=0)
-    """Lines of the first test set that are translated to measure speed, after a warm-up; 0: speed is not measured."""
+    """Lines of the first test set to translate, after a warm-up, to measure speed; 0: speed is not measured."""
     threads: Threads | None = Field(default=None, ge=1)
-    """CPU threads; null: one for each core."""
+    """CPU threads; null: one per core."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, ..."""

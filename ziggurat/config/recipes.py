@@ -1,4 +1,4 @@
-"""Built-in recipes: the systems of papers, composed of fragments, plain files, and recipes made small."""
+"""Built-in recipes: systems of papers, composed of fragments; plain files; and small forms of papers' recipes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Paper(Section):
     """The paper that recipes come from."""
 
     key: str
-    """Beginning of its recipes' names, and the name of its file."""
+    """Prefix of its recipes' names, and the name of its file."""
     authors: str
     """Family names."""
     year: int
@@ -53,15 +53,15 @@ class Published(Section):
     """Figures that a paper reports about one system."""
 
     parameters: int | float | None = None
-    """Parameters in millions: an integer where the paper rounds to millions, else rounded to 0.1."""
+    """Parameters in millions: an integer if the paper rounds to millions, otherwise rounded to 0.1."""
     count_differs: str | None = None
-    """Reason why the recipe has another number of parameters than published; null: it has the same, to rounding."""
+    """Reason why the recipe's parameter count differs from the published one; null: equal after rounding."""
     scores: dict[str, float] = Field(default_factory=dict)
     """Metric -> score. `bleu` is tokenised BLEU, `sacrebleu` BLEU on plain text."""
     costs: dict[str, float] = Field(default_factory=dict)
     """Times and the like, with the unit in the name."""
     saving_differs: str | None = None
-    """Reason why growing saves another share of layer passes than of published time; null: the same within 3 points."""
+    """Reason why growing saves a different share of layer passes than of published time; null: within 3 points."""
     fails: bool = False
     """True if the paper reports that training failed."""
 
@@ -78,7 +78,7 @@ class Published(Section):
         return 1_000_000 if isinstance(self.parameters, int) else 100_000
 
     def words(self) -> str:
-        """Return all figures on one line, an empty one where there are none."""
+        """Return all figures on one line, which is empty if there are none."""
         facts = [f"{self.parameters}M parameters"] if self.parameters is not None else []
         facts += [f"{name} {value}" for name, value in (*self.scores.items(), *self.costs.items())]
         return ", ".join([*facts, *(["training failed"] if self.fails else [])])
@@ -172,10 +172,10 @@ class PaperRecipe:
 
     @property
     def data_source(self) -> str:
-        """The source of the corpora and the folder to put them into, in a sentence."""
+        """A sentence with the source of the corpora and the folder for them."""
         folder = Path(self.content["data"]["train"][0]["source"]).parent
         source = next(source for start, source in _CORPORA.items() if folder.name.startswith(start))
-        return f"Data, to be put into {folder}/: {source}. `ziggurat fetch {self.name}` gets what of it is free."
+        return f"Data, to be put into {folder}/: {source}. `ziggurat fetch {self.name}` fetches the free parts."
 
     def text(self) -> str:
         """Return the recipe as a configuration file, which begins with comments."""
@@ -193,7 +193,7 @@ _CORPORA = {
     "zh-en-small": "bitext of NIST OpenMT 2012, from the Linguistic Data Consortium for a fee, https://www.ldc.upenn.edu",
     "zh-en-large": "CWMT, UN and News Commentary of WMT 2018, https://www.statmt.org/wmt18/translation-task.html",
 }
-"""Sources of the papers' corpora, by the beginning of the folder's name."""
+"""Prefix of a folder's name -> the source of the corpora."""
 
 
 def _yaml_names(folder: Traversable) -> list[str]:
@@ -226,7 +226,7 @@ def paper_recipes(key: str) -> Mapping[str, PaperRecipe]:
 
 
 def find_paper_recipe(name: str) -> PaperRecipe | None:
-    """Return the recipe called `name`, None where no paper has it; reads one file at most."""
+    """Return the recipe called `name`, or None if no paper has it; reads at most one file."""
     keys = [key for key in paper_keys() if name.startswith(f"{key}-")]
     return paper_recipes(keys[0]).get(name) if keys else None
 
@@ -237,7 +237,7 @@ def _resolve(file: _PaperFile, row: SystemRow) -> PaperRecipe:
     for part in (*(fragment.set for fragment in used), row.set):
         content = joined(content, part)
     comments = tuple(fragment.comment for fragment in used if fragment.comment)
-    # Merging leaves the keys in the order of the fragments, which no reader expects.
+    # Merging leaves the keys in the order of the fragments, which no one expects.
     return PaperRecipe(file.paper, row, comments, ordered(content))
 
 
@@ -273,7 +273,7 @@ _MEASUREMENTS = 12
 class SmallCorpus(NamedTuple):
     """Files of parallel text to train a small recipe on, by default the embedded language pair.
 
-    `train` and `dev` are source and target; `languages` are None where the recipe's own are to stay.
+    `train` and `dev` are pairs of source and target; `languages` is None to keep the recipe's own.
     """
 
     train: tuple[str, str] = ("data/babel/train.qlo", "data/babel/train.qhi")
@@ -302,7 +302,7 @@ def _batch(content: dict[str, Any]) -> None:
 
 def _rate(content: dict[str, Any]) -> None:
     schedule = content["training"]["schedule"]
-    if schedule["kind"] == "noam":  # its peak is factor / sqrt(d_model * warm-up); the width is the small one already
+    if schedule["kind"] == "noam":  # its peak is factor / sqrt(d_model * warm-up); d_model is already the small width
         narrower_and_sooner = _NARROWER * schedule["warmup_updates"] / _WARMUP
         deep = content["model"]["decoder"]["layers"] > _DEEP
         schedule["factor"] = float(f"{schedule['factor'] / (2 if deep else 1) / math.sqrt(narrower_and_sooner):.4g}")
@@ -382,7 +382,7 @@ RULES: tuple[tuple[str, Callable[[dict[str, Any]], None]], ...] = (
     ("Precision is fp32, which small products on a CPU are fastest in.", _precision),
     ("A translation has at most twice its source's tokens and 10: a model that failed ends none by itself.", _search),
 )
-"""What is changed and why, and what changes it in place, in order: rates and growth need the paper's lengths."""
+"""Reason of each change and the function that makes it, in order: rates and growth need the paper's lengths."""
 
 
 def small_content(full: Mapping[str, Any], corpus: SmallCorpus | None = None) -> tuple[dict[str, Any], list[str]]:
@@ -396,9 +396,9 @@ def small_content(full: Mapping[str, Any], corpus: SmallCorpus | None = None) ->
     if corpus.languages is not None:
         data["source_language"], data["target_language"] = corpus.languages
     place = PurePosixPath("stores/small") / PurePosixPath(data["store"]).relative_to("stores")
-    # Another corpus must not replace the store of the embedded pair.
+    # A different corpus must not replace the store of the embedded pair.
     data["store"] = str(place.with_name(f"{place.name}-own") if own else place)
-    if (start := content["training"].get("start_from")) is not None:  # a small model, then
+    if (start := content["training"].get("start_from")) is not None:  # then the small form of that model
         content["training"]["start_from"] = start.replace("runs/", "runs/small/", 1)
     for split, (source, target) in (("train", corpus.train), ("dev", corpus.dev)):
         data[split] = [{"source": source, "target": target}]
@@ -415,7 +415,7 @@ def _small_text(recipe: PaperRecipe, corpus: SmallCorpus | None = None) -> str:
     lines = [
         f"Small: {recipe.summary}",
         recipe.paper.citation,
-        f"The method and its settings are those of `{recipe.name}`; these keys are not (docs/papers.md):",
+        f"The method and its settings are those of `{recipe.name}`, except for these keys (docs/papers.md):",
         *(f"- {reason}" for reason in reasons),
         "Data: " + ("`ziggurat fetch babel` writes the embedded language pair." if corpus is None else "your own."),
     ]
@@ -426,7 +426,7 @@ _PLAIN_FOLDER = resources.files("ziggurat") / "recipes"
 
 
 def plain_recipe_names() -> list[str]:
-    """Return the names of the recipes that belong to no paper, sorted; each is one file."""
+    """Return the names of the recipes that do not belong to a paper, sorted; each is one file."""
     return _yaml_names(_PLAIN_FOLDER)
 
 
@@ -436,14 +436,14 @@ def recipe_names() -> list[str]:
 
 
 def find_small_recipe(name: str) -> PaperRecipe | None:
-    """Return the paper's recipe that `name`, such as `NAME-small`, is the small form of; None where it is none."""
+    """Return the paper's recipe whose small form is called `name`, such as `NAME-small`; None if there is none."""
     return find_paper_recipe(name.removesuffix(SUFFIX)) if name.endswith(SUFFIX) else None
 
 
 def recipe_text(name: str, *, corpus: SmallCorpus | None = None) -> str:
     """Return the YAML text of a recipe. Raises ConfigError for an unknown name, with the nearest ones.
 
-    `corpus` is what a small one trains on, by default the embedded language pair.
+    `corpus` is the training corpus of a small recipe, by default the embedded language pair.
     """
     text = _text(name, corpus)
     if text is None:
@@ -466,7 +466,7 @@ def _text(name: str, corpus: SmallCorpus | None = None) -> str | None:
 
 
 def recipe_summary(name: str) -> str:
-    """Return a recipe in one line; for a plain one, its first comment. Raises ConfigError for an unknown name."""
+    """Return one line on a recipe; for a plain recipe, its first comment. Raises ConfigError for an unknown name."""
     recipe = find_paper_recipe(name)
     return recipe.summary if recipe else recipe_text(name).splitlines()[0].removeprefix("#").strip()
 
@@ -483,13 +483,13 @@ class NamedText(NamedTuple):
 
 
 def load_named(name: str, overrides: Sequence[str] = ()) -> Experiment:
-    """Load the configuration file `name`, or the built-in recipe of that name where there is no such file."""
+    """Load the configuration file `name`, or the built-in recipe of that name if there is no such file."""
     named = read_named(name)
     return parse_experiment(named.text, named.label, overrides)
 
 
 def read_named(name: str) -> NamedText:
-    """Return the text that `load_named` loads; a pipe can be read only once. Raises ConfigError where there is none."""
+    """Return the text that `load_named` loads; a pipe can be read only once. Raises ConfigError if there is none."""
     if not Path(name).is_file():
         if (text := _text(name)) is not None:
             return NamedText(text, f"recipe {name}", name)

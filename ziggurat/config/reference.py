@@ -1,6 +1,6 @@
 """Reference of all configuration keys, generated from the field descriptions, and the methods with their papers.
 
-`ziggurat explain` and the site show it; ziggurat.config.choices has the keys of a pipeline.
+`ziggurat explain` and the site show it; the keys of a pipeline are in ziggurat.config.choices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def entries(
 ) -> list[KeyDescription]:
     """Return the keys of a section and of all sections inside it, in order; `[]` marks list items.
 
-    With `told`, class of a section -> where its keys are told, those are told once only; it gets what is told here.
+    `told` maps the class of a section to the path where its keys are described; these are not repeated, and sections
+    described here are added to it.
     """
     found: list[KeyDescription] = []
     for name, field in section.model_fields.items():
@@ -74,7 +75,7 @@ def markdown() -> str:
         "One YAML file describes one experiment. Every key can be overridden on the command line as",
         "`path.to.key=value` (list items by number: `data.train.0.weight=2`); an unknown or ill-typed key is an",
         "error. `ziggurat explain KEY` prints these entries. Relative paths start from the current folder, `~/` from",
-        "your home folder; variables such as `$HOME` are not replaced but refused.",
+        "your home folder; variables such as `$HOME` are refused.",
     ]
     return "\n".join([*lines, *listed(entries(told={}))]) + "\n"
 
@@ -191,9 +192,9 @@ METHODS: dict[str, dict[str, str]] = {
     },
     "method": dict.fromkeys(("sample", "top-k", "beam", "noised-beam"), "Edunov et al. 2018"),
 }
-"""Axis -> kind -> paper. The plain case of an axis is no method, and is missing.
+"""Axis -> kind -> paper. The plain case of an axis is not a method and is missing.
 
-An axis has the name of its key, or where that is `kind` or a stack of the section around it (`axis_of`)."""
+An axis has the name of its key, or of the section around it if the key is `kind` or a stack (`axis_of`)."""
 
 KEYS: Mapping[str, str] = {
     "model.encoder.layer_drop": "Fan et al. 2019",
@@ -221,7 +222,7 @@ KEYS: Mapping[str, str] = {
     "decoding.top_k": "Fan et al. 2018",
     "decoding.mbr": "Eikema and Aziz 2020",
 }
-"""Key -> paper, where it is the key that makes the method, whatever its value."""
+"""Key -> paper, for keys that are a method whatever their value."""
 
 
 ALIASES: Mapping[str, str] = {
@@ -307,11 +308,11 @@ ALIASES: Mapping[str, str] = {
     "decoding.top_p": "nucleus sampling",
     "decoding.mbr": "minimum Bayes risk",
 }
-"""Key, or key=value -> its names in papers and elsewhere, but for spelling. A name may mean several things."""
+"""Key, or key=value -> its names in papers and elsewhere, apart from spelling. A name may mean several things."""
 
 
 def spelled(name: str) -> str:
-    """Return a name as it is looked up: without case, blanks and punctuation but `+`."""
+    """Return a name in the form used for look-up: without case, blanks and punctuation except `+`."""
     return "".join(c for c in unicodedata.normalize("NFKC", name).casefold() if c.isalnum() or c == "+")
 
 
@@ -323,9 +324,9 @@ def axis_of(key: str) -> str:
 
 
 def other_names_of(value: str, key: str) -> tuple[str, str]:
-    """Return what `value`, which `key` does not take, means: by its names in ALIASES, and as a value of another key.
+    """Return what an invalid `value` of `key` may mean: as a name in ALIASES, and as a value of another key.
 
-    Either is a value of `key`, or `another.key=value`; or "" where it means nothing.
+    Each is a value of `key` or `another.key=value`; "" if it has no meaning.
     """
     by_name = by_value = ""
     for target, names in ALIASES.items():
@@ -339,7 +340,7 @@ def other_names_of(value: str, key: str) -> tuple[str, str]:
 
 
 def methods_in_use(experiment: Experiment) -> list[Method]:
-    """Return the methods that the configuration chooses, those of the model first."""
+    """Return the methods that the configuration chooses, starting with those of the model."""
     model, training = experiment.model, experiment.training
     chosen = [*kinds_in_use(model), ("training.optimiser.kind", "optimiser", training.optimiser.kind)]
     found = [Method(key, value, METHODS[axis][value]) for key, axis, value in chosen if value in METHODS[axis]]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(le=10**12)]
-"""Numbers that are only compared with: updates, epochs, validations."""
+"""Numbers that are only compared: updates, epochs, validations."""
 Size = Annotated[int, Field(le=2**31 - 1)]
 """Tokens or pairs in total; the product of two fits into 64 bits."""
 Layers = Annotated[int, Field(le=4096)]
@@ -30,11 +30,11 @@ Vocabulary = Annotated[int, Field(le=10_000_000)]
 Seed = Annotated[int, Field(lt=2**64)]
 """Seeds, in the range of torch's generators."""
 Threads = Annotated[int, Field(le=1024)]
-"""Threads of a process; with many more the operating system ends it."""
+"""Threads of a process; the operating system ends a process with many more."""
 Minutes = Annotated[float, Field(le=10_000_000)]
 """Spans of time: 19 years."""
 Real = Annotated[float, Field(le=1e9)]
-"""Any other number."""
+"""Other real numbers."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 """A share or probability, below 1."""
 
@@ -43,8 +43,8 @@ _VARIABLE = re.compile(r"\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
 
 def _without_variables(path: str) -> str:
     """Return `path`. Raises ValueError if it holds `$HOME` or the like, unless a file of exactly that name exists."""
-    # Kept as text, `$HOME` would create a folder of that name. Replaced, a file would mean something else to each
-    # reader, and a stranger's file could read the environment.
+    # Kept as text, `$HOME` would create a folder of that name. If it were replaced, a file would mean something
+    # different to each user, and a stranger's file could read the environment.
     if (found := _VARIABLE.search(path)) and not os.path.lexists(path):
         raise ValueError(
             f"`{found[0]}` is not replaced here as in a shell; write the path itself, or `~/` for your home folder"

@@ -1,10 +1,10 @@
 """Training section: the sections about one update, and `TrainingConfig` with all of them at the end.
 
-In the order of an update: batches, loss, optimiser and learning rate; then memory and processes, which change how an
-update is computed but not its result. The sections about the life of a run are in ziggurat.config.lifecycle, growth is
-in ziggurat.config.depth.
+The sections follow the order of an update: batches, loss, optimiser and learning rate, then memory and processes, which
+change how an update is computed but not its result. The sections about the life of a run are in
+ziggurat.config.lifecycle, and growth is in ziggurat.config.depth.
 
-What sections ask of each other and of the model is in ziggurat.config.experiment.
+Rules between sections, and between them and the model, are in ziggurat.config.experiment.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class GuidedAlignmentConfig(Section):
     """
 
     weight: Real = Field(default=0.05, gt=0)
-    """Weight, beside the cross-entropy of the same target token, of the cross-entropy between the head's attention and
-    the alignment, in which all source pieces linked to the token have equal shares."""
+    """Weight of the cross-entropy between the head's attention and the alignment, relative to the cross-entropy of the
+    same target token. In the alignment all source pieces linked to the token have equal shares."""
     layer: Layers | None = Field(default=None, ge=1)
     """Decoder layer, from 1; null: the last."""
     head: Width | Literal["mean"] = Field(default=1)
@@ -67,19 +67,19 @@ class BatchConfig(Section):
     """Token-bucketed batches."""
 
     max_tokens: Size = Field(default=4096, ge=1)
-    """Most tokens per batch, padding and end-of-sentence counted, on the longer side (fairseq's rule)."""
+    """Most tokens per batch on the longer side, including padding and end-of-sentence (fairseq's rule)."""
     max_sentences: Size | None = Field(default=None, ge=1)
     """Most sentence pairs per batch."""
     length_multiple: Size = Field(default=1, ge=1)
     """Round padded lengths up to a multiple of this, so that fewer distinct shapes occur."""
     accumulate: Size = Field(default=1, ge=1)
-    """Batches per update, over all processes together (at least one for each). The loss is normalised over all of
-    them, so the result of an update does not depend on the number of processes."""
+    """Batches per update, summed over all processes (at least one for each). The loss is normalised over all batches,
+    so the result of an update does not depend on the number of processes."""
     fit: bool = False
-    """Before a new run, find by trial the largest `max_tokens` that fits into memory; the run's config.yaml then has
-    the number found and `fit: false`."""
+    """Before a new run, find by trial the largest `max_tokens` that fits into memory; the run's config.yaml then
+    contains this number and `fit: false`."""
     fit_limit: Size = Field(default=65_536, ge=256)
-    """`fit` tries no larger `max_tokens`."""
+    """Largest `max_tokens` that `fit` tries."""
     fit_margin: float = Field(default=0.1, ge=0, lt=1)
     """Share of the budget found that `fit` leaves unused, because allocators fragment and sampled segmentations
     vary."""
@@ -91,8 +91,8 @@ class LossConfig(Section):
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     """Probability mass e taken from the gold token."""
     smoothing: Literal["uniform", "others"] = "uniform"
-    """`uniform`: e/V on every class, gold 1-e+e/V (fairseq until 2021, so the forks of the papers). `others`: e/(V-1)
-    on the rest, gold 1-e (zero, tensor2tensor, fairseq since then)."""
+    """`uniform`: e/V on every class, gold 1-e+e/V (fairseq until 2021, and thus the papers' forks). `others`: e/(V-1)
+    on the rest, gold 1-e (zero, tensor2tensor, fairseq since 2021)."""
     subtract_entropy: bool = False
     """Report the loss minus the entropy of the smoothed target, so that a perfect model scores 0 (zero)."""
     normalisation: Literal["tokens", "sentence_mean", "sentence_sum"] = "tokens"
@@ -101,8 +101,8 @@ class LossConfig(Section):
     chunk_tokens: Size = Field(default=1024, ge=1)
     """Rows of logits computed at a time; the whole matrix [tokens, vocabulary] never exists."""
     r_drop: Real = Field(default=0.0, ge=0)
-    """alpha of R-Drop (Liang et al. 2021): each batch passes twice, with other dropout, and the two distributions of
-    each token are drawn together (docs/training.md), in twice the time and memory; 0: off. Theirs is 5."""
+    """alpha of R-Drop (Liang et al. 2021): each batch passes twice with different dropout, and the two distributions of
+    each token are pulled together (docs/training.md), in twice the time and memory; 0: off. The paper uses 5."""
     inter_sim: Real = Field(default=0.0, ge=0)
     """Weight, in nats per target token, of a penalty on encoder states that point away from their sentence's mean
     (named by Li et al. 2020, defined here: docs/training.md); 0: none. Try 0.1."""
@@ -111,19 +111,19 @@ class LossConfig(Section):
 
 
 class OptimiserConfig(Section):
-    """One of torch.optim's optimisers; the learning rate is the schedule's."""
+    """An optimiser from torch.optim; the schedule sets the learning rate."""
 
     kind: Literal["adam", "adamw", "radam", "muon"] = "adam"
     """`muon` trains the matrices inside the layers, AdamW everything else (Jordan 2024; torch.optim.Muon)."""
     betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.98), strict=False)
-    """Decay rates of the moments (adam, adamw, radam; for muon: of the AdamW part)."""
+    """Decay rates of the moments (adam, adamw, radam, and the AdamW part of muon)."""
     epsilon: Real = Field(default=1e-9, gt=0)
     """Added to the root of the second moment."""
     weight_decay: Real = Field(default=0.0, ge=0)
     """Decoupled for adamw, radam and muon; L2 for adam. Never on biases, norms or embeddings."""
     weight_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share s of the trained weights in their running mean after each update (EMA of weights, Marian's exponential
-    smoothing), by which the model is validated, saved and translated (docs/training.md); 0: off. Theirs is 1e-4."""
+    smoothing). The mean is used for validation, saving and translation (docs/training.md); 0: off. Marian has 1e-4."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
     """muon only: decay rate of its momentum."""
     moments: Literal["fp32", "bf16"] = "fp32"
@@ -165,29 +165,29 @@ class ScheduleConfig(Section):
     warmup_updates: Count = Field(default=4000, ge=0)
     """Length of the linear warm-up (gnmt+: times `replicas`)."""
     start: Literal["warm_up", "peak"] = "warm_up"
-    """Where a new run enters the schedule. `peak`: at the end of the warm-up, as a run that grows does
-    (`growth.restart_rate`), for a model that is trained already (`training.start_from`)."""
+    """Point at which a new run enters the schedule. `peak`: at the end of the warm-up, as after growth
+    (`growth.restart_rate`), for a model that is already trained (`training.start_from`)."""
     initial: Real = Field(default=1e-7, ge=0)
     """Rate at update 0 of the warm-up (all but noam and gnmt+)."""
     floor: Real = Field(default=1e-9, ge=0)
     """Lowest rate after the warm-up (isqrt, linear, cosine, wsd)."""
     decay_share: float = Field(default=0.2, gt=0, le=1)
-    """`wsd`: share of the updates up to the end of the decay in which the rate falls."""
+    """`wsd`: share of the updates, up to the end of the decay, over which the rate falls."""
     decay_updates: Count | None = Field(default=None, ge=1)
-    """Update of the run at which `linear`, `cosine` and `wsd` reach `floor`, whatever growth and roll backs do to the
-    rate; default: `training.stop.updates`."""
+    """Update of the run at which `linear`, `cosine` and `wsd` reach `floor`, regardless of growth and roll-backs;
+    default: `training.stop.updates`."""
     base: Real = Field(default=1e-4, gt=0)
     """gnmt+: rate for the batch of one replica."""
     replicas: Size = Field(default=1, ge=1)
     """gnmt+: number of replicas, whose batches make up one update."""
     decay_start: Count = Field(default=400_000, ge=1)
-    """gnmt+: number of batches, over all replicas, after which the decay begins: update decay_start / replicas."""
+    """gnmt+: number of batches, over all replicas, after which the decay starts: update decay_start / replicas."""
     decay_end: Count = Field(default=1_200_000, ge=1)
     """gnmt+: the same for the end of the decay."""
 
     @property
     def rate_key(self) -> str:
-        """Key of this section that all rates are proportional to, or that the highest of them is."""
+        """Key of this section that sets the highest rate or scales all rates."""
         return {"noam": "factor", "gnmt+": "base"}.get(self.kind, "peak")
 
     @property
@@ -219,17 +219,17 @@ Recompute = Annotated[Layers, Field(ge=1)] | Literal["segments"] | None
 
 
 class RecomputeConfig(Section):
-    """Activation checkpointing: less memory for at most one more forward pass; gradients stay the same bit for bit."""
+    """Activation checkpointing: less memory for at most one more forward pass; gradients are the same bit for bit."""
 
     encoder: Recompute = None
-    """In the encoder: null keeps all activations. k keeps only the input of every k-th layer and recomputes the rest
-    of that layer in the backward pass; 1 does so in all layers. `segments` does so for runs of about sqrt(layers) / 4
-    layers, so that memory grows with the square root of depth (Chen et al. 2016)."""
+    """Recomputation in the encoder. null keeps all activations. k keeps only the input of every k-th layer and
+    recomputes the rest of that layer in the backward pass; 1 does so in all layers. `segments` does so for runs of
+    about sqrt(layers) / 4 layers, so that memory grows with the square root of depth (Chen et al. 2016)."""
     decoder: Recompute = None
-    """The same in the decoder."""
+    """The same for the decoder."""
     compact: bool = False
-    """Return freed memory to the system at once (CPU, glibc). Resident memory is then what the tensors need, where
-    recomputed layers otherwise leave up to three times as much; an update takes up to 50 % longer."""
+    """Return freed memory to the system at once (CPU, glibc). Resident memory is then what the tensors need; otherwise
+    recomputed layers leave up to three times as much. An update takes up to 50 % longer."""
 
 
 class DistributedConfig(Section):
@@ -241,17 +241,17 @@ class DistributedConfig(Section):
     bucket_mib: Size = Field(default=25, ge=1)
     """ddp: gradients are summed over the processes in buckets of this size, during the backward pass."""
     timeout_minutes: Minutes = Field(default=30.0, gt=0)
-    """When the others have waited this long for a process, it counts as dead: all stop and name it."""
+    """Time after which a process that the others wait for counts as dead: all stop and name it."""
 
 
 LoraMap = Literal["query", "key", "value", "output", "feed_forward", "gate"]
 
 
 class LoraConfig(Section):
-    """Low-rank adaptation (LoRA, Hu et al. 2021) of the model of `start_from`, all of whose weights stay as they are.
+    """Low-rank adaptation (LoRA, Hu et al. 2021) of the model of `start_from`, whose weights all stay unchanged.
 
-    Chosen linear maps W of the layers become W + alpha / rank * B A, and A [rank, in] and B [out, rank] alone are
-    trained. B is 0 at first, so that training begins with the model as it was (docs/fine-tuning.md).
+    Chosen linear maps W of the layers become W + alpha / rank * B A, and only A [rank, in] and B [out, rank] are
+    trained. B is 0 at first, so training starts from the unchanged model (docs/fine-tuning.md).
     """
 
     rank: Width = Field(default=8, ge=1)
@@ -259,10 +259,10 @@ class LoraConfig(Section):
     alpha: Real = Field(default=16.0, gt=0)
     """Every update is multiplied by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on what the updates read."""
+    """Dropout on the input of the updates."""
     maps: list[LoraMap] = Field(default=["query", "value"], min_length=1, max_length=6)
-    """Maps that have updates, in all layers: of attention `query`, `key`, `value` and `output`, both of every
-    `feed_forward` network, and `gate`, that of average attention and SSRU. RNMT+ has `query` and `key` alone."""
+    """Maps with updates, in all layers: `query`, `key`, `value` and `output` of attention, both maps of every
+    `feed_forward` network, and the `gate` of average attention and SSRU. RNMT+ has only `query` and `key`."""
 
     @model_validator(mode="after")
     def _each_map_once(self) -> Self:
@@ -275,24 +275,24 @@ class TrainingConfig(Section):
     """Training of the model."""
 
     seed: Seed = Field(default=1, ge=0)
-    """Fixes initial weights, data order and dropout."""
+    """Random seed for initial weights, data order and dropout."""
     device: str = "auto"
-    """`auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
+    """`auto` uses a GPU if there is one; otherwise `cpu`, `cuda`, `cuda:1`, `mps`."""
     threads: Threads | None = Field(default=None, ge=1)
     """CPU threads; default: torch's choice."""
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
     """`bf16`: matrix products in bfloat16 by autocast, master weights in fp32. `auto`: the faster of the two on this
-    machine (on a CPU by a product of each), chosen before a new run, whose config.yaml then has the choice."""
+    machine (on a CPU measured with one product each), chosen before a new run and written to its config.yaml."""
     quantise: Literal["int8"] | None = None
-    """`int8`: products are of rows rounded to bytes, as int8 translation computes them (`decoding.precision: int8`,
-    `export --quantization int8`), with the gradients of the numbers before rounding; weights stay fp32. It is for the
-    last updates of a model that is to be served in int8, from `start_from` (docs/students.md). null: none."""
+    """`int8`: products use rows rounded to bytes, as int8 translation computes them (`decoding.precision: int8`,
+    `export --quantization int8`), with the gradients of the unrounded numbers; weights stay in fp32. It is for
+    fine-tuning a model (`start_from`) that will be used in int8 (docs/students.md). null: none."""
     compile: Literal["none", "layers"] = "none"
     """`layers`: torch.compile each layer; all layers of a stack share one compiled graph, whatever their number."""
     cuda_graphs: Count = Field(default=0, ge=0)
-    """Record the passes through the model as CUDA graphs, for up to this many batch shapes, each when it occurs for
-    the second time, and replay them (docs/training.md). It helps deep models and small batches, whose kernels take
-    less time than their launches. `batch.length_multiple` reduces the number of shapes. 0: off."""
+    """Largest number of batch shapes for which the passes through the model are recorded as CUDA graphs, when a shape
+    occurs for the second time, and then replayed (docs/training.md). This helps deep models and small batches, whose
+    kernels take less time than their launches. `batch.length_multiple` reduces the number of shapes. 0: off."""
     tf32: bool = False
     """Allow TF32 matrix products (NVIDIA Ampere and later)."""
     batch: BatchConfig = BatchConfig()
@@ -329,23 +329,24 @@ class TrainingConfig(Section):
     """Shallow-to-deep training; null: the whole depth from the start."""
     start_from: PathText | None = None
     """Run or model directory whose weights training starts from; architecture and vocabularies must be the same
-    (`ziggurat grow` deepens a model). Schedule, moments and data order start from the beginning."""
+    (`ziggurat grow` deepens a model). Schedule, moments and data order are not continued."""
     lora: LoraConfig | None = None
-    """Train low-rank updates of that model alone; `training.lora.rank=8` is enough. null: all weights are trained."""
+    """Train only low-rank updates of the `start_from` model; `training.lora.rank=8` is enough to turn it on. null: all
+    weights are trained."""
     freeze: list[str] = Field(default_factory=list, max_length=64)
     """Parts of the model that are not trained: `source_embedding`, `target_embedding`, `encoder`, `decoder`, `output`,
-    or layers as in `encoder.1-6` and `decoder.3`, of which the lowest is 1. They have no gradients, no moments and no
-    weight decay, and their weights stay the same bit for bit (docs/fine-tuning.md)."""
+    or layers as in `encoder.1-6` and `decoder.3`, counted from 1. They have no gradients, no moments and no weight
+    decay, and their weights stay the same bit for bit (docs/fine-tuning.md)."""
     log_every_updates: Count = Field(default=50, ge=1)
     """Updates between progress records."""
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
-    """Measures of depth during training."""
+    """Depth measurements during training."""
     tensorboard: bool = True
-    """Write TensorBoard events into the run."""
+    """Write TensorBoard events to the run."""
     wandb: WandbConfig | None = None
-    """Also report to Weights & Biases; null: do not. `training.wandb.project=NAME` is enough to turn it on."""
+    """Reporting to Weights & Biases; null: off. `training.wandb.project=NAME` is enough to turn it on."""
     mlflow: MlflowConfig | None = None
-    """Also report to MLflow; null: do not. `training.mlflow.experiment=NAME` is enough to turn it on."""
+    """Reporting to MLflow; null: off. `training.mlflow.experiment=NAME` is enough to turn it on."""
 
     # Before validation: pydantic would refuse the old key as unknown.
     @model_validator(mode="before")
@@ -357,7 +358,7 @@ class TrainingConfig(Section):
             return given
         patience = given.get("patience", {})
         if not isinstance(patience, Mapping) or "non_finite" in patience:
-            raise ConfigError.of("stop.non_finite", "is now called `patience.non_finite`; leave the old one out")
+            raise ConfigError.of("stop.non_finite", "is now called `patience.non_finite`; remove the old key")
         moved = {**patience, "non_finite": stop["non_finite"]}
         return {**given, "stop": {k: v for k, v in stop.items() if k != "non_finite"}, "patience": moved}
 

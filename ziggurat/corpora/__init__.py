@@ -1,1 +1,1 @@
-"""Corpora made: fetched, translated in bulk, synthesised, and the pipeline from corpora to a student."""
+"""Making of corpora: fetching, bulk translation, synthesis, and the pipeline from corpora to a student."""

@@ -9,6 +9,6 @@ Order of reading:
 - modified pairs: modifiers, modified;
 - batches: batching, loader.
 
-Beside these, shortlist estimates which target pieces translate a source piece, and babel generates the embedded
-language pair.
+In addition, shortlist estimates which target pieces translate a source piece, and babel generates the embedded language
+pair.
 """

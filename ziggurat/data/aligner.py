@@ -1,7 +1,7 @@
 """The word aligner: both directions trained on the same pairs (ziggurat.data.hmm), and their symmetrised links.
 
-Before it stand links between words of a pair, in the Pharaoh format that all aligners write, and words as alignments
-count them.
+The module starts with the words that alignments count and the links between them, in the Pharaoh format that all
+aligners write.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ziggurat.system.small_files import arrays_content, check_regular, read_arra
 Sentences = Sequence[NDArray[np.int32]]
 """Word ids of each sentence; -1: a word that the model does not know."""
 
-_CELLS = 1 << 18  # most pairs of words in a batch; it bounds the memory: a batch takes about 100 bytes for each
+_CELLS = 1 << 18  # most pairs of words in a batch, to bound memory: each takes about 100 bytes
 
 
 class TrainingOptions(NamedTuple):
@@ -43,7 +43,7 @@ class TrainingOptions(NamedTuple):
     """Iterations of IBM Model 1, which the HMM starts from."""
     hmm_iterations: int = 5
     empty: float = 0.2
-    """Probability that a word comes from the empty word, which stands for no word of the other side."""
+    """Probability that a word comes from the empty word, and so from no word of the other side."""
 
 
 class Direction:
@@ -55,10 +55,10 @@ class Direction:
         self.empty = empty
 
     def links(self, sources: Sentences, targets: Sentences) -> list[NDArray[np.int64]]:
-        """Return for each pair the source word of each target word, [target words], -1 where there is none.
+        """Return for each pair the source word of each target word, [target words], or -1 for none.
 
-        Each target word gets its most probable source word, by the posterior of the HMM, or none where the empty word
-        is more probable. A sentence without words has no links on either side.
+        Each target word gets its most probable source word by the posterior of the HMM, or none if the empty word is
+        more probable. A sentence without words has no links on either side.
         """
         found = [np.full(len(target), -1, np.int64) for target in targets]
         for batch in _batches(sources, targets):
@@ -75,14 +75,14 @@ class Direction:
         for batch in _batches(sources, targets):
             found, places, empty_places = self._run(batch)
             np.add.at(counts, places.ravel(), found.links.ravel())
-            # What no source word generated, the empty word did; places behind the end of a target count nothing.
+            # Words that no source word generated come from the empty word; positions after a target's end do not count.
             np.add.at(counts, empty_places.ravel(), (batch.present - found.links.sum(2)).ravel())
             jumps.add(found.jumps, found.endings)
             likelihood += found.log_likelihood
         return Direction(self.lexicon.estimate(counts), jumps.weights(), self.empty), likelihood
 
     def _run(self, batch: _Batch) -> tuple[Posteriors, NDArray[np.int64], NDArray[np.int64]]:
-        """Return the posteriors of a batch, and the lexicon's entries [B, J, I] and [B, J] that they are based on."""
+        """Return the posteriors of a batch and the lexicon's entries [B, J, I] and [B, J] used for them."""
         places = self.lexicon.places(batch.source[:, None, :], batch.target[:, :, None])
         empty_places = self.lexicon.places(np.array(self.lexicon.source_size), batch.target)
         emissions = Emissions(self.lexicon[places], self.lexicon[empty_places], batch.lengths)
@@ -96,7 +96,7 @@ def train_direction(
     options: TrainingOptions,
     report: Callable[[int, float], None] = lambda iteration, likelihood: None,
 ) -> Direction:
-    """Return a direction trained on these pairs, all of whose ids are known: IBM Model 1, then the HMM.
+    """Return a direction trained on these pairs (IBM Model 1, then the HMM), in which all ids are known.
 
     `sizes` are the numbers of source and of target words. `report` is called with the number of each finished iteration
     of the HMM, from 1, and the log-likelihood before it.
@@ -117,14 +117,14 @@ class _Batch(NamedTuple):
     source: NDArray[np.int64]
     """[B, I] ids."""
     target: NDArray[np.int64]
-    """[B, J] ids, -1 behind the end."""
+    """[B, J] ids, -1 after the end."""
     lengths: NDArray[np.int64]
     present: NDArray[np.bool_]
-    """[B, J], True where there is a target word."""
+    """[B, J], True at target words."""
 
 
 def _batches(sources: Sentences, targets: Sentences) -> Iterator[_Batch]:
-    """Yield all pairs that have words on both sides, in batches of at most _CELLS pairs of words, one pair at least."""
+    """Yield all pairs with words on both sides, in batches of at most _CELLS pairs of words, but at least one pair."""
     rows, columns = (np.fromiter(map(len, side), np.int64, len(side)) for side in (sources, targets))
     order = np.lexsort((-columns, rows))
     order = order[(rows[order] > 0) & (columns[order] > 0)]
@@ -143,7 +143,7 @@ def _batches(sources: Sentences, targets: Sentences) -> Iterator[_Batch]:
 
 
 WordRule = Literal["split", "blanks"]
-"""`split`: by white space and punctuation, for text as people write it. `blanks`: text that is already tokenised."""
+"""`split`: by white space and punctuation, for ordinary text. `blanks`: for text that is already tokenised."""
 
 # Scripts whose words are not separated: each character, with the marks on it, counts as a word.
 _UNSPACED = "".join(
@@ -158,23 +158,23 @@ _SPLIT = regex.compile(
     r"|\S\p{M}*",
     flags=regex.V1,
 )
-# What Moses, fast_align and eflomal take for blanks: a no-break space is a part of a word there.
+# The blanks of Moses, fast_align and eflomal, which treat a no-break space as part of a word.
 _BLANKS = regex.compile(r"[^ \t\r\n]+")
 
 
 def split_words(text: str, rule: WordRule) -> list[str]:
     """Return the words of `text` in order; word i of an alignment is number i of this list, from 0.
 
-    With `split` a word is a run of letters, digits and combining marks; every other character that is not white space
-    is a word of its own, and so is every character of a script that is written without blanks (Chinese, Japanese,
-    Thai, ...). With `blanks` a word is what stands between blanks and tabs.
+    With `split` a word is a run of letters, digits and combining marks. Every other character that is not white space
+    is a separate word, and so is every character of a script written without blanks (Chinese, Japanese, Thai, ...).
+    With `blanks` words are separated by blanks and tabs.
     """
     found: list[str] = (_SPLIT if rule == "split" else _BLANKS).findall(text)
     return found
 
 
 def word_spans(text: str, rule: WordRule) -> list[tuple[int, int]]:
-    """Return first character and end of each word of `split_words`, such that `text[first:end]` is the word."""
+    """Return the first character and end of each word of `split_words`, so that `text[first:end]` is the word."""
     return [match.span() for match in (_SPLIT if rule == "split" else _BLANKS).finditer(text)]
 
 
@@ -190,10 +190,10 @@ def format_links(links: Iterable[Link]) -> str:
 
 
 def parse_links(line: str, source_words: int | None, target_words: int | None, place: str) -> list[Link]:
-    """Return the links of a line such as `0-0 1-2` in the order in which they stand there; a repeated one counts once.
+    """Return the links of a line such as `0-0 1-2` in the order of the line; a repeated link counts once.
 
-    `source_words` and `target_words` are the numbers of words of both sides, None: not known; `place` is file and line.
-    Raises DataError: something other than numbers joined by `-`, or a word that the sentence does not have.
+    `source_words` and `target_words` are the numbers of words of both sides, or None if unknown; `place` is file and
+    line. Raises DataError for anything other than numbers joined by `-`, or a word that the sentence does not have.
     """
     text = line.strip(" \t")
     if not _LINKS.fullmatch(text):
@@ -225,7 +225,7 @@ def error_rate(
 ) -> AlignmentScore:
     """Return the agreement of the alignments `found` (A) with gold ones, over all pairs together.
 
-    `sure` (S) are links that must be there, `possible` (P) those that may be there; those of S count as possible, too.
+    `sure` (S) are links that must be present, `possible` (P) those that may be; those in S also count as possible.
     """
     links = gold = right = allowed = 0
     for a, s, p in zip(map(set, found), map(set, sure), map(set, possible), strict=True):
@@ -242,7 +242,7 @@ _NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1,
 
 
 def symmetrise(forward: Collection[Link], backward: Collection[Link], how: Symmetrisation) -> set[Link]:
-    """Return one alignment from that of source to target and that of target to source, both as (source, target)."""
+    """Return one alignment from the source-to-target and target-to-source ones, both as (source, target)."""
     one, other = set(forward), set(backward)
     links, union = one & other, one | other
     if how in ("intersection", "union"):
@@ -250,13 +250,13 @@ def symmetrise(forward: Collection[Link], backward: Collection[Link], how: Symme
     sources, targets = {source for source, _ in links}, {target for _, target in links}
 
     def add_if(enough: Callable[[tuple[bool, bool]], bool], link: Link) -> None:
-        """Add a link where `enough` (any or all) of its two words have none yet."""
+        """Add a link if `enough` (any or all) of its two words have none yet."""
         if link not in links and enough((link[0] not in sources, link[1] not in targets)):
             links.add(link)
             sources.add(link[0])
             targets.add(link[1])
 
-    # In the order of the words, and seeing at once what was added, as Moses does: the result depends on it.
+    # In word order, with additions visible at once, as in Moses: the result depends on this.
     before = -1
     while len(links) != before:
         before = len(links)
@@ -272,8 +272,8 @@ def symmetrise(forward: Collection[Link], backward: Collection[Link], how: Symme
 
 
 MOST_WORDS = 1000
-"""A pair with more words on a side is not aligned: time grows with the square of one side times the other."""
-_TRAINING_WORDS = 200  # a pair with more words on a side is not trained on
+"""Most words on a side of a pair that is aligned: time grows with the square of one side times the other."""
+_TRAINING_WORDS = 200  # most words on a side of a pair that is trained on
 
 _FORMAT = "ziggurat-aligner-1"
 _MOST_BYTES = 1 << 34
@@ -284,8 +284,8 @@ _DIRECTIONS = ("forward", "backward")
 class Aligner:
     """A trained word aligner.
 
-    `rule` says how it splits text into words, `words` has those of source and target in the order of their numbers,
-    lower-cased, and `directions` are source to target and target to source.
+    `rule` is how it splits text into words. `words` has the lower-cased source and target words in the order of their
+    numbers. `directions` are source to target and target to source.
     """
 
     def __init__(
@@ -304,11 +304,11 @@ class Aligner:
         options: TrainingOptions | None = None,
         report: Callable[[str, int, float], None] = lambda direction, iteration, likelihood: None,
     ) -> Aligner:
-        """Return an aligner trained on pairs of texts, read once; it takes about 1 kB of memory for a pair of 10 words.
+        """Return an aligner trained on pairs of texts, read once; a pair of 10 words takes about 1 kB of memory.
 
-        Pairs with an empty side or more than TRAINING_WORDS words on one are left out. The two directions run in two
-        threads, without influence on the result. `report` is called after each iteration of the HMM: direction, its
-        number, log-likelihood before it in nats. Raises DataError when no pair is left.
+        Pairs with an empty side or with more than _TRAINING_WORDS words on one are left out. The two directions run in
+        two threads, which does not affect the result. `report` is called after each iteration of the HMM with the
+        direction, the iteration's number and the log-likelihood before it in nats. Raises DataError if no pair is left.
         """
         numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
         sides: tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]] = ([], [])
@@ -331,7 +331,7 @@ class Aligner:
                 lambda iteration, likelihood: report(_DIRECTIONS[source], iteration, likelihood),
             )
 
-        with ThreadPoolExecutor(2) as pool:  # numpy releases Python's lock in all that takes long
+        with ThreadPoolExecutor(2) as pool:  # numpy releases Python's lock in all long operations
             forward, backward = pool.map(train, (0, 1))
         return cls(rule, (list(numbers[0]), list(numbers[1])), (forward, backward))
 
@@ -378,9 +378,9 @@ class Aligner:
 
 
 def read_aligner(path: Path | str) -> Aligner:
-    """Read the file that Aligner.content made.
+    """Read a file made by Aligner.content.
 
-    Raises DataError when it is missing, damaged, or of another format.
+    Raises DataError if it is missing, damaged, or has another format.
     """
     path = Path(path)
     try:
@@ -401,7 +401,7 @@ def read_aligner(path: Path | str) -> Aligner:
 
 
 def _part(tensors: dict[str, NDArray[Any]], name: str, dtype: type, size: int | None = None) -> NDArray[Any]:
-    """Return a tensor. Raises ValueError unless it has one dimension, this type and, where given, this size."""
+    """Return a tensor. Raises ValueError unless it has one dimension, this type and, if given, this size."""
     found = tensors.get(name)
     if found is None or found.ndim != 1 or found.dtype != dtype or size not in (None, len(found)):
         raise ValueError(f"`{name}` is missing or has another form")

@@ -1,11 +1,11 @@
-"""Babel: a small artificial language pair, to try and test the toolkit without a download.
+"""Babel: a small artificial language pair for trying and testing the toolkit without a download.
 
 Low Babel (`qlo`) keeps verb and object together and has little inflection; High Babel (`qhi`) puts the verb last and
-has agreement in gender, number and case. A translator must move words across a whole clause and find their forms far
-away, yet every source sentence has exactly one translation.
+has agreement in gender, number and case. A translator must move words across a whole clause, and their forms depend on
+distant words, yet every source sentence has exactly one translation.
 
-In the grammar `[ ]` is optional and `|` a choice. Cases are in parentheses; where none is given, the rule that uses
-the phrase determines it:
+In the grammar `[ ]` is optional and `|` is a choice. Cases are in parentheses; if none is given, the rule that uses the
+phrase determines it:
 
     Low Babel                                             High Babel
     sentence  = subject [ne] verb                         sentence  = [ku] subject auxiliary
@@ -26,14 +26,14 @@ the phrase determines it:
 - The auxiliary has tense and the number of the subject. Only the adverb marks tense in Low Babel; without one it is
   present. A question has only its mark in Low Babel, and `ku` in High Babel.
 - Verb and auxiliary agree with the head of their subject. A verb in a relative clause agrees with the noun outside if
-  that is its subject, else with the noun inside. Adjectives agree in gender and number, determiners in case as well.
+  that is its subject, otherwise with the noun inside. Adjectives agree in gender and number, determiners also in case.
 - Every third transitive verb has three unrelated meanings: alone, with `ul` and with `eb`.
 - Ten nouns are homographs with two translations; the field of their clause's verb decides between them.
 - There is no comma before the final mark, and the first letter is a capital. Sentences have 4 to 20 Low Babel words,
   which are drawn by the Zipf-Mandelbrot law, p ~ 1 / (rank + 2.7), within their kind.
 
-Words and rules are constants; `seed` chooses only the sentences.
-First come the words: endings of the two languages, and a lexicon invented from their sounds; then the sentences.
+Words and rules are constants; `seed` chooses only the sentences. The module first defines the words (endings of the two
+languages, and a lexicon invented from their sounds), then the sentences.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Ranked(Generic[Item]):
 
     def draw(self, rng: random.Random) -> Item:
         """Draw one item."""
-        # By `rng.random()` alone: Python keeps its stream the same in all versions, which it does not for choice().
+        # Only with `rng.random()`: its stream is the same in all versions of Python, unlike that of choice().
         return self.items[bisect(self._bounds, rng.random())]
 
 
@@ -236,18 +236,18 @@ class AlignedPair(NamedTuple):
     low: str
     high: str
     sure: set[tuple[int, int]]
-    """Words that say the same; a verb's particle says the same as its verb."""
+    """Links between words with the same meaning; a verb's particle has the meaning of its verb."""
     possible: set[tuple[int, int]]
     """Further links: the auxiliary with the verb it serves and with the adverb of its tense, the opening of a question
     with its sign."""
 
 
 class _Word(str):
-    """A word that knows what it says: words of the two languages with a common meaning are linked.
+    """A word with its meaning: words of the two languages with a common meaning are linked.
 
     Attributes:
-        meaning: number of what it says; -1: nothing that a word of the other language says.
-        loosely: meanings that it has a part in.
+        meaning: number of its meaning; -1: no word of the other language has its meaning.
+        loosely: meanings to which it contributes.
     """
 
     meaning = -1
@@ -278,7 +278,7 @@ class _Speaker:
         self._meanings = itertools.count()
 
     def _both(self, low: str, high: str) -> tuple[_Word, _Word]:
-        """Return two words that say the same."""
+        """Return two words with the same meaning."""
         meaning = next(self._meanings)
         return _Word.of(low, meaning), _Word.of(high, meaning)
 
@@ -388,7 +388,7 @@ class _Speaker:
 
 def _aligned(low: list[_Word], high: list[_Word]) -> AlignedPair:
     """Return both sides as text, with their links."""
-    # No comma stands before the final sign.
+    # There is no comma before the final sign.
     sides = [[*(words[:-2] if words[-2] == "," else words[:-1]), words[-1]] for words in (low, high)]
     places: dict[int, list[int]] = {word.meaning: [] for word in sides[0]}
     for place, word in enumerate(sides[0]):
@@ -401,7 +401,7 @@ def _aligned(low: list[_Word], high: list[_Word]) -> AlignedPair:
 
 
 def _written(words: list[_Word]) -> str:
-    """Return words as text: punctuation attached, a capital at the beginning."""
+    """Return words as text, with punctuation attached and a capital at the start."""
     text = " ".join(words[:-1]).replace(" ,", ",")
     return text[0].upper() + text[1:] + words[-1]
 
@@ -437,10 +437,10 @@ def write_corpus(
     split.
 
     The sources of dev and test are all different, and none is in train. Each file appears whole or not at all. Raises
-    DataError when `directory` cannot be written to.
+    DataError if `directory` cannot be written to.
     """
     stream, held_out, splits = _stream(seed), set[str](), {}
-    # Training pairs last: test and dev are then the same for every size of the training set, and are left out of it.
+    # Training pairs come last, so that test and dev are the same for every size of the training set and not part of it.
     for split, count in (("test", test), ("dev", dev), ("train", train)):
         pairs: list[tuple[str, str]] = []
         while len(pairs) < count:

@@ -1,6 +1,6 @@
 """The order of training data: batches of similar length, a pure function of (lengths, settings, seed, epoch).
 
-An epoch is planned in two steps: `epoch_indices` (or `CorpusMix`, where there are stages) chooses the pairs,
+An epoch is planned in two steps: `epoch_indices` (or `CorpusMix` if there are stages) chooses the pairs,
 `make_batches` groups and orders them. Lengths are in subword pieces as stored, without end-of-sentence; every budget
 adds one for it. A batch costs `sentences * max(padded source length, padded target length)` tokens (fairseq's rule).
 Everything is vectorised over pairs; the only loop is over batches, so 40 million pairs take half a minute.
@@ -26,7 +26,7 @@ Lengths = NDArray[np.int32]  # half the memory of int64, which matters for 40 mi
 
 
 def epoch_indices(corpora: Integers, weights: Sequence[float], temperature: float, seed: int, epoch: int) -> Indices:
-    """Return the indices of the pairs of one epoch, as many as there are pairs, corpus by corpus.
+    """Return the indices of the pairs of one epoch, as many as the corpora have pairs, corpus by corpus.
 
     Corpus c gets a share proportional to `(n_c * w_c) ** (1 / temperature)`. Its pairs come from an endless sequence of
     shuffled copies of the corpus, which is cut into epochs. After any number of epochs, the numbers of draws of two
@@ -44,8 +44,8 @@ def epoch_indices(corpora: Integers, weights: Sequence[float], temperature: floa
 def draw(corpora: Integers, positions: Indices, quotas: Indices, seed: int) -> Indices:
     """Return the next pairs of each corpus from its endless sequence of shuffled copies, as indices, corpus by corpus.
 
-    `corpora` has the number of each pair's corpus, from 0, `[pairs]`; `positions` and `quotas`, `[corpora]`, are the
-    pairs of each that were taken before and those to take, 0 of a corpus without any.
+    `corpora` has the number of each pair's corpus, from 0, `[pairs]`. `positions` and `quotas`, `[corpora]`, are the
+    numbers of pairs already taken and to take from each corpus, 0 for an empty corpus.
     """
     sizes = np.bincount(corpora, minlength=len(quotas))
     parts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
@@ -106,16 +106,16 @@ def make_batches(
     Args:
         indices: `[drawn]` pairs of this epoch (epoch_indices); repeated ones stay repeated.
         source_lengths: `[pairs]` pieces of every pair of the table, end-of-sentence not counted.
-        target_lengths: `[pairs]` likewise.
+        target_lengths: `[pairs]`, the same for targets.
         max_tokens: budget of a batch.
         max_sentences: most pairs in a batch; None: no limit.
         length_multiple: see above.
         seed: any number from 0.
         epoch: from 0.
 
-    Raises DataError when a pair is longer than `max_tokens` (check_fits).
+    Raises DataError if a pair is longer than `max_tokens` (check_fits).
     """
-    # Mixed first, since the sort is stable: pairs of equal lengths meet other ones in every epoch.
+    # Shuffled first, since the sort is stable: pairs of equal lengths are grouped differently in every epoch.
     mixed = _generator(seed, epoch, _TIES).permutation(indices)
     batches = sorted_batches(
         source_lengths,
@@ -140,8 +140,8 @@ def sorted_batches(
 ) -> list[Indices]:
     """Return pairs in batches of similar length, shortest first, without randomness (validation, scoring).
 
-    Arguments, cost and errors are those of make_batches; `indices` are the pairs, None: all. To batch by the source
-    alone, pass its lengths twice.
+    Arguments, cost and errors are those of make_batches; `indices` are the pairs, or None for all. To batch only by the
+    source, pass its lengths twice.
     """
     indices = np.arange(len(source_lengths)) if indices is None else indices
     if len(indices) == 0:
@@ -150,7 +150,7 @@ def sorted_batches(
     cost = np.maximum(source, target)
     if cost.max() > max_tokens:
         check_fits(source_lengths, target_lengths, max_tokens=max_tokens, length_multiple=length_multiple)
-    # In place, and dropped as soon as may be: every process of a run plans the whole epoch.
+    # In place, and freed as early as possible, because every process of a run plans the whole epoch.
     source //= length_multiple
     target //= length_multiple
     key = _length_key(source, target)
@@ -165,9 +165,10 @@ def sorted_batches(
 def _length_key(source: Lengths, target: Lengths) -> Integers:
     """Return numbers by which pairs are sorted so that neighbours have similar lengths on both sides.
 
-    First by the longer side, which decides the cost of a batch, then by the difference of the sides, alternately up and
-    down, so that the last pair of one length resembles the first of the next. On Multi30k (4,096 tokens) this pads the
-    sides by 2.6 % and 3.7 %, in 119 batches; sorting by source, then target, by 0.6 % and 12.0 %, in 128.
+    Pairs are sorted by the longer side, which determines the cost of a batch, then by the difference of the sides,
+    alternately up and down, so that the last pair of one length resembles the first of the next. On Multi30k (4,096
+    tokens) this pads the sides by 2.6 % and 3.7 %, in 119 batches; sorting by source, then target, by 0.6 % and 12.0 %,
+    in 128.
     """
     longer, difference = np.maximum(source, target), source - target
     np.negative(difference, out=difference, where=longer % 2 == 1)
@@ -199,7 +200,7 @@ def _cut(cost: Lengths, max_tokens: int, max_sentences: int | None) -> list[int]
 def check_fits(
     source_lengths: Integers, target_lengths: Integers, *, max_tokens: int, length_multiple: int = 1
 ) -> None:
-    """Raise DataError unless every pair fits into a batch by itself, naming the longest and the settings to change.
+    """Raise DataError, which names the longest pair and the settings to change, unless every pair fits into a batch.
 
     Lengths are `[pairs]` pieces, end-of-sentence not counted; padded ones are rounded up to a multiple of
     `length_multiple`.
@@ -228,13 +229,13 @@ def round_up(lengths: Integers, multiple: int) -> Lengths:
     return -(-lengths.astype(np.int32, copy=False) // multiple) * multiple
 
 
-# Uses of random streams, to keep those of one (seed, epoch) apart. The numbers must not change: they seed the order of
-# the data, which a resumed run has to repeat.
+# Uses of random streams, to separate those of one (seed, epoch). The numbers must not change: they seed the order of
+# the data, which a resumed run must repeat.
 _REMAINDER, _TIES, _BATCH_ORDER = range(3)
 
 
 def _generator(seed: int, epoch: int, purpose: int, *more: int) -> np.random.Generator:
-    # PCG64 by name, since default_rng may become another one; SeedSequence keeps (1, 2) and (2, 1) apart.
+    # PCG64 by name, since default_rng may change; SeedSequence distinguishes (1, 2) and (2, 1).
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch, purpose, *more))))
 
 
@@ -245,20 +246,20 @@ def _padded(source_lengths: Integers, target_lengths: Integers, length_multiple:
 
 
 Starts = tuple[int, ...]
-"""First epoch of each stage that has begun, ascending."""
+"""First epoch of each stage that has started, ascending."""
 
 FIRST: Starts = (0,)
-"""FIRST are the starts of a run at its beginning."""
+"""FIRST is the starts of a new run."""
 
 
 def next_starts(stages: Sequence[StageConfig], starts: Starts, epoch: int) -> Starts:
-    """Return the stages that have begun when `epoch` begins, after an epoch of the last of `starts`."""
+    """Return the starts of the stages when `epoch` starts, after an epoch of the last stage in `starts`."""
     over = len(starts) < len(stages) and _ended(stages, starts, epoch)
     return (*starts, epoch) if over else starts
 
 
 def stages_over(stages: Sequence[StageConfig], starts: Starts, epoch: int) -> bool:
-    """Return True if the last stage has had its epochs when `epoch` begins."""
+    """Return True if the last stage has finished its epochs when `epoch` starts."""
     return bool(stages) and len(starts) == len(stages) and _ended(stages, starts, epoch)
 
 
@@ -268,11 +269,11 @@ def _ended(stages: Sequence[StageConfig], starts: Starts, epoch: int) -> bool:
 
 
 class CorpusMix:
-    """Chooses the pairs of each epoch, by stages or by weights.
+    """Choice of the pairs of each epoch, by stages or by weights.
 
-    `stages` are `data.stages`; without any, the weights of the table's corpora and `temperature`
-    (`data.sampling_temperature`) say how these are mixed. Raises DataError: a stage names a corpus that the store
-    lacks, has twice, or has no pairs of.
+    `stages` are `data.stages`. Without any, the weights of the table's corpora and `temperature`
+    (`data.sampling_temperature`) set the mix. Raises DataError if a stage names a corpus that the store lacks, has
+    twice, or has no pairs of.
     """
 
     def __init__(self, table: PairTable, stages: Sequence[StageConfig], temperature: float, seed: int) -> None:
@@ -281,7 +282,7 @@ class CorpusMix:
         self._quotas = [self._quota(stage, number) for number, stage in enumerate(stages)]
 
     def _quota(self, stage: StageConfig, number: int) -> Indices:
-        """Return the pairs of each corpus in an epoch of a stage, int64 [corpora]: all of the one of its `until`."""
+        """Return the pairs of each corpus in an epoch of a stage, int64 [corpora]; the corpus of `until` has all."""
         names, shares = self._table.corpus_names, np.zeros(len(self._sizes))
         for name, share in stage.mix.items():
             if names.count(name) != 1:
@@ -307,8 +308,8 @@ class CorpusMix:
     def chosen(self, epoch: int, starts: Starts = FIRST) -> Indices:
         """Return the indices of the pairs of an epoch, corpus by corpus.
 
-        Each corpus goes on where the stages before have left it, so that no pair comes again before all have come; what
-        early stopping cuts off an epoch is passed over.
+        Each corpus continues where earlier stages left it, so that no pair is repeated before all have occurred; the
+        part of an epoch cut off by early stopping is skipped.
         """
         table = self._table
         if not self._quotas:

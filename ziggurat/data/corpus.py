@@ -26,14 +26,14 @@ from ziggurat.system.staging import recover
 STORE_FORMAT = 1
 """STORE_FORMAT is the version of all files in the folder; others are refused."""
 
-_SAMPLE = 20_000  # pairs read for word frequencies at most
+_SAMPLE = 20_000  # most pairs read for word frequencies
 
 
 class Store:
     """A prepared data set. `Store.open(path)` compares its files with their checksums before they are used."""
 
     def __init__(self, path: Path, manifest: Mapping[str, Any], *, verified: bool = False) -> None:
-        """`verified`: no file is to be compared with its checksum any more; else none but the training pairs'."""
+        """`verified`: no file still has to be compared with its checksum; otherwise only the training pairs' do."""
         self.path = path
         self.manifest = manifest
         self.fingerprint = str(manifest["fingerprint"])
@@ -57,36 +57,36 @@ class Store:
     def open(cls, path: Path | str) -> Store:
         """Open the store in folder `path`.
 
-        Everything but the training pairs is compared with its checksum now. Files of training pairs are compared before
-        they are first parsed, or all in the background (ziggurat.data.store_checks.Verification). A process reads each
-        file only once for this. Raises DataError: no store, one of another format version, or one with missing or
-        damaged files.
+        All files except the training pairs are compared with their checksums now. Files of training pairs are compared
+        before they are first parsed, or all in the background (ziggurat.data.store_checks.Verification). A process
+        reads each file only once for this. Raises DataError if it is not a store, has another format version, or has
+        missing or damaged files.
         """
         path = Path(path).expanduser()
         recover(path)
         manifest = read_manifest(path)
         try:
             later = {shard["file"] for shard in manifest["tables"]["train"]["shards"]}
-            # All sizes before any content: a truncated or missing file is then found without reading the others.
+            # All sizes before any content, to find a truncated or missing file without reading the others.
             for name, entry in manifest["files"].items():
                 _check_size(path / name, entry["bytes"])
             for name in manifest["files"].keys() - later:
                 _check_content(path / name, manifest["files"][name]["xxh3_128"])
             return cls(path, manifest)
-        # Only possible in forged manifests: others have a checksum of themselves.
+        # Only possible in forged manifests: others contain their own checksum.
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
             raise refuse_damaged(path / MANIFEST, "not the description of a store") from None
 
     def verify(self) -> None:
         """Compare every file with its checksum.
 
-        Raises DataError: names the first damaged file.
+        Raises DataError, which names the first damaged file.
         """
         for name, entry in self.manifest["files"].items():
             _check_content(self.path / name, entry["xxh3_128"])
 
     def dev_tags(self, rows: NDArray[np.int64]) -> list[str | None]:
-        """Return the tags of pairs of the dev set, None for those without; `rows` are their places, [pairs]."""
+        """Return the tags of pairs of the dev set, or None for no tag; `rows` are their indices, [pairs]."""
         assert self.dev is not None
         tags = [corpus["tag"] for corpus in self.manifest["corpora"]["dev"]]
         return [tags[number] for number in self.dev.corpora[rows]]
@@ -95,8 +95,8 @@ class Store:
 def unigram_entropy(store: Store, *, on_dev: bool = False) -> float:
     """Return the loss in nats of a model that knows the frequencies of target tokens, end-of-sentence included.
 
-    The frequencies are those of the training pairs; the loss is on these, where it is their entropy, or `on_dev`. At
-    most 20,000 pairs, chosen at random, are looked at.
+    The frequencies are those of the training pairs. The loss is on these, and so is their entropy, or `on_dev`. At most
+    20,000 randomly chosen pairs are used.
     """
     known = _target_counts(store.train, store.target.size)
     if not on_dev:
@@ -104,7 +104,7 @@ def unigram_entropy(store: Store, *, on_dev: bool = False) -> float:
         return float(-(shares * np.log(shares)).sum())
     assert store.dev is not None
     text = _target_counts(store.dev, store.target.size)
-    shares = (known + 1) / (known.sum() + len(known))  # a token that training never saw has a chance, too
+    shares = (known + 1) / (known.sum() + len(known))  # unseen tokens also get some probability
     return float(-(text / text.sum() * np.log(shares)).sum())
 
 
@@ -119,7 +119,7 @@ def _target_counts(table: PairTable, size: int) -> NDArray[np.int64]:
 
 
 def _reopened(path: str) -> Store:
-    """Open a store that the process it was pickled in has verified."""
+    """Open a store that was verified by the process that pickled it."""
     return Store(Path(path), read_manifest(Path(path)), verified=True)
 
 
@@ -141,7 +141,7 @@ def _check_content(path: Path, expected: str) -> None:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of the store in folder `path`, checked against its own checksum and its form.
 
-    Raises DataError: no store, an unfinished one, a damaged manifest, or another format version.
+    Raises DataError if it is not a store, is unfinished, has a damaged manifest, or has another format version.
     """
     file = path / MANIFEST
     try:
@@ -152,7 +152,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if kind := folder_kind(path):
             raise DataError(f"{path}: no store of `ziggurat prepare`, but {kind}") from None
         what = "an unfinished store" if path.is_dir() and any(path.glob("*.arrow")) else "no store"
-        # A run that is resumed, say, keeps the path that it was given in another folder.
+        # A resumed run, for example, keeps a relative path that was given in another folder.
         place = "" if path.is_absolute() else f" in {path.absolute()}; name it by `data.store=FOLDER` where it is, or"
         raise DataError(f"{path}: {what} (no {MANIFEST}){place or ';'} run `ziggurat prepare` first") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

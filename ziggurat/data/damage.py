@@ -1,7 +1,7 @@
-"""Marks that a file format or another program left in text, where it was not read as what it is.
+"""Marks left in text by a file format or another program, if a file was not read in its own format.
 
-Each kind is rare in ordinary text, so that a few lines in a thousand are a sign; only quotation marks around a text are
-not, so that most of the lines must have them.
+Each kind is rare in ordinary text, so a few lines in a thousand are a sign. The exception is quotation marks around a
+text, which most of the lines must have.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ESCAPE = re.compile(r"\\(?:[nrtN](?![a-z])|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[\"'
 # The bytes from 128 to 191 in Latin-1 and Windows-1252, and in Windows-1251.
 _LATER = "[\u0080-\u00bf" + "".join(bytes([n]).decode("cp1252", "ignore") for n in range(0x80, 0xA0)) + "]"
 _LATER_1251 = "[" + "".join(bytes([n]).decode("cp1251", "ignore") for n in range(0x80, 0xC0)) + "]"
-# Of most first letters it takes two such characters in a row: `é »` of French may have a no-break space.
+# Most first letters need two such characters in a row: `é »` in French may have a no-break space.
 _MISREAD = re.compile(
     f"[\u00c2\u00c3]{_LATER}|\u00e2[\u0080\u20ac]{_LATER}|\u00f0{_LATER}{{3}}|\ufffd|\u951f\u65a4\u62f7"
     f"|(?:[\u00c4-\u00df]{_LATER}){{2}}|(?:[\u00e0-\u00ef]{_LATER}{{2}}){{2}}|(?:[\u0420\u0421]{_LATER_1251}){{3}}"
@@ -41,7 +41,7 @@ def _escape(text: str) -> str | None:
 
 
 def _quoted(text: str) -> str | None:
-    """Return the mark of a field of CSV in quotation marks, where those inside are doubled; None for other text."""
+    """Return the mark of a quoted CSV field in which inner quotation marks are doubled; None for other text."""
     whole = len(text) > 1 and text[0] == text[-1] == '"' and '"' not in text[1:-1].replace('""', "")
     return '"' if whole else None
 
@@ -56,11 +56,11 @@ class DamageKind:
     """A kind of marks.
 
     Attributes:
-        found_in: returns the first in a text, None where there is none.
-        may_be_in: false for a text that certainly has none, at once.
-        said: what is said of lines that have it.
-        share: share of lines from which on they are a sign.
-        way_out: what to do with a corpus.
+        found_in: returns the first mark in a text, or None.
+        may_be_in: fast test, false for a text that certainly has none.
+        said: description of lines that have it, for messages.
+        share: share of lines at which they become a sign.
+        way_out: what to do with the corpus.
         mended: whether `data.filters.repair` mends it.
     """
 
@@ -86,7 +86,7 @@ KINDS = (
 
 
 def marks_of(texts: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """Yield each text that has marks: the number of their kind in KINDS, its own in `texts`, and the first of them."""
+    """Yield for each text with marks the number of their kind in KINDS, the text's index, and the first mark."""
     for number, mark in enumerate(KINDS):
         for place, text in enumerate(texts):
             if mark.may_be_in(text) and (found := mark.found_in(text)):

@@ -1,7 +1,7 @@
 """The third pass of `prepare`: pairs are cleaned and segmented, block by block, compared, and written in order.
 
-Before they are compared, blocks can be made in any order by any process, since nothing of a block depends on another:
-`pack` makes a file of several for ziggurat.corpora.jobs.preparation.
+Until they are compared, blocks can be made in any order by any process, because they do not depend on each other:
+`pack` puts several into a file for ziggurat.corpora.jobs.preparation.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class _Counted:
         corpus: number of the corpus within its split.
         read: pairs that were read.
         dropped: pairs that were dropped so far, by reason.
-        repaired: pairs whose text was mended, also of those that were dropped.
+        repaired: pairs whose text was mended, including dropped ones.
         examples: some of the dropped pairs.
-        traces: what is compared of each pair with others; None for development text.
+        traces: hashes by which each pair is compared with others; None for development text.
     """
 
     corpus: int
@@ -66,9 +66,9 @@ class _Counted:
 
 @dataclass(frozen=True)
 class EncodedBlock(_Counted):
-    """Segmented pairs, overlong ones among them: ids, those of the sources without tag.
+    """Segmented pairs as ids, including pairs that are too long; sources have no tag yet.
 
-    `texts` are both sides and `links` word alignments, as the store keeps them; None where it does not.
+    `texts` are both sides and `links` word alignments, as the store keeps them; None if it does not.
     """
 
     source: Lists
@@ -98,7 +98,7 @@ def _selected(lists: Lists, stay: NDArray[np.bool_]) -> Lists:
 
 
 def pack(blocks: Sequence[EncodedBlock]) -> bytes:
-    """Return blocks, at least one and all of the same columns, as an Arrow file."""
+    """Return blocks (at least one, all with the same columns) as an Arrow file."""
     batches = [pa.record_batch(_columns(block)) for block in blocks]
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, batches[0].schema) as writer:
@@ -121,7 +121,7 @@ def _columns(block: EncodedBlock) -> dict[str, pa.Array]:
 
 
 def unpack(content: bytes) -> Iterator[EncodedBlock]:
-    """Yield the blocks of a file that `pack` made; its checksum was compared."""
+    """Yield the blocks of a file made by `pack`, whose checksum the caller has compared."""
     reader = pa.ipc.open_file(pa.BufferReader(content))
     for number in range(reader.num_record_batches):
         batch, facts = reader.get_batch_with_custom_metadata(number)
@@ -160,7 +160,7 @@ def _traces(batch: pa.RecordBatch) -> PairHashes | None:
 
 
 class BlockCleaner:
-    """Cleans blocks of one split, each by itself; `scorers`: the pair scores, where a filter uses them."""
+    """Cleaner of single blocks of one split; `scorers`: the pair scores, if a filter uses them."""
 
     def __init__(self, config: DataConfig, split: str, scorers: Scorers | None = None) -> None:
         self._config, self._scorers, self._training = config, scorers, split == "train"
@@ -173,10 +173,10 @@ class BlockCleaner:
         return self._cleaners[corpus]
 
     def cleaned(self, corpus: int, lines: PairBlock, unwanted: Mask | None) -> tuple[CleanedBlock, Mask, Mask]:
-        """Return the pairs of a block that the filters leave, without links, and masks over the block.
+        """Return the pairs of a block that pass the filters, without links, and two masks over the block.
 
-        The masks [pairs] are of the pairs left, and of those that were repaired. `unwanted`: mask of the pairs to be
-        dropped for a score that another tool gave them.
+        The masks [pairs] are of the pairs that pass and of the repaired pairs. `unwanted`: mask of the pairs to drop
+        because of another tool's score.
         """
         dropped, examples, cleaner = Counter[str](), Examples(), self._cleaner(corpus)
         first, second, repaired = cleaner.mended(*lines, self._config.unicode)
@@ -189,9 +189,9 @@ class BlockCleaner:
 
 
 class PairEncoder:
-    """Makes blocks of one split ready for the store: cleaned, segmented, each by itself.
+    """Encoder of single blocks of one split for the store: cleaning and segmentation.
 
-    `threads` are for segmentation, without influence on the result; `scorers`: see BlockCleaner.
+    `threads` are for segmentation and do not affect the result; `scorers`: see BlockCleaner.
     """
 
     def __init__(
@@ -211,19 +211,19 @@ class PairEncoder:
     def cleaned(
         self, corpus: int, lines: PairBlock, links: list[list[Link]] | None, unwanted: Mask | None
     ) -> CleanedBlock:
-        """Return the pairs of a block that the filters leave, in the form in which they are segmented.
+        """Return the pairs of a block that pass the filters, ready for segmentation.
 
         `unwanted`: see BlockCleaner.cleaned.
         """
         block, kept, repaired = self._cleaner.cleaned(corpus, lines, unwanted)
         if self._tracer is not None:
-            if links is not None:  # they count the words of the text as it was
+            if links is not None:  # they count the words of the original text
                 links = [[] if mended else known for known, mended in zip(links, repaired, strict=True)]
             block = replace(block, links=self._tracer.traced(links, lines, kept, (block.source, block.target)))
         return block
 
     def text(self, block: CleanedBlock, place: int) -> tuple[str, str]:
-        """Return a pair of a block as its ids will spell it."""
+        """Return the text of a pair of a block as its ids will spell it."""
         pair = block.source[place], block.target[place]
         sides = zip(self._tokenizers, pair, strict=True)
         source, target = (tokenizer.decode(tokenizer.encode_normalised([text])[0]) for tokenizer, text in sides)
@@ -251,7 +251,7 @@ class PairEncoder:
 
 @dataclass(frozen=True)
 class CleanedBlock(_Counted):
-    """Pairs that the filters left of a block."""
+    """Pairs of a block that passed the filters."""
 
     source: list[str]
     target: list[str]
@@ -277,9 +277,9 @@ Block = TypeVar("Block", CleanedBlock, EncodedBlock)
 
 
 def compared(block: Block, comparisons: Comparisons, text: Callable[[Block, int], tuple[str, str]]) -> Block:
-    """Return the pairs of a block that the comparisons with others leave, and count the others.
+    """Return the pairs of a block that pass the comparisons with other pairs, and count the others.
 
-    Blocks must come in their order. `text`: the pair at a place of a block, for examples.
+    Blocks must come in order. `text` returns the pair at an index of a block, for examples.
     """
     if block.traces is None:
         return block
@@ -299,7 +299,7 @@ def _dropped(block: Block, reason: str, drop: Mask, text: Callable[[Block, int],
 
 
 def block_text(tokenizers: tuple[Tokenizer, Tokenizer], block: EncodedBlock, place: int) -> tuple[str, str]:
-    """Return a pair of a block as its ids spell it."""
+    """Return the text of a pair of a block as its ids spell it."""
     found = []
     for tokenizer, (ids, lengths) in zip(tokenizers, (block.source, block.target), strict=True):
         end = int(lengths[: place + 1].sum())
@@ -319,7 +319,7 @@ def encode_corpora(
     """Yield the blocks of the corpora of one split, compared.
 
     While one block is segmented (on `threads` threads, outside Python's lock), the next is read and cleaned, and the
-    one before is with the caller. Raises DataError: a file changed since it was counted.
+    caller handles the previous one. Raises DataError if a file changed since it was counted.
     """
     encoder = PairEncoder(config, tokenizers, corpora[0].split, threads, scorers)
     total = sum(corpus.read for corpus in corpora)
@@ -330,7 +330,7 @@ def encode_corpora(
             read = 0
             for lines, links, unwanted in corpus.blocks(encoder.words):
                 read += len(lines[0])
-                # Before they are segmented, which takes longer.
+                # Before segmentation, which takes longer.
                 block = compared(encoder.cleaned(number, lines, links, unwanted), comparisons, encoder.text)
                 before, waiting = waiting, pool.submit(encoder.encoded, block)
                 if before is not None:
@@ -351,9 +351,9 @@ def store_block(
     writer: TableWriter,
 ) -> None:
     """Drop pairs that are too long in pieces, and pass the others to the writer."""
-    # (1) Filter by pieces, which could not be done before segmentation.
+    # (1) Filter by pieces, which are known only after segmentation.
     lengths = block.source[1], block.target[1]
-    vanished = np.minimum(*lengths) == 0  # a model's own normalisation may leave nothing of a text
+    vanished = np.minimum(*lengths) == 0  # a model's own normalisation may empty a text
     limit = config.filters_of(corpus.config).max_pieces if corpus.split == "train" else None
     too_long = (np.maximum(*lengths) > limit) & ~vanished if limit is not None else np.zeros_like(vanished)
     for reason, drop in (("empty", vanished), ("too_many_pieces", too_long[~vanished])):
@@ -363,7 +363,7 @@ def store_block(
     corpus.repaired += block.repaired
     corpus.examples.join(block.examples)
     corpus.kept += len(block.source[1])
-    # (2) Put the corpus's tag in front: it does not count for max_pieces.
+    # (2) Prepend the corpus's tag, which does not count towards max_pieces.
     source, tag = block.source, corpus.config.tag
     if tag is not None:
         ids, counts = source

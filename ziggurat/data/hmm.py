@@ -40,7 +40,7 @@ class Jumps(NamedTuple):
 
     @classmethod
     def initial(cls) -> Jumps:
-        """Return weights to begin with, which fall off from the jump to the next position."""
+        """Return initial weights, which decrease with the distance from a jump to the next position."""
         widths = np.arange(-JUMPS, JUMPS + 1)
         away = np.exp(-0.2 * np.arange(JUMPS))
         return cls(np.exp(-0.2 * np.abs(widths - 1)), away, away.copy())
@@ -87,7 +87,7 @@ class JumpCounts:
         self._last += np.bincount(_last(length), endings, JUMPS)
 
     def weights(self) -> Jumps:
-        """Return the jumps that these counts make likeliest, smoothed."""
+        """Return the smoothed maximum-likelihood weights for these counts."""
         return Jumps(self._between + _SMOOTHING, self._first + _SMOOTHING, self._last + _SMOOTHING)
 
 
@@ -95,7 +95,7 @@ class Emissions(NamedTuple):
     """Translation probabilities in a batch of B pairs whose sources are all I words long, longest target first."""
 
     words: Floats
-    """[B, J, I]: t(f_j | e_i); rows behind the end of a target are ignored."""
+    """[B, J, I]: t(f_j | e_i); rows after the end of a target are ignored."""
     empty: Floats
     """[B, J]: t(f_j | empty word)."""
     lengths: NDArray[np.int64]
@@ -106,7 +106,7 @@ class Posteriors(NamedTuple):
     """Posteriors and likelihood of a batch."""
 
     links: Floats
-    """[B, J, I]: probability that word i generated word j; 0 behind the end of a target."""
+    """[B, J, I]: probability that word i generated word j; 0 after the end of a target."""
     jumps: Floats
     """[I + 1, I]: expected number of jumps between positions, over the batch."""
     endings: Floats
@@ -124,7 +124,7 @@ def posteriors(emissions: Emissions, jumps: Jumps, empty: float) -> Posteriors:
     words, nothing, lengths = emissions
     batch, longest, source = words.shape
     matrix, ends = jumps.transitions(source), jumps.endings(source)
-    # Targets end at different positions. As the longest come first, those that have a word j are the first live[j].
+    # Targets end at different positions. As the longest come first, those with a word j are the first live[j].
     live = [int(np.count_nonzero(lengths > j)) for j in range(longest)]
     rows = np.arange(batch)
     # (1) Forward: ahead[j, b, k] is the probability of having last position k after j words, given these j words;
@@ -140,7 +140,7 @@ def posteriors(emissions: Emissions, jumps: Jumps, empty: float) -> Posteriors:
     reached = ahead[lengths, rows]
     ended = reached @ ends
     # (2) Backward: behind[b, k] is the probability of the words from j on and of the end, divided by that given all
-    # before. It replaces itself: only the present position is needed.
+    # previous words. It is overwritten, since only the current position is needed.
     behind = np.zeros((batch, source + 1))
     links, counted = np.zeros_like(words), np.zeros_like(matrix)
     for j in range(longest - 1, -1, -1):
@@ -210,7 +210,7 @@ def translation_table(
     for iteration in range(iterations):
         after, new_rows = np.zeros(len(text.target)), []
         for piece in range(source_size + 1):
-            # (1) Expectation: the expected count of each target piece beside this source piece.
+            # (1) Expectation: the expected count of each target piece with this source piece.
             places, counts = text.occurrences(piece)
             beside = text.target[places]
             share = counts / norm[places]
@@ -231,7 +231,7 @@ def translation_table(
 
 
 class _Text:
-    """The concatenated targets, and the positions in them beside which a source piece occurs."""
+    """The concatenated targets, and the positions in them for which the source has a given piece."""
 
     def __init__(self, sources: Sequence[Ids], targets: Sequence[Ids], source_size: int) -> None:
         self.lengths = np.fromiter(map(len, targets), np.int64, len(targets))
@@ -259,9 +259,9 @@ class _Text:
 
 
 def _sums(ids: NDArray[np.int64], shares: NDArray[np.float64], size: int) -> tuple[NDArray[np.int64], Floats]:
-    """Return the ids of which the shares do not sum to 0, ascending, and the sums; `size`: number of ids."""
-    sums: Any  # numpy's types take the sums for counts
-    if 16 * len(ids) + 10_000 < size:  # most words are rare, and a vector of all ids for each would take hours
+    """Return the ids whose shares do not sum to 0, ascending, and the sums; `size`: number of ids."""
+    sums: Any  # numpy's types mistake the sums for counts
+    if 16 * len(ids) + 10_000 < size:  # most words are rare, and a vector of all ids for each of them would take hours
         present, places = np.unique(ids, return_inverse=True)
         sums = np.bincount(places, shares, len(present))
     else:
@@ -280,9 +280,9 @@ def _normalised(ids: NDArray[np.int64], values: Floats, kept: int) -> Row:
     return Row(ids, values / total)
 
 
-_UNSEEN = 1e-9  # probability of a pair of words that the table does not have
-_LEAST = 1e-12  # least probability of one that it has: seen, but never likely
-_CONCENTRATION = 0.01  # of each source word's Dirichlet prior; small: few translations
+_UNSEEN = 1e-9  # probability of a pair of words that is not in the table
+_LEAST = 1e-12  # floor for the probability of a pair in the table
+_CONCENTRATION = 0.01  # concentration of each source word's Dirichlet prior; small values mean few translations
 
 
 class Lexicon:
@@ -298,7 +298,7 @@ class Lexicon:
         self.keys = keys
         self.source_size = source_size
         self.target_size = target_size
-        # One more entry at the end, for all pairs of words that the table does not have.
+        # One more entry at the end, for all pairs of words that are not in the table.
         self._values = np.append(np.maximum(probabilities, _LEAST), _UNSEEN)
 
     @classmethod
@@ -314,7 +314,7 @@ class Lexicon:
 
     @property
     def probabilities(self) -> NDArray[np.float64]:
-        """[entries], in the order of `keys`."""
+        """Probabilities [entries], in the order of `keys`."""
         return self._values[:-1]
 
     def places(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -333,11 +333,11 @@ class Lexicon:
         return self._values[places]
 
     def counts(self) -> NDArray[np.float64]:
-        """Return zeros to add expected counts to, one for each entry that `places` may name."""
+        """Return zeros to add expected counts to, one for each entry that `places` may return."""
         return np.zeros(len(self._values))
 
     def estimate(self, counts: NDArray[np.float64]) -> Lexicon:
-        """Return the table that expected `counts` lead to, by variational Bayes with a sparse Dirichlet prior.
+        """Return the table estimated from expected `counts` by variational Bayes with a sparse Dirichlet prior.
 
         t = exp(psi(c + alpha) - psi(sum c + alpha T)), as in fast_align (Dyer, Chahuneau and Smith 2013): rare source
         words do not become the translation of everything ("garbage collectors").

@@ -1,8 +1,8 @@
 """Inputs of `prepare`: the corpora, found, counted and checked before anything is trained or encoded.
 
-NAME.fetched.json beside a corpus file is the record of its origin, written by `fetch` and kept in the store's manifest.
-Sides that look swapped or equal are found by the Bhattacharyya coefficient of their character trigrams (Cavnar and
-Trenkle 1994): 1 for equal distributions, 0 where they share no trigram. No language has to be identified.
+NAME.fetched.json next to a corpus file records its origin; `fetch` writes it, and the store's manifest keeps it. Sides
+that look swapped or equal are found by the Bhattacharyya coefficient of their character trigrams (Cavnar and Trenkle
+1994): 1 for equal distributions, 0 if they share no trigram. This needs no language identification.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from ziggurat.system.files import content_checksum, find_files, has_checksum, wr
 from ziggurat.system.small_files import JsonForm, parse_json, read_bounded, shaped
 
 _CLEARLY = 1.15
-"""Ratio of likenesses from which two texts count as clearly more alike.
+"""Ratio of likenesses from which two texts count as clearly more similar.
 
 Measured as crossed / straight likeness, from five lines on: corpora of de-en, fr-en, cs-en, fr-de, cs-de and en-ja from
-different domains stay below 0.7 with their sides right and exceed 1.4 with them swapped. Nearly equal languages lie
-between, and raise no notice.
+different domains stay below 0.7 with correct sides and exceed 1.4 with swapped sides. Nearly equal languages are in
+between and raise no notice.
 """
 
-_BLOCK_LINES = 200  # lines taken from each block of a file, so that a sample covers more than its beginning
+_BLOCK_LINES = 200  # lines taken from each block of a file, so that a sample covers more than its start
 _MOST_LINES = 2000
-_LEAST_TRIGRAMS = 200  # a handful of sentences; fewer say nothing
-_LEAST_LIKENESS = 0.2  # noise resembles nothing
+_LEAST_TRIGRAMS = 200  # a handful of sentences; fewer are inconclusive
+_LEAST_LIKENESS = 0.2  # below this a text is taken for noise
 
 
 class Trigrams:
@@ -101,7 +101,7 @@ def _looks_swapped(first: tuple[Trigrams, Trigrams], second: tuple[Trigrams, Tri
 
 
 def resembles_more(text: Trigrams, one: Trigrams, other: Trigrams) -> bool:
-    """Return True if `text` is clearly more like `one` than like `other`."""
+    """Return True if `text` is clearly more similar to `one` than to `other`."""
     likeness = text.likeness(one)
     return _is_meaningful(likeness, text, one, other) and likeness > _CLEARLY * text.likeness(other)
 
@@ -125,7 +125,7 @@ class FileOrigin(JsonForm):
 
     url: str
     came_from: str | None = None
-    """The address or path that it came from, where that is another."""
+    """The URL or path that it came from, if different."""
     bytes: int = Field(ge=0)
     sha256: str
 
@@ -159,25 +159,25 @@ class Origin(JsonForm):
 
 
 def set_name(path: Path) -> str:
-    """Return what the files of both sides are called without language and compression: `train` of `train.de.zst`."""
+    """Return the common name of both sides' files, without language and compression: `train` of `train.de.zst`."""
     plain = path.with_suffix("") if compression_of(path) else path
     return plain.with_suffix("").name
 
 
 def record_of(path: Path) -> Path:
-    """Return the place of the record of a corpus file."""
+    """Return the path of the record of a corpus file."""
     return path.with_name(f"{set_name(path)}{_ENDING}")
 
 
 def write_origin(record: Path, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write a record; `files` has length and fingerprint of each file by its name, `content` is the rest of it."""
+    """Write a record; `files` maps file names to length and fingerprint, `content` is the rest."""
     document: dict[str, Any] = {"format": _ORIGIN_FORMAT, **content, "files": files}
     document["checksum"] = content_checksum(document)
     write_atomically(record, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
 def read_origin(record: Path) -> Origin | None:
-    """Return the content of a record; None where there is none, or another version's. Raises DataError for damage."""
+    """Return a record; None if there is none or it is another version's. Raises DataError if it is damaged."""
     try:
         document = parse_json(
             read_bounded(record, 1 << 24), str(record), remedy="fetch the corpus again with `--force`"
@@ -190,10 +190,10 @@ def read_origin(record: Path) -> Origin | None:
 
 
 def _origins_of(fingerprints: Mapping[Path, str]) -> list[dict[str, Any]]:
-    """Return the parts of the corpora in files as the manifest of a store keeps them, each once.
+    """Return the origins of the corpora in files, each once, in the form kept in a store's manifest.
 
-    Where one side is no longer that of its record and the other is, the parts name it under `changed`. A record none of
-    whose files is as it was adds nothing, and a damaged one neither: an unknown origin is no fault of the text.
+    If one side no longer matches its record and the other does, the parts list it under `changed`. A record that none
+    of its files match is ignored, and so is a damaged one: an unknown origin is not a fault of the text.
     """
     records: dict[Path, tuple[Origin, dict[Path, bool]]] = {}
     for path, taken in fingerprints.items():
@@ -216,7 +216,7 @@ def _origins_of(fingerprints: Mapping[Path, str]) -> list[dict[str, Any]]:
 
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with the phase, the amount done and the total (None: not known)."""
+"""Function called with the phase, the amount done and the total (None: unknown)."""
 
 _SHORT = 0.01  # share of rows with too few columns beyond which there is a warning
 _COPIES = 0.5  # no parallel corpus has more than this share of equal pairs
@@ -224,7 +224,7 @@ _COPIES = 0.5  # no parallel corpus has more than this share of equal pairs
 
 @dataclass
 class Corpus:
-    """One corpus of one split, with counts of what happened to its pairs: read, kept, dropped by reason, and so on."""
+    """One corpus of one split, with counts of its pairs: read, kept, dropped by reason, and so on."""
 
     split: str
     key: str
@@ -242,7 +242,7 @@ class Corpus:
     pairing: Pairing = field(default_factory=Pairing)
     alignments: AlignmentFiles | None = None
     maker: HmmLinks | None = None
-    """Makes its word alignments, where there are no files."""
+    """Aligner for its word alignments, if there are no files."""
     aligned: int = 0
     """Pairs in the store that have word alignments."""
     scores: list[ScoreColumn] = field(default_factory=list)
@@ -254,7 +254,7 @@ class Corpus:
     """Public corpora that its files were fetched from, with their licences."""
 
     def entry(self, *, aligned: bool) -> dict[str, Any]:
-        """Return its entry in the manifest; `aligned`: whether its split is to have word alignments."""
+        """Return its entry in the manifest; `aligned`: whether its split needs word alignments."""
         overlap = {name: found._asdict() for name, found in self.overlap.items()}
         return {
             "name": self.reader.name,
@@ -275,9 +275,9 @@ class Corpus:
     def blocks(
         self, words: Sides | None = None
     ) -> Iterator[tuple[PairBlock, list[list[Link]] | None, NDArray[np.bool_] | None]]:
-        """Yield its blocks with the links of each pair and the mask of those that a score rules out, None for neither.
+        """Yield its blocks with the links of each pair and the mask of pairs excluded by a score, each None if absent.
 
-        Without `words`, which links count, there are no links. Raises DataError as its reader does, and for faults of
+        Without `words`, which links count, there are no links. Raises DataError as its reader does, and for faults in
         the other files.
         """
         stream = ScoreStream(self.scores, self.reader)
@@ -293,9 +293,9 @@ class Corpus:
 
 
 def find_corpora(config: DataConfig) -> list[Corpus]:
-    """Return all corpora with their files found: training, then development.
+    """Find the files of all corpora and return the corpora: training, then development.
 
-    Raises ConfigError, DataError: see `CorpusReader.of`; no training corpus.
+    Raises ConfigError or DataError as `CorpusReader.of` does, or if there is no training corpus.
     """
     if not config.train:
         raise ConfigError(
@@ -309,7 +309,7 @@ def find_corpora(config: DataConfig) -> list[Corpus]:
 
 
 def note_origins(corpora: Sequence[Corpus], settings: Mapping[str, Any]) -> None:
-    """Note in each corpus where its files come from; `settings` has their fingerprints (store_checks.provenance)."""
+    """Record in each corpus the origin of its files; `settings` has their fingerprints (store_checks.provenance)."""
     entries = {split: iter(settings[split]) for split in ("train", "dev")}
     for corpus in corpora:
         prints = next(entries[corpus.split])["files"]
@@ -336,8 +336,8 @@ def _found(split: str, key: str, config: CorpusConfig, languages: tuple[str, str
 def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: Sides | None = None) -> None:
     """Read everything once, so that unusable files are refused before anything is trained or encoded.
 
-    `words` are those of the two sides that word alignments count; None: by the usual rule. Raises DataError: a fault in
-    a file (encoding, alignment, columns, compression), or a corpus without pairs.
+    `words` are the words of the two sides that alignments count; None: by the usual rule. Raises DataError for a fault
+    in a file (encoding, alignment, columns, compression) or a corpus without pairs.
     """
     done = 0
     for corpus in corpora:
@@ -357,7 +357,7 @@ def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: Sides | No
 
 
 def short_row_notices(corpora: Sequence[Corpus]) -> list[Problem]:
-    """Return a warning on each corpus many of whose rows were left out because they have too few columns."""
+    """Return a warning on each corpus with many rows that were skipped for having too few columns."""
     return [
         Problem(
             corpus.key,
@@ -375,7 +375,7 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Problem]
     """Return a warning on each corpus whose sides seem to be swapped, the same text, or not to pair up.
 
     File names are compared with the two language codes. Texts are compared with the largest training corpus of the same
-    tag, because tags such as `<2en>` tell the two directions of a bidirectional model apart.
+    tag, because tags such as `<2en>` distinguish the two directions of a bidirectional model.
     """
     notices: list[Problem] = []
     training = sorted((corpus for corpus in corpora if corpus.split == "train"), key=lambda c: -c.read)
@@ -410,7 +410,7 @@ def _same_direction(first: CorpusConfig, second: CorpusConfig, config: DataConfi
 
 
 def exchanged_by_name(corpus: CorpusConfig, languages: tuple[str, str], key: str) -> Problem | None:
-    """Return a warning if each side's file name ends in the code of the other side's language, else None."""
+    """Return a warning if each side's file name ends in the code of the other side's language, otherwise None."""
     if corpus.source is None or corpus.target is None:
         return None
     endings = [named_language(path) for path in (corpus.source, corpus.target)]
@@ -426,7 +426,7 @@ def exchanged_by_name(corpus: CorpusConfig, languages: tuple[str, str], key: str
 
 
 def nothing_left(pairs: int, counts: Counter[str], corpora: Sequence[Corpus]) -> DataError:
-    """Return the error to raise where the filters drop every pair."""
+    """Return the error to raise if the filters drop every pair."""
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.most_common())
     names = "; ".join(corpus.reader.described() for corpus in corpora[:3])
     return DataError(
@@ -444,7 +444,7 @@ def align_corpora(
 ) -> None:
     """Give the corpora without files of alignments an aligner, if `data.alignment.compute` asks for it.
 
-    It learns from the training corpora among them, or from all training corpora where only others are among them.
+    It learns from the training corpora among them, or from all training corpora if there are none among them.
     """
     options, unaligned = config.alignment, [corpus for corpus in corpora if corpus.alignments is None]
     if options.compute == "none" or not unaligned:

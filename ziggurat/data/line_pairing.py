@@ -1,7 +1,8 @@
 """A check that the lines of a corpus pair up: a file may lack a line, be sorted or shuffled, or repeat one text.
 
-Sentences and their translations are long together (Gale and Church 1993), in any two languages; neighbours are not. So
-both sides' changes in length (of its logarithm) from line to line are correlated, in one window after the other.
+The lengths of sentences and their translations are correlated in any two languages (Gale and Church 1993), those of
+neighbouring lines are not. So the check correlates both sides' changes in log length from line to line, window by
+window.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from numpy.typing import NDArray
 from ziggurat.system.errors import Problem, printable
 
 _WINDOW = 500  # lines
-_LEAST = 100  # lines of a window that says something
-_SPREAD = 0.2  # standard deviation of the changes in length from which on a window is judged
+_LEAST = 100  # fewest lines of a meaningful window
+_SPREAD = 0.2  # least standard deviation of the changes in length for a window to be judged
 _CLEARLY = 0.6
-"""Correlation from which on a window is right; elsewhere it must be higher than that of lines shifted either way.
+"""Correlation at which a window is right; below, it must be higher than that of lines shifted either way.
 
 In aligned text in en, de, fr, cs and ja it is at least 0.49, and at least 0.37 higher than that of shifted lines.
 """
-_BETTER = 0.25  # by which that of shifted lines is higher, if they are those that belong together
+_BETTER = 0.25  # margin by which the correlation of shifted lines is higher if they belong together
 _FARTHEST = 10  # lines by which sides are shifted against each other
-_REPEATED = 0.2  # share of the lines of a window that have one text beside different texts
-_SHARE = 0.05  # of the windows of a corpus
+_REPEATED = 0.2  # share of the lines of a window that pair one text with different texts
+_SHARE = 0.05  # share of a corpus's windows at which there is a notice
 
 _Floats = NDArray[np.float64]
 
@@ -67,10 +68,10 @@ class Pairing:
                 self._apart.see(place, _side_ahead(shift))
 
     def notices(self, key: str) -> Iterator[Problem]:
-        """Yield a warning, with the key of the corpus, on what more than a few of its windows have."""
+        """Yield a warning, with the key of the corpus, on each fault that more than a few of its windows have."""
         for fault, what, way_out in (
             (self._apart, "source and target do not seem to belong together, by their lengths", "are lines missing?"),
-            (self._repeated, "one text stands beside many different ones", "is this the right file?"),
+            (self._repeated, "one text is paired with many different ones", "is this the right file?"),
         ):
             if fault.windows > _SHARE * self._windows:
                 ((detail, _),) = fault.details.most_common(1)
@@ -82,7 +83,7 @@ class Pairing:
 
 
 def _repeated(*sides: Sequence[str]) -> str | None:
-    """Return the text that stands beside many different ones, for a message; None where there is none."""
+    """Return a text that is paired with many different ones, for a message; None if there is none."""
     for side, others in (sides, reversed(sides)):
         ((text, count),) = Counter(side).most_common(1)
         if count > _REPEATED * len(side) and text.strip():
@@ -93,7 +94,7 @@ def _repeated(*sides: Sequence[str]) -> str | None:
 
 
 def _shift(source: _Floats, target: _Floats) -> int | None:
-    """Return by how many lines the target is behind, 0 where no shift is right either; None where the sides seem so."""
+    """Return by how many lines the target is behind, 0 if no shift is right; None if the sides seem to match."""
     straight = _correlation(source, target)
     if straight is None or straight > _CLEARLY:
         return None
@@ -108,8 +109,8 @@ def _shift(source: _Floats, target: _Floats) -> int | None:
 
 
 def _correlation(first: _Floats, second: _Floats) -> float | None:
-    """Return the correlation of changes in length from line to line; None where one side hardly changes."""
-    filled = (first > 0) & (second > 0)  # blank lines may be still to be translated
+    """Return the correlation of changes in length from line to line; None if one side hardly changes."""
+    filled = (first > 0) & (second > 0)  # blank lines may not have been translated yet
     first, second = np.diff(first[filled]), np.diff(second[filled])  # text may be sorted by length
     if len(first) < _LEAST // 2 or min(first.std(), second.std()) < _SPREAD:
         return None

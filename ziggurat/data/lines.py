@@ -16,7 +16,7 @@ from ziggurat.system.compressed import byte_blocks, compression_of
 from ziggurat.system.errors import DataError, printable
 
 MAX_LINE_BYTES = 1 << 26
-"""Longest line, 64 MiB. It bounds the memory; a file with longer lines is not line-separated text."""
+"""Longest line, 64 MiB. It bounds memory; a file with longer lines is not line-separated text."""
 _BLOCK_BYTES = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_FEED = 10
@@ -27,11 +27,11 @@ _RECORDS = {
     ".jsonl": "`jq -r .text FILE` writes its field `text`",
     ".parquet": "DuckDB or pandas write a column of it",
 }
-"""Ending of a file of records, as `prepare` reads them, -> how to get the text of one language out of it."""
+"""Suffix of a file of records, as `prepare` reads them -> how to extract the text of one language."""
 
 
 def refuse_records(path: Path, option: str) -> None:
-    """Raise DataError for a file of records, by its name: its lines are no sentences, but would be translated."""
+    """Raise DataError for a file of records, by its name: its lines are not sentences but would be translated."""
     ending = (path.with_suffix("") if compression_of(path) else path).suffix.lower()
     if ending in _RECORDS:
         raise DataError(
@@ -64,7 +64,7 @@ class LineStream:
         self._at_start = True
 
     def available(self) -> int:
-        """Return the number of whole lines in memory, reading on if there is none; 0 at the end of the file."""
+        """Return the number of whole lines in memory, reading more if there is none; 0 at the end of the file."""
         if self._next_end == len(self._ends):
             self._fill()
         return len(self._ends) - self._next_end
@@ -136,7 +136,7 @@ class LineStream:
         return f"{self.path}, line {line}: not valid UTF-8: {found} ({place}); {hint}"
 
 
-# White space and controls but NUL; format characters that show nothing, fillers of Hangul and Khmer, variation
+# White space and controls except NUL; format characters that show nothing, fillers of Hangul and Khmer, variation
 # selectors, the blank of braille, noncharacters (U+FFFE is a byte order mark read the wrong way round), blanks of
 # shorthand, music and hieroglyphs, tags. By number, so that no version of a Unicode table changes what is dropped.
 _INVISIBLE = (
@@ -146,16 +146,16 @@ _INVISIBLE = (
 )
 _VISIBLE = re.compile(f"[^{_INVISIBLE}]")
 INVISIBLE = re.compile(f"[{_INVISIBLE}]")
-"""INVISIBLE is a character that nobody sees: white space, and whatever shows nothing where it stands alone."""
+"""INVISIBLE matches a character that is invisible on its own, such as white space."""
 
 
 def is_blank(text: str) -> bool:
-    """Return True where nobody sees anything of `text`: it is white space and other invisible characters alone.
+    """Return True if `text` has only white space and other invisible characters.
 
-    A zero-width space, a byte order mark, a soft hyphen, a mark of direction, a variation selector or a filler is no
-    more text than a blank is. NUL counts as visible: it is a fault that is counted apart.
+    A zero-width space, a byte order mark, a soft hyphen, a direction mark, a variation selector or a filler is no more
+    text than a blank. NUL counts as visible, because it is a fault with its own count.
     """
-    # Most lines begin with a visible ASCII character, which is found in a third of the time.
+    # Most lines start with a visible ASCII character, which is found in a third of the time.
     return not "!" <= text[:1] <= "~" and _VISIBLE.search(text) is None
 
 
@@ -169,7 +169,7 @@ def normalise(texts: Sequence[str], form: UnicodeForm) -> list[str]:
     break files with one sentence per line. All other white space (U+00A0, U+3000, U+2028, ...) has a meaning in some
     script and is kept; `nfkc` turns some of it into blanks, which are then collapsed.
     """
-    # On the whole list at once, since in the common case nothing has to change.
+    # On the whole list at once, since usually nothing has to change.
     joined = "\n".join(texts)
     if joined.count("\n") != max(len(texts) - 1, 0):
         texts = [text.replace("\n", " ") for text in texts]
@@ -192,7 +192,7 @@ def normalise(texts: Sequence[str], form: UnicodeForm) -> list[str]:
 
 Lengths = NDArray[np.int64]
 
-_TENTHS = 10  # weight of a letter of Latin, Cyrillic, Greek, Arabic and all that is not in a table below
+_TENTHS = 10  # weight of a Latin, Cyrillic, Greek or Arabic letter and of all others not in a table below
 _WORD = 50  # weight of a word: five letters
 _UNSPACED = {
     29: ("2e80-2fd5 3005 3007 3021-3029 3038-303b 3400-4dbf 4e00-9fff f900-faff 17000-18d8f 20000-3fffd",),  # Han
@@ -211,17 +211,17 @@ _SPACED = {
     15: "1200-139f",  # Ethiopic
     0: "0300-034e 0350-036f 3099-309a",  # accents: a decomposed letter is no longer than a composed one
 }
-"""_SPACED is weight -> characters of other scripts that say more or less than a letter."""
+"""_SPACED is weight -> characters of other scripts that carry more or less meaning than a letter."""
 _BOUNDARIES = "3001-3004 3008-3020 3030 303d 30fb ff01-ff0f ff1a-ff20 ff3b-ff40 ff5b-ff65"
 """_BOUNDARIES are marks of scripts without blanks: a word of another script ends there."""
 
 
 @lru_cache(maxsize=1)
 def _tables() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return of each character two weights and two facts.
+    """Return two weights and two facts for each character.
 
-    They are its weight, the same but 0 for what nobody sees, whether its script has no blanks, and whether a word of
-    another script may have it.
+    They are its weight, the same but 0 for invisible characters, whether its script has no blanks, and whether a word
+    of another script may contain it.
     """
     weights = np.full(0x110000, _TENTHS, np.uint8)
     unspaced = np.zeros(0x110000, np.bool_)
@@ -242,13 +242,13 @@ def _tables() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.bool_], 
 
 
 def _ranges(written: str) -> list[tuple[int, int]]:
-    """Return the first of each range of characters, and the one behind its last."""
+    """Return the first character of each range, and the one after its last."""
     ends = [part.partition("-")[::2] for part in written.split()]
     return [(int(first, 16), int(last or first, 16) + 1) for first, last in ends]
 
 
 def _codes(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Return the characters of all texts as numbers, each text behind a line feed, and where each text begins."""
+    """Return the characters of all texts as numbers, each text after a line feed, and where each text starts."""
     joined = "\n" + "\n".join(texts)
     codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
     lengths = np.fromiter(map(len, texts), np.int64, len(texts)) + 1
@@ -289,7 +289,7 @@ def word_counts(texts: Sequence[str]) -> Lengths:
     codes, starts = _codes([texts[place] for place in places.tolist()])
     weights, _, unspaced, wordly = _tables()
     of_words = wordly[codes]
-    begins = of_words[1:] & ~of_words[:-1]  # every text is behind a line feed
+    begins = of_words[1:] & ~of_words[:-1]  # every text follows a line feed
     words = _sums(np.append(False, begins), starts)
     counts[places] = words + -(-_sums(np.where(unspaced[codes], weights[codes], 0), starts) // _WORD)
     return counts

@@ -56,16 +56,16 @@ class Batch:
     indices: NDArray[np.int64]
     """`[batch]` int64, indices of the pairs in the table."""
     source_tokens: int
-    """Source tokens, end-of-sentence included, padding not; kept here so that no device has to be asked."""
+    """Source tokens with end-of-sentence but without padding; kept here to avoid a device synchronisation."""
     target_tokens: int
     link_places: torch.Tensor | None = None
     """`[links]` int64: word alignments on pieces, as indices into the flattened attention `[batch, T, S]`, ascending;
-    None where the batch has none."""
+    None if the batch has none."""
     link_shares: torch.Tensor | None = None
     """`[links]` float32: 1 / number of source tokens that the link's target token is linked to."""
     seed: int = 0
-    """Seed of the random numbers that training draws on this batch (dropout): a function of `training.seed` and the
-    batch's position in the data, so that they are the same in any process and after a resume."""
+    """Seed of the random numbers that training draws on this batch (dropout). It is a function of `training.seed` and
+    the batch's position in the data, so they are the same in any process and after a resume."""
 
     @property
     def sentences(self) -> int:
@@ -90,15 +90,15 @@ class Batch:
         return replace(self, **changed)
 
     def twice(self) -> Batch:
-        """Return this batch with every sentence pair again behind them all; without links."""
+        """Return this batch with all sentence pairs repeated at its end, without links."""
         counts = {name: 2 * getattr(self, name) for name in ("source_tokens", "target_tokens")}
         bare = replace(self, **counts, indices=np.tile(self.indices, 2), link_places=None, link_shares=None)
         return bare.with_each(lambda tensor: torch.cat([tensor, tensor]))
 
     def idle(self) -> Batch:
-        """Return up to two pairs of this batch, every target token masked and no links, so loss and gradients are 0.
+        """Return up to two pairs of this batch with masked target tokens and no links: loss and gradients are 0.
 
-        For a process that has no batch in an update where others have one: it must take part in their collectives.
+        It is for a process without a batch in an update for which others have one: it must join their collectives.
         """
         few: dict[str, Any] = {
             name: getattr(self, name)[:2] for name in ("source", "source_mask", "target_in", "target_out")
@@ -137,7 +137,7 @@ def collate(
     """
     source, source_mask = _padded(sources, special.source_pad, special.source_eos, length_multiple)
     target_out, target_mask = _padded(targets, special.target_pad, special.target_eos, length_multiple)
-    # target_out shifted right by one, without its end-of-sentence: the tokens known before each one to predict.
+    # target_out shifted right by one, without its end-of-sentence: the tokens known before each predicted one.
     target_in = np.full_like(target_out, special.target_pad)
     target_in[:, 0] = special.target_bos
     target_in[:, 1:] = np.where(target_mask[:, 1:], target_out[:, :-1], special.target_pad)
@@ -175,7 +175,7 @@ Item = TypeVar("Item")
 
 
 class Background(Generic[Item]):
-    """Iterator that runs another one in a thread, at most `depth` items ahead, in the same order."""
+    """Iterator that runs another iterator in a thread, at most `depth` items ahead, in the same order."""
 
     def __init__(self, items: Iterator[Item], depth: int) -> None:
         self._queue: Queue[Item | BaseException] = Queue(depth)
@@ -198,7 +198,7 @@ def _fill(items: Iterator[Item], queue: Queue[Item | BaseException], stop: Event
     try:
         while not stop.is_set():
             queue.put(next(items))
-    except BaseException as error:  # of any kind: the consumer would otherwise wait for ever
+    except BaseException as error:  # of any kind, since the consumer would otherwise wait for ever
         queue.put(error)
 
 
@@ -219,31 +219,30 @@ class LoaderState(NamedTuple):
     epoch: int = 0
     batch: int = 0
     starts: Starts = FIRST
-    """First epoch of each stage of `data.stages` that has begun."""
+    """First epoch of each stage of `data.stages` that has started."""
 
 
 class Group(NamedTuple):
     """The batches of one update, in this process."""
 
     batches: list[Batch]
-    """This process's part of the `accumulate` batches. At least one, an idle one where there are fewer batches than
-    processes; fewer than usual at the end of an epoch, more where sampled segmentations had to be split."""
+    """This process's part of the `accumulate` batches. There is at least one, which is idle if there are fewer batches
+    than processes. There are fewer at the end of an epoch, and more if sampled segmentations had to be split."""
     state_after: LoaderState
     epoch_batches: int | None = None
-    """Batches of this update's epoch, in all processes together; None: not counted."""
+    """Number of batches in this update's epoch, over all processes; None: not counted."""
 
 
 class Loader:
     """Endless batches for training, prepared ahead in a background thread and resumable at every update.
 
     The order depends on the lengths, the corpora, the settings here and `seed`, but not on time, threads, devices or
-    the number of processes: of the batches of an update, process `rank` of `count` has numbers rank, rank + count, and
-    so on.
+    the number of processes. Process `rank` of `count` has batches rank, rank + count, and so on of an update.
 
     Args:
         table: training pairs.
-        source_tokenizer: of the source side.
-        target_tokenizer: of the target side.
+        source_tokenizer: tokenizer of the source side.
+        target_tokenizer: tokenizer of the target side.
         batch: section `training.batch`.
         seed: determines the order, the modified pairs and the sampled segmentations.
         data: section `data`: stages, modifiers, sampling of corpora and segmentations. None: each pair once an epoch.
@@ -253,7 +252,7 @@ class Loader:
         rank: number of this process, from 0.
         count: number of processes that share the batches.
 
-    Raises DataError when there are no pairs, a pair does not fit into a batch, there is no text to sample from, or the
+    Raises DataError if there are no pairs, a pair does not fit into a batch, there is no text to sample from, or the
     stages and modifiers do not fit the table (CorpusMix, PairModifier).
     """
 
@@ -288,7 +287,7 @@ class Loader:
         self._seed, self._regularisation = seed, regularisation
         self._stages = [] if data is None else data.stages
         self._mix = CorpusMix(table, self._stages, 1.0 if data is None else data.sampling_temperature, seed)
-        # Padded lengths are multiples of `length_multiple`, so a budget that is none cannot be used to the end.
+        # Padded lengths are multiples of `length_multiple`, so only multiples of it can be used up.
         room = batch.max_tokens // batch.length_multiple * batch.length_multiple
         # Less 1: end-of-sentence is still to be added.
         self._longest = min(room - 1, longest or room)
@@ -321,7 +320,7 @@ class Loader:
         return self._mix.chosen(at.epoch, at.starts)
 
     def lengths(self, at: LoaderState, rows: NDArray[np.int64] | None = None) -> tuple[Ids, Ids]:
-        """Return the most pieces of each pair of the table, [pairs], in an epoch; of pairs beside `rows`, as stored."""
+        """Return the most pieces of each pair of the table, [pairs], in an epoch; as stored for pairs not in `rows`."""
         modifier, table = self._modifier(at), self._table
         return (table.source_lengths, table.target_lengths) if modifier is None else modifier.lengths(at.epoch, rows)
 
@@ -343,11 +342,11 @@ class Loader:
     def groups(
         self, state: LoaderState | None = None, prepare: Callable[[Group], Group] = lambda group: group
     ) -> Iterator[Group]:
-        """Yield `prepare(group)` for the group of each update, for ever, from `state` on (default: the beginning).
+        """Yield `prepare(group)` for the group of each update, for ever, from `state` on (default: the start).
 
         `prepare` runs in the background thread, whose errors are raised here. Close the iterator, or drop the last
-        reference to it, to end the thread. Raises DataError when `state` lies beyond the end of its epoch: it is from
-        other data or settings.
+        reference to it, to end the thread. Raises DataError if `state` is beyond the end of its epoch, because it is
+        from other data or settings.
         """
         ahead = Background(map(prepare, self._groups(state or LoaderState())), self._prefetch)
         try:
@@ -365,7 +364,7 @@ class Loader:
             plan = self.plan(LoaderState(epoch, position, starts))
             if position > len(plan):
                 raise DataError(
-                    f"cannot go on after batch {position} of epoch {epoch}, which has only {len(plan)}: the store, "
+                    f"cannot continue after batch {position} of epoch {epoch}, which has only {len(plan)}: the store, "
                     f"training.batch or training.seed changed since the checkpoint; restore them or start a new run",
                     key="training.seed",
                     named=["training.batch"],
@@ -373,7 +372,7 @@ class Loader:
             while position < len(plan):
                 end = min(position + self._batch.accumulate, len(plan))
                 mine = range(position + self._rank, end, self._count)
-                # From this plan, not from the cached one, which may be of another epoch by now.
+                # From this plan, not the cached one, which may now belong to another epoch.
                 places = [LoaderState(epoch, number, starts) for number in mine or [position]]
                 batches = [batch for at in places for batch in self._loaded(plan[at.batch], at)]
                 if not mine:
@@ -386,7 +385,7 @@ class Loader:
             epoch, position, starts = epoch + 1, 0, next_starts(self._stages, starts, epoch + 1)
 
     def load(self, at: LoaderState) -> list[Batch]:
-        """Read and collate the batch that follows `at`; sampled segmentations may take several to stay in budget."""
+        """Read and collate the batch after `at`; with sampled segmentations it may be split to stay within budget."""
         return self._loaded(self.plan(at)[at.batch], at)
 
     def _loaded(self, indices: NDArray[np.int64], at: LoaderState) -> list[Batch]:
@@ -435,7 +434,7 @@ class Loader:
         epoch: int,
         regularisation: RegularisationConfig,
     ) -> list[Ids]:
-        """Sample segmentations of one side; tags stay, and the stored one is used where a sample is too long."""
+        """Sample segmentations of one side; tags stay, and overlong samples are replaced by the stored ones."""
         tokenizer = self._tokenizers[side]
         tags = set(tokenizer.tags.values())
         # A function of these four numbers only, so that a resumed run draws the same as an uninterrupted one.

@@ -1,11 +1,11 @@
-"""Modified pairs on their way into a batch: which are drawn, how long they are planned to be, and their ids and links.
+"""Modification of training pairs for a batch: which are drawn, their planned lengths, and their ids and links.
 
-On one store a pair is modified as a function of (seed, epoch, its index) alone, so that any process draws the same, at
-any time. Text is decoded from the stored ids, for the few pairs that are drawn, and segmented again.
+For one store, the modification of a pair depends only on (seed, epoch, index), so any process draws the same at any
+time. The text of the few drawn pairs is decoded from the stored ids and segmented again.
 
-A batch is planned before that: a drawn pair with the length that its modifiers give to most pairs like it. One that
-becomes longer, or gets a piece which the vocabulary does not know, stays as it was, so batches never exceed their
-budget. To predict lengths, each modifier is tried on a sample of pairs.
+Batches are planned before that, with the length that the modifiers give to most pairs like a drawn one. A pair that
+becomes longer, or gets a piece that the vocabulary lacks, stays unmodified, so batches never exceed their budget. To
+predict lengths, each modifier is tried on a sample of pairs.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ziggurat.system.errors import DataError
 Ids = NDArray[np.int32]
 
 SHARE = 0.95
-"""Share of the sample that fits into the length that is predicted."""
+"""Share of the sample that fits into the predicted length."""
 
 
 class PredictedLength(NamedTuple):
     """The length of one side after one modifier: most pairs then have at most factor * sum + constant pieces."""
 
     by_piece: NDArray[np.float64] | None
-    """[vocabulary] what is summed over the pieces of a text; None: 1 for each."""
+    """[vocabulary] summand for each piece of a text; None: 1 for each."""
     factor: float
     constant: float
 
     def ratio(self, sentences: Sequence[Ids]) -> NDArray[np.float64] | float:
-        """Return factor * sum / pieces of each sentence; without `by_piece` that is the factor, whatever they are."""
+        """Return factor * sum / pieces of each sentence; without `by_piece` this is the factor."""
         if self.by_piece is None:
             return self.factor
         return self.factor * _sums(self.by_piece, sentences) / np.maximum(1, [len(ids) for ids in sentences])
@@ -50,7 +50,7 @@ class PredictedLength(NamedTuple):
 def _fitted(
     by_piece: NDArray[np.float64] | None, sums: NDArray[np.float64], new: NDArray[np.float64]
 ) -> PredictedLength:
-    """Return the length that most of the sample fits into: by a factor or by a constant, whichever is tighter."""
+    """Return the length that most of the sample fits into, with a factor or a constant, whichever is tighter."""
     tried = []
     for factor in (1.0, float(new.sum() / max(1.0, float(sums.sum())))):
         beyond = new - factor * sums
@@ -74,20 +74,20 @@ _CHUNK = 1 << 20  # pairs planned at a time, to bound memory
 
 
 class ModifiedPairs(NamedTuple):
-    """The pairs of a batch, those among them that were drawn and could be modified, modified."""
+    """The pairs of a batch, after modification of those that were drawn and could be modified."""
 
     sources: list[Ids]
     targets: list[Ids]
     links: list[Ids]
-    """Word alignments as a store has them; of all pairs, or of none."""
+    """Word alignments in the form of a store, for all pairs or for none."""
     texts: dict[int, list[str]]
-    """Place in the batch -> source and target of a modified pair."""
+    """Index in the batch -> source and target of a modified pair."""
 
 
 class PairModifier:
     """The modifiers of one stage of training; a modified pair has at most `longest` pieces on either side.
 
-    Raises DataError: text that is segmented already, or a table without the word alignments that a modifier needs.
+    Raises DataError if text is already segmented, or if the table lacks the word alignments that a modifier needs.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class PairModifier:
         self._predicted = {name: self._predict(name) for name in self._sections}
 
     def lengths(self, epoch: int, rows: Indices | None = None) -> tuple[Ids, Ids]:
-        """Return the pieces of every pair of the table, as batches of an epoch are to be planned, int32 [pairs].
+        """Return the planned number of pieces of every pair of the table in an epoch, int32 [pairs].
 
-        With `rows`, in any order and some perhaps more than once, those of other pairs are as stored.
+        With `rows`, in any order and possibly repeated, other pairs have their stored number.
         """
         rows = None if rows is None else np.unique(rows)
         planned = np.array(self._table.source_lengths), np.array(self._table.target_lengths)
@@ -139,7 +139,7 @@ class PairModifier:
     def modified(
         self, indices: Indices, epoch: int, sources: list[Ids], targets: list[Ids], links: list[Ids]
     ) -> ModifiedPairs:
-        """Return the pairs at `indices`, whose ids and links these are, as an epoch has them; `links` may be empty."""
+        """Return the pairs at `indices` as modified in an epoch, given their ids and links; `links` may be empty."""
         found = ModifiedPairs(list(sources), list(targets), list(links), {})
         hits, partners, rooms = self._drawn(indices, epoch)
         rows = np.flatnonzero((hits >= 0).any(axis=0) | (partners >= 0).any(axis=1)).tolist()
@@ -159,7 +159,7 @@ class PairModifier:
             tag = self._tag(sources[row])
             source = np.concatenate([tag, source])
             fits = len(tag) < len(source) <= rooms[0][row] and 0 < len(target) <= rooms[1][row]
-            if not fits or self._has_unknown((source, target)):  # a target that has them teaches to write `<unk>`
+            if not fits or self._has_unknown((source, target)):  # such a target would teach the model to write `<unk>`
                 continue
             found.sources[row], found.targets[row] = source, target
             found.texts[row] = pair.texts
@@ -179,9 +179,9 @@ class PairModifier:
     def _hits(self, indices: Indices, epoch: int) -> NDArray[np.int64]:
         """Return for each modifier and pair, [modifiers, pairs], the number of the first word to change; -1: none.
 
-        Of the words of a pair, each with the modifier's probability, the number of the first one chosen has a geometric
-        distribution. A pair is drawn if it has as many words with one partner as that number; whether the modifier may
-        change them all is seen when their text is read.
+        Each word of a pair is chosen with the modifier's probability, so the number of the first chosen word has a
+        geometric distribution. A pair is drawn if it has that many words with one partner; whether the modifier may
+        change them is determined when their text is read.
         """
         found = np.full((len(self._sections), len(indices)), -1, np.int64)
         for number, (name, section) in enumerate(self._sections.items()):
@@ -195,7 +195,7 @@ class PairModifier:
             links = self._table.links(indices[rows])
             for row, of_pair in zip(rows.tolist(), links, strict=True):
                 found[number, row] = first[row] if first[row] < one_to_one_count(of_pair.tolist()) else -1
-        if "noise" in self._sections:  # what it replaces need not be changed first
+        if "noise" in self._sections:  # replaced pairs need not be changed first
             found[1:, found[0] >= 0] = -1
         return found
 
@@ -208,7 +208,7 @@ class PairModifier:
         partners = np.full((len(indices), most), -1, np.int64)
         rows = np.flatnonzero(self._uniform("merge", epoch, indices) < merge.probability)
         chosen, table = indices[rows], self._table
-        # The pairs of a corpus stand together in the table.
+        # The pairs of a corpus are contiguous in the table.
         first, end = (np.searchsorted(table.corpora, table.corpora[chosen], side) for side in ("left", "right"))
         drawn = np.stack([self._uniform(f"merge {n}", epoch, chosen) for n in range(most)], axis=1)
         others = first[:, None] + np.floor(drawn * (end - first)[:, None]).astype(np.int64)
@@ -234,7 +234,7 @@ class PairModifier:
         recased = np.zeros(len(indices), bool)
         for number, (name, predicted) in enumerate(self._predicted.items()):
             rows = np.flatnonzero(hits[number] >= 0)
-            if name in _EVERY_WORD:  # upper case leaves title case, which comes later, nothing to change
+            if name in _EVERY_WORD:  # after upper case, title case changes nothing
                 rows = rows[~recased[rows]]
                 recased[rows] = True
             ids = self._table.pairs(indices[rows]) if name in _EVERY_WORD else ([], [])
@@ -253,7 +253,7 @@ class PairModifier:
         return [pair for pair in self._pairs([[index] for index in indices], with_links=False) if pair is not None]
 
     def _predict(self, name: str) -> list[PredictedLength]:
-        """Return what predicts the length of either side after a modifier, which is tried on the sample."""
+        """Return the predictors of both sides' lengths after a modifier, which is tried on the sample."""
         modified = [pair.copy() for pair in self._sample]
         for number, pair in enumerate(modified):
             self._modify(name, pair, 0, number, 0)
@@ -289,7 +289,7 @@ class PairModifier:
         return source[:1] if len(source) and source[0] in self._tokenizers[0].tags.values() else source[:0]
 
     def _pairs(self, groups: Sequence[Sequence[int]], *, with_links: bool) -> list[EditablePair | None]:
-        """Return each group of pairs as one; None where one holds an unknown piece, whose text is lost."""
+        """Return each group of pairs as one pair; None for a group with an unknown piece, whose text is lost."""
         flat = [index for group in groups for index in group]
         ids = self._table.pairs(flat)
         linked = with_links or self._config.need_links
@@ -326,7 +326,7 @@ class PairModifier:
         return [np.array(ids, np.int32) for ids in self._tokenizers[side].encode(texts)] if texts else []
 
     def _stored_links(self, pair: EditablePair, source: Ids, target: Ids) -> Ids:
-        """Return the links of a modified pair, [links, 4]; none where its pieces do not spell its text."""
+        """Return the links of a modified pair, [links, 4]; none if its pieces do not spell its text."""
         columns: list[Any] = []
         for side, (ids, units) in enumerate(zip((source, target), self._units, strict=True)):
             ends = np.concatenate([np.zeros(1, np.int64), unit_ends(pair.texts[side])])

@@ -1,8 +1,8 @@
 """The modifiers of a sentence pair: what each changes, as edits that keep its word alignment right.
 
 Each takes the pair, its section of the configuration, a generator and the number of the first word to change, counted
-among those that it may change; one that works on whole sentences ignores that. Links follow from edits alone, in one
-place. Typing errors are those of OpusTrainer's package `typo`.
+among the words that it may change; modifiers of whole sentences ignore this number. Links are derived from the edits in
+one place. Typing errors are those of OpusTrainer's package `typo`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Span = tuple[int, int]
 
 
 class Edit(NamedTuple):
-    """A replacement of a part of a text; one of nothing is an insertion."""
+    """Replacement of a part of a text; if the part is empty, an insertion."""
 
     first: int
     end: int
@@ -45,12 +45,12 @@ class Edit(NamedTuple):
 class EditablePair:
     """A sentence pair with its word alignment.
 
-    `links` are linked words, a span of the source and one of the target each, with a character at least.
+    `links` are pairs of linked words: a span of the source and one of the target, each with at least one character.
     """
 
     def __init__(self, source: str, target: str, links: Sequence[tuple[Span, Span]] = ()) -> None:
         self.texts = [source, target]
-        # Normalisation may leave nothing of a word, such as a no-break space between blanks.
+        # Normalisation may remove a whole word, such as a no-break space between blanks.
         self.links = [link for link in links if all(first < end for first, end in link)]
 
     def copy(self) -> EditablePair:
@@ -60,9 +60,9 @@ class EditablePair:
     def edit(self, side: int, edits: Sequence[Edit]) -> list[Span]:
         """Apply `edits`, in ascending order and without overlap, to one side; return where their texts are now.
 
-        A linked word keeps what is left of it and gets the text that replaces parts of it or stands inside of it; text
-        that is inserted before or after it is no part of it. What replaces parts of several words is of the first one.
-        A word that nothing is left of loses its links.
+        A linked word keeps its remaining characters and gets the text that replaces parts of it or is inserted into it,
+        but not text inserted before or after it. Text that replaces parts of several words belongs to the first. A word
+        of which nothing is left loses its links.
         """
         text, parts, spans, at, size = self.texts[side], [], [], 0, 0
         for first, end, new in edits:
@@ -82,7 +82,7 @@ class EditablePair:
         return spans
 
     def one_to_one(self) -> list[tuple[Span, Span]]:
-        """Return the links between words that have no other link, by their place in the source."""
+        """Return the links between words that have no other link, in source order."""
         sources: dict[Span, int] = {}
         targets: dict[Span, int] = {}
         for source, target in self.links:
@@ -92,12 +92,12 @@ class EditablePair:
 
 
 def _moved_words(words: set[Span], edits: Sequence[Edit]) -> dict[Span, Span]:
-    """Return where each word is after `edits`: words that had no character in common have none afterwards."""
+    """Return where each word is after `edits`: words that shared no character still share none."""
     found: dict[Span, Span] = {}
     last = taken = 0  # ends of the words so far, before and after
     for word in sorted(words):
         first, end = moved(word, edits)
-        if word[0] >= last:  # one edit may replace the end of a word and the beginning of the next
+        if word[0] >= last:  # one edit may replace the end of a word and the start of the next
             first = max(first, taken)
         found[word] = first, end
         last, taken = max(last, word[1]), max(taken, end)
@@ -115,8 +115,8 @@ def moved(span: Span, edits: Sequence[Edit]) -> Span:
         elif edit.first >= end:
             break
         elif edit.first < first:
-            found = edit.first + begin  # the word's beginning is replaced together with what is before it
-        if edit.end > end:  # likewise its end
+            found = edit.first + begin  # the start of the word is replaced together with the text before it
+        if edit.end > end:  # the same for its end
             return (first + begin if found is None else found), edit.first + shift + len(edit.text)
         shift += grown
     return (first + begin if found is None else found), end + shift
@@ -138,7 +138,7 @@ _KEYBOARDS = (
     ("1234567890", "ضصثقفغعهخحجد", "شسيبلاتنمكط", "ئءؤرىةوزظ"),
 )
 _ALIKE = ("0Oo", "1lI", "2Z", "5S", "6b", "8B", "9gq", "uv", "ceo", "nm", "hb", "ij")
-"""Characters that look alike."""
+"""Groups of characters that look similar."""
 _CYRILLIC_ALIKE = ("a\u0430", "e\u0435", "o\u043e", "p\u0440", "c\u0441", "x\u0445")  # Latin and Cyrillic ones
 
 _LETTER = regex.compile(r"[\p{L}\p{N}]")
@@ -146,7 +146,7 @@ _NEIGHBOURS = regex.compile(r"[\p{L}\p{N}]{2}", flags=regex.V1)
 _INSIDE = regex.compile(r"(?<=[\p{L}\p{N}])(?=[\p{L}\p{N}])")
 _SPACE = regex.compile(" ")
 _DOUBLE = regex.compile(r"([\p{L}\p{N}])\1")
-# Each character of these is a word: exchanging two of them is no typing error.
+# Each character of these scripts is a word: swapping two of them is not a typing error.
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]")
 
 
@@ -175,7 +175,7 @@ def _alike() -> dict[str, str]:
 
 
 def _neighbour(character: str, rng: Random) -> str:
-    """Return a key next to that of a character, in its case; "" where the keyboard is not known."""
+    """Return a key next to that of a character, in its case; "" if the keyboard is unknown."""
     base = unicodedata.normalize("NFD", character.lower())[0]
     keys = _near().get(base, "")
     key = rng.choice(keys) if keys else ""
@@ -201,7 +201,7 @@ def _typo(
 ) -> Callable[[str, Random], Edit | None]:
     """Return a typing error: an edit of a random match of a pattern.
 
-    `replacement` gives its new text, "" for no error; None: the match goes, unless it is the whole text.
+    `replacement` gives its new text, "" for no error; None: the match is deleted, unless it is the whole text.
     """
 
     def edit(text: str, rng: Random) -> Edit | None:
@@ -227,11 +227,11 @@ TYPOS: dict[str, Callable[[str, Random], Edit | None]] = {
     "repeated_char": _typo(_LETTER, lambda found, rng: found * 2),
     "unichar": _typo(_DOUBLE, lambda found, rng: found[0]),
 }
-"""Kind -> its edit of a text at a random place; None where the text has no such place."""
+"""Kind -> function that returns an edit at a random position of a text; None if there is no such position."""
 
 
-# Characters of the scripts that noise is made of, as OpusTrainer has them, without what is no letter, digit or sign and
-# what normalisation would change.
+# Characters of the scripts used for noise, as in OpusTrainer, except those that are not letters, digits or signs and
+# those that normalisation would change.
 _SCRIPTS = (
     *((0x21, 0x7F), (0xA1, 0x100), (0x370, 0x400), (0x400, 0x500), (0x531, 0x590), (0x5D0, 0x5F0), (0x620, 0x700)),
     *((0x904, 0x980), (0xA85, 0xB00), (0xE01, 0xE80), (0x1000, 0x10A0), (0x10A0, 0x1100), (0x1780, 0x1800)),
@@ -248,8 +248,8 @@ TAGS = (
 )
 _TURKIC, _TURKIC_I = ("tr", "tur", "az", "aze", "crh", "tt", "tat"), {"i": "İ", "ı": "I"}
 _NOISE_BYTES = 12
-"""Bytes of the words of noise inside a sentence, where each may take a piece: noise of all lengths, as OpusTrainer's,
-would make batches uneven."""
+"""Bytes of the words of noise inside a sentence, where each byte may take a piece: noise of arbitrary length, as in
+OpusTrainer, would make batches uneven."""
 _END_MARKS = (".。．।۔。", "?？؟;", "!！¡")
 """Marks at the end of a sentence: those of a group mean the same. The `;` is the Greek question mark's normal form."""
 
@@ -299,7 +299,7 @@ def _noise(pair: EditablePair, config: NoiseConfig, rng: Random, first: int, lan
 def _no_end_punctuation(pair: EditablePair, config: Any, rng: Random, first: int, languages: tuple[str, str]) -> None:
     source, target = pair.texts
     same = any(source.endswith(tuple(marks)) and target.endswith(tuple(marks)) for marks in _END_MARKS)
-    if not same or any(text[-2:-1] in ("", " ", text[-1:]) for text in pair.texts):  # `...` and `!!` say more
+    if not same or any(text[-2:-1] in ("", " ", text[-1:]) for text in pair.texts):  # not `...` or `!!`
         return
     for side, text in enumerate(pair.texts):
         pair.edit(side, [Edit(len(text) - 1, len(text), "")])
@@ -314,7 +314,7 @@ def _title_case(pair: EditablePair, config: Any, rng: Random, first: int, langua
     for side, language in enumerate(languages):
         text = pair.texts[side]
         firsts = (next((n for n in range(*word) if text[n].isalnum()), None) for word in word_spans(text, "blanks"))
-        # A word that begins with a digit has no first letter that could be a capital: `1980s`, `3rd`.
+        # A word that starts with a digit has no first letter to capitalise: `1980s`, `3rd`.
         initials = (n for n in firsts if n is not None and text[n].isalpha())
         _recased(pair, side, initials, language, str.title)
 
@@ -332,7 +332,7 @@ def _typos(pair: EditablePair, config: TyposConfig, rng: Random, first: int, lan
 
 
 def next_hit(uniform: float, probability: float) -> int:
-    """Return the number of words passed over before the next one is chosen, each being so with `probability`."""
+    """Return the number of words skipped before the next chosen one, each being chosen with `probability`."""
     return 0 if probability >= 1 else min(sys.maxsize, int(math.log1p(-uniform) / math.log1p(-probability)))
 
 
@@ -345,7 +345,7 @@ def _hits(rng: Random, first: int, count: int, probability: float) -> Iterator[i
 
 
 def _differing(pair: EditablePair) -> list[tuple[Span, Span]]:
-    """Return the links of words with one partner, other than themselves."""
+    """Return the links of words with exactly one, different partner."""
     source, target = pair.texts
     return [link for link in pair.one_to_one() if source[slice(*link[SOURCE])] != target[slice(*link[TARGET])]]
 
@@ -359,8 +359,8 @@ BY_WORD: dict[str, Callable[[EditablePair], list[tuple[Span, Span]]]] = {
 
 def _inline(pair: EditablePair, config: InlineConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
     words = BY_WORD["inline"](pair)
-    # Place, whether it stands in front of a word, number of what is the same on both sides, and the edit: ordered so,
-    # since what stands behind a word comes before what stands in front of the next one at the same place.
+    # Position, whether it precedes a word, number of the item (the same on both sides), and the edit: in this order,
+    # since text after a word comes before text in front of the next word at the same position.
     found: tuple[list[tuple[int, bool, int, Edit]], ...] = ([], [])
     for hit in _hits(rng, first, len(words), config.probability):
         kind = rng.choices(("tags", "placeholders", "noise"), (config.tags, config.placeholders, config.noise))[0]

@@ -25,7 +25,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def parquet_pairs(path: Path, names: tuple[str, str], rows: int) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield two string columns, so many rows at a time; `a.b` is field b of the struct column a. Raises DataError."""
+    """Yield two string columns, `rows` rows at a time; `a.b` is field b of struct column a. Raises DataError."""
     row = 0
     try:
         with _opened(path) as table:
@@ -52,9 +52,9 @@ def parquet_pairs(path: Path, names: tuple[str, str], rows: int) -> Iterator[tup
 
 
 def nested_hint(names: Sequence[str], fields: Mapping[str, Sequence[str]]) -> str:
-    """Return what to write where both texts are fields of one column, as in the data sets of Hugging Face.
+    """Return a hint if both texts are fields of one column, as in the data sets of Hugging Face.
 
-    `fields` are those of each column that has any; they may be called as the columns wanted, or be other languages.
+    `fields` are those of each column that has any; they may have the names of the requested columns or be languages.
     """
     for column, its in fields.items():
         if set(names) <= set(its):
@@ -80,7 +80,7 @@ def _texts(batch: pa.RecordBatch, name: str, path: Path) -> list[str]:
 
 
 def parquet_numbers(path: Path, name: str) -> Iterator[NDArray[np.float64]]:
-    """Yield a column of numbers, a batch of rows at a time. Raises DataError, also for a row without a number."""
+    """Yield a column of numbers, a batch of rows at a time. Raises DataError, including for rows without a number."""
     row = 0
     with _opened(path) as table:
         if name not in table.schema_arrow.names:

@@ -89,7 +89,7 @@ def sample_sentences(
 
 
 class Trained(NamedTuple):
-    """Everything learned of the corpora before any pair is encoded."""
+    """Everything learned from the corpora before any pair is encoded."""
 
     tokenizers: tuple[Tokenizer, Tokenizer]
     notices: list[Problem]
@@ -101,14 +101,14 @@ class PreparedParts(Protocol):
     """Parts of a store that were made elsewhere (ziggurat.corpora.jobs.preparation)."""
 
     def learned(self, directory: Path) -> Trained:
-        """Return what `learn` does."""
+        """Return the same as `learn`."""
 
     def blocks(self, split: str, comparisons: Comparisons) -> Iterator[EncodedBlock]:
-        """Yield what ziggurat.data.encoding.encode_corpora does."""
+        """Yield the same as ziggurat.data.encoding.encode_corpora."""
 
 
 def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progress: Progress) -> Trained:
-    """Return what is learned of the corpora; the tokenizers are saved in `directory`.
+    """Learn from the corpora and return the result; the tokenizers are saved in `directory`.
 
     The corpora are counted and checked, and get an aligner if `data.alignment.compute` asks for one. Raises ConfigError
     for a filter that is not installed, and the errors of what it calls.
@@ -149,15 +149,15 @@ class CorpusReport:
     carriage_returns: int
     byte_order_marks: int
     short_rows: int = 0
-    """Rows of a TSV file that had too few columns (`row_columns`) and were left out."""
+    """Rows of a TSV file that had too few columns (`row_columns`) and were skipped."""
     aligned: int | None = None
-    """Pairs in the store that have word alignments; None where no corpus was to have any."""
+    """Pairs in the store that have word alignments; None if no corpus was to have any."""
     licences: dict[str, str] = field(default_factory=dict)
-    """Licences of the public corpora that `fetch` made the files of, by the corpora's names."""
+    """Corpus name -> licence, for the public corpora from which `fetch` made the files."""
     changed: list[str] = field(default_factory=list)
-    """Its files that changed since they were fetched, where the other side is as it was."""
+    """Files that have changed since they were fetched while the other side is unchanged."""
     repaired: int = 0
-    """Pairs whose text was mended, also of those that were dropped."""
+    """Pairs whose text was mended, including dropped ones."""
 
 
 @dataclass(frozen=True)
@@ -166,18 +166,18 @@ class PrepareReport:
 
     store: str
     reused: bool
-    """True if a store of the same settings and inputs existed already, so nothing was done."""
+    """True if a store with the same settings and inputs already existed, so nothing was done."""
     seconds: float
     source_vocabulary: int
-    """Ids of the source side, control symbols and tags included."""
+    """Number of ids of the source side, including control symbols and tags."""
     target_vocabulary: int
     joint_vocabulary: bool
     source_pieces: int
-    """Pieces of all training sources, the tags of their corpora included."""
+    """Number of pieces of all training sources, including the tags of their corpora."""
     target_pieces: int
     corpora: list[CorpusReport] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    """Suspicious findings that need not be faults, such as sides that look swapped, or test sentences in training
+    """Suspicious findings that may not be faults, such as sides that look swapped, or test sentences in training
     pairs."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -236,14 +236,14 @@ def _report_of(
 
 
 CLEANING = "cleaning.json"
-"""Name of the file of a store with examples of the pairs that were dropped."""
-_MANY_CORPORA = 100  # from here on there is only one example for each reason
+"""Name of a store's file with examples of dropped pairs."""
+_MANY_CORPORA = 100  # number of corpora from which there is only one example for each reason
 
 
 class Inputs:
-    """The corpora of a configuration, and all that a store of them depends on; the files are watched from now on.
+    """The corpora of a configuration and everything that their store depends on; the files are watched from now on.
 
-    Raises ConfigError for files of vocabularies that are named but not read, and as `find_corpora` and `provenance` do.
+    Raises ConfigError for vocabulary files that are named but not read, and as `find_corpora` and `provenance` do.
     """
 
     def __init__(self, config: DataConfig, progress: Progress) -> None:
@@ -273,11 +273,11 @@ def prepare(
 
     Args:
         config: the `data` section.
-        force: replace a store of other settings or inputs, or a damaged one.
+        force: replace a store with other settings or inputs, or a damaged one.
         progress: called with (phase, done, total or None).
-        threads: threads for segmentation, without influence on the result; default: all available processors.
-        inputs: those of `config`, where they are known already.
-        parts: parts of the store; None: all is done here.
+        threads: threads for segmentation, which do not affect the result; default: all available processors.
+        inputs: those of `config`, if already known.
+        parts: parts of the store made elsewhere; None: everything is done here.
 
     Raises ConfigError for settings that cannot be met, DataError for unusable inputs, or another store in the way.
     """
@@ -298,7 +298,7 @@ def prepare(
 
 
 def stored_notices(texts: Sequence[str], corpora: Sequence[Corpus]) -> list[Problem]:
-    """Return notices that a manifest keeps as text as the problems that they were."""
+    """Return the notices in a manifest, which are text, as problems."""
     keys = [
         "filters.held_out",
         "filters.identical",
@@ -317,9 +317,9 @@ def stored_notices(texts: Sequence[str], corpora: Sequence[Corpus]) -> list[Prob
 
 
 def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[str, Any] | None:
-    """Return the manifest of an intact store of the same settings, or None if a store must be built.
+    """Return the manifest of an intact store with the same settings, or None if a store must be built.
 
-    Raises DataError: something else is in the way.
+    Raises DataError if something else is in the way.
     """
     if not store.exists():
         return None
@@ -368,7 +368,7 @@ def _build(
     progress: Progress,
     parts: PreparedParts | None,
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Fill `directory` with a store, the manifest last; return the manifest, and its notices."""
+    """Fill `directory` with a store, manifest last; return the manifest and its notices."""
     corpora = inputs.corpora
     learned = learn(corpora, config, directory, progress) if parts is None else parts.learned(directory)
     tokenizers, comparisons = learned.tokenizers, Comparisons.of_all(config, corpora)
@@ -419,7 +419,7 @@ def _build(
 def _shown(
     blocks: Iterator[EncodedBlock], phase: str, corpora: Sequence[Corpus], progress: Progress
 ) -> Iterator[EncodedBlock]:
-    """Yield `blocks`, and show how many pairs they are of: a large merge takes long."""
+    """Yield `blocks` and report the number of their pairs, since a large merge takes long."""
     done, total = 0, sum(corpus.read for corpus in corpora)
     for block in blocks:
         yield block
@@ -441,7 +441,7 @@ def _files(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    # Besides the files, weights and tags of the corpora decide about training; names, paths and examples do not.
+    # Besides the files, weights and tags of the corpora affect training; names, paths and examples do not.
     files = {name: entry for name, entry in manifest["files"].items() if name != CLEANING}
     decisive = [files, [(c["weight"], c["tag"]) for c in manifest["corpora"]["train"]]]
     manifest["fingerprint"] = xxhash.xxh3_128_hexdigest(json.dumps(decisive, sort_keys=True).encode())
@@ -455,22 +455,22 @@ def _with_labels(
 ) -> dict[str, Any]:
     """Update weights, names and paths of the corpora in the manifest; they change no stored pair.
 
-    Raises DataError when another process is building the store, or has built it since `manifest` was read.
+    Raises DataError if another process is building the store, or has built it since `manifest` was read.
     """
     changed, known = bool(other_files(config, manifest)), manifest["fingerprint"]
     for split in ("train", "dev"):
         chosen = [corpus for corpus in corpora if corpus.split == split]
         for entry, corpus in zip(manifest["corpora"][split], chosen, strict=True):
             labels: dict[str, Any] = {"name": corpus.reader.name, "weight": corpus.config.weight}
-            if corpus.origin:  # where it is not known any more, the manifest still knows
+            if corpus.origin:  # if it is no longer known, the manifest still has it
                 labels["origin"] = corpus.origin
             changed |= any(entry.get(name) != value for name, value in labels.items())
             entry.update(labels)
     if changed:
         manifest["config"] = config.model_dump(mode="json")
-        # With the right to build: a store that another process puts in place now would get this one's manifest.
+        # With the lock, since otherwise a store that another process builds now could get this one's manifest.
         with contextlib.closing(Staging(store)):
             if read_manifest(store)["fingerprint"] != known:
-                raise DataError(f"{store}: another process has just prepared it anew; run this again")
+                raise DataError(f"{store}: another process has just prepared it again; run this again")
             _write_manifest(store, manifest)
     return manifest

@@ -1,6 +1,6 @@
-"""Readers of parallel corpora (text, TSV, JSON lines, Parquet), and of the scores that other tools gave their pairs.
+"""Readers of parallel corpora (text, TSV, JSON lines, Parquet), and of scores of their pairs from other tools.
 
-Bicleaner appends a column to a TSV, or writes numbers alone; OpusFilter's `score` writes JSON lines, an object a pair.
+Bicleaner appends a column to a TSV, or writes only numbers; OpusFilter's `score` writes JSON lines, one per pair.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReadNotes:
     carriage_returns: int = 0
     byte_order_marks: int = 0
     short_rows: int = 0
-    """Rows that had too few columns and were left out."""
+    """Rows that had too few columns and were skipped."""
 
     def add(self, stream: LineStream) -> None:
         """Add the counts of `stream`."""
@@ -67,7 +67,7 @@ class CorpusReader:
     columns: Columns
     notes: ReadNotes = field(default_factory=ReadNotes)
     row_columns: int | None = None
-    """`tsv`: columns that a row needs; rows with fewer are left out. None: all rows have as many as the first."""
+    """`tsv`: required number of columns; rows with fewer are skipped. None: all rows have as many as the first."""
     part: int = 0
     """Number of the part that the last block came from."""
 
@@ -110,7 +110,7 @@ class CorpusReader:
     def blocks(self) -> Iterator[PairBlock]:
         """Yield aligned blocks in file order; `notes` counts the corrections of this pass.
 
-        Raises DataError: any fault of a file, with its name and line.
+        Raises DataError, with file name and line, for any fault of a file.
         """
         self.notes = ReadNotes()
         for number, part in enumerate(self.files):
@@ -251,14 +251,14 @@ def _unlike_record(error: Exception, where: str, line: str, names: tuple[str, st
 
 
 def _steps(record: Any, name: str) -> list[str]:
-    """Return the keys to what a dotted name means in a JSON object; a key that itself contains dots wins."""
+    """Return the keys that a dotted name stands for in a JSON object; a key that itself contains dots wins."""
     return [name] if isinstance(record, dict) and name in record else name.split(".")
 
 
 def _text(record: Any, name: str) -> str:
     """Return the text at the dotted `name` of a JSON object, on one line.
 
-    Raises KeyError, TypeError or ValueError where there is none.
+    Raises KeyError, TypeError or ValueError if there is none.
     """
     value = record
     for step in _steps(record, name):
@@ -290,7 +290,7 @@ class ScoreColumn(NamedTuple):
     high: float
 
     def blocks(self, path: Path) -> Iterator[Floats]:
-        """Yield the scores in a file. Raises DataError naming the line of what is no number."""
+        """Yield the scores in a file. Raises DataError, with the line, for anything that is not a number."""
         if self.kind == "parquet":
             yield from parquet_numbers(path, str(self.column))
             return
@@ -321,7 +321,7 @@ class ScoreColumn(NamedTuple):
 
 
 def _number_in(record: Any, name: str) -> float:
-    """Return the number at the dotted `name` of a JSON object. Raises LookupError or TypeError where there is none."""
+    """Return the number at the dotted `name` of a JSON object. Raises LookupError or TypeError if there is none."""
     found = record
     for step in _steps(record, name):
         if isinstance(found, list):
@@ -338,7 +338,7 @@ def _number_in(record: Any, name: str) -> float:
 def find_scores(corpus: CorpusConfig, key: str, reader: CorpusReader) -> list[ScoreColumn]:
     """Return the scores of a corpus with their files found.
 
-    Raises ConfigError: a column that the format cannot have; DataError: missing files, or too many or few.
+    Raises ConfigError for a column that the format cannot have, DataError for missing, too many or too few files.
     """
     return [_found(score, f"{key}.scores.{number}", reader) for number, score in enumerate(corpus.scores)]
 
@@ -360,7 +360,7 @@ def _found(score: ScoreConfig, key: str, reader: CorpusReader) -> ScoreColumn:
             raise ConfigError(f"{key}.path: {score.path} names files of several formats")
         kind = kinds.pop()
         if kind == "text" and score.column is not None:
-            # Bicleaner's output has any name: with a column, the lines are taken for TSV.
+            # Bicleaner's output may have any name: with a column, the lines are read as TSV.
             kind = "jsonl" if isinstance(score.column, str) else "tsv"
     wanted: type = int if kind == "tsv" else str
     if kind != "text" and not isinstance(score.column, wanted):
@@ -371,7 +371,7 @@ def _found(score: ScoreConfig, key: str, reader: CorpusReader) -> ScoreColumn:
 
 
 class ScoreStream:
-    """The scores of a corpus, read along with its pairs: which of them are beyond a limit?"""
+    """The scores of a corpus, read along with its pairs to find those beyond a limit."""
 
     def __init__(self, columns: Sequence[ScoreColumn], reader: CorpusReader) -> None:
         self._columns, self._reader = columns, reader
@@ -381,9 +381,9 @@ class ScoreStream:
         self._pairs = 0
 
     def unwanted(self, count: int) -> NDArray[np.bool_] | None:
-        """Return the mask of the next `count` pairs, True where a score is beyond a limit; None without any scores.
+        """Return the mask of the next `count` pairs, true if a score is beyond a limit; None without any scores.
 
-        Raises DataError: no number, or not as many lines as the corpus has.
+        Raises DataError for a score that is not a number, or if the numbers of lines and pairs differ.
         """
         if not self._columns:
             return None

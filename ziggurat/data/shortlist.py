@@ -21,7 +21,7 @@ from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import arrays_content, read_arrays
 
-if TYPE_CHECKING:  # it imports Arrow, which a translation without a shortlist need not wait for
+if TYPE_CHECKING:  # it imports Arrow, which would delay translation without a shortlist
     from ziggurat.data.corpus import Store
 
 
@@ -48,7 +48,7 @@ def estimate_shortlist(
 
     A source piece allows its `best` likeliest target pieces that have a probability of at least `floor`, and the target
     piece with the same spelling. Every sentence allows the `frequent` most frequent target pieces, end-of-sentence, the
-    unknown piece, and pieces that stand for bytes. Memory grows with `pairs`. Raises DataError where there are none.
+    unknown piece, and pieces that stand for bytes. Memory grows with `pairs`. Raises DataError if there are none.
     """
     source, target = store.source, store.target
     if not len(store.train):
@@ -69,7 +69,7 @@ def estimate_shortlist(
 
 
 def vocabulary_fingerprints(source: Tokenizer, target: Tokenizer) -> tuple[str, str]:
-    """Return hashes of two vocabularies, as `ShortlistTable.vocabularies` has them."""
+    """Return hashes of two vocabularies, in the form of `ShortlistTable.vocabularies`."""
     return _fingerprint(source), _fingerprint(target)
 
 
@@ -88,7 +88,7 @@ def write_shortlist(path: Path | str, table: ShortlistTable) -> None:
 def read_shortlist(path: Path | str, source: Tokenizer, target: Tokenizer) -> ShortlistTable:
     """Read the shortlist of a model with these vocabularies.
 
-    Raises DataError when the file is missing, damaged or of another format, ConfigError for other vocabularies.
+    Raises DataError if the file is missing, damaged or has another format, ConfigError for other vocabularies.
     """
     path = Path(path).expanduser()
     if not path.is_file():

@@ -1,8 +1,8 @@
-"""Signs in a corpus that its text is not what it seems, counted with the place of the first.
+"""Signs that the text of a corpus is not what it seems, counted with the location of the first.
 
-They are a first row that holds the names of columns; text that is cut into subword pieces already, or that begins with
-the tag of a language; what a file format or another program left (ziggurat.data.damage); letters with accents spelt
-composed (NFC) and decomposed (NFD), or letters of two widths.
+They are a first row with column names; text that is already cut into subword pieces, or that starts with a language
+tag; marks left by a file format or another program (ziggurat.data.damage); and accented letters spelt both composed
+(NFC) and decomposed (NFD), or letters of two widths.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ziggurat.data.vocabulary import PIECE_MARKS, leading_tag, names_language, s
 from ziggurat.system.errors import Problem, printable
 
 SIDES = ("source", "target")
-_SHARE = 0.001  # of the lines of a corpus; fewer that have a sign are accidents
-_MOST_TAGS = 1000  # that are remembered
-_MOST_WORDS = 4  # of the name of a column
+_SHARE = 0.001  # share of the lines of a corpus below which a sign is an accident
+_MOST_TAGS = 1000  # most tags that are remembered
+_MOST_WORDS = 4  # most words of a column name
 _COLUMN_NAMES = (
     "sources targets inputs outputs raw txt tok column col post edited postedit "
     "source src sl tl target tgt trg text texts sentence sentences sent segment seg line string input output "
@@ -48,8 +48,8 @@ _WIDTHS = {
     ),
     "half-width katakana": (re.compile("[\uff66-\uff9d]"), re.compile("[\u30a1-\u30fa]")),
 }
-"""_WIDTHS are forms that NFKC replaces, and the ordinary ones in their place."""
-_MOST_USUAL = 100_000  # lines with ordinary forms that are counted
+"""_WIDTHS are forms that NFKC replaces, and the ordinary forms that replace them."""
+_MOST_USUAL = 100_000  # most lines with ordinary forms that are counted
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Sign:
 
     lines: int = 0
     first: str = ""
-    """Place of the first line, and what it has."""
+    """Location of the first line, and what was found in it."""
 
     def see(self, where: str, number: int, found: str = "") -> None:
         """Count line `number` of a file, and what was `found` in it."""
@@ -118,7 +118,7 @@ class CorpusSigns:
 
     sides: tuple[SideSigns, SideSigns] = field(default_factory=lambda: (SideSigns(), SideSigns()))
     headers: list[str] = field(default_factory=list)
-    """First rows that hold the names of columns: file and row of each."""
+    """First rows with column names: file and row of each."""
 
     def see(
         self, pairs: tuple[Sequence[str], Sequence[str]], before: int, files: Sequence[object], languages: Sequence[str]
@@ -132,7 +132,7 @@ class CorpusSigns:
 
 
 def is_header(source: str, target: str, languages: Sequence[str]) -> bool:
-    """Return True where two texts are names of columns: `source` and `target`, `text_en` and `text_de`, `en` and `de`.
+    """Return True if two texts are names of columns: `source` and `target`, `text_en` and `text_de`, `en` and `de`.
 
     Two-letter codes must be those of the corpus's `languages`: `no` and `ne` may be words.
     """
@@ -152,7 +152,7 @@ def _is_column(name: str, codes: set[str]) -> bool:
 
 
 def _parts(word: str) -> list[str]:
-    """Return the two names that a word is made of, such as `sourcetext` and `srclang`, or the word."""
+    """Return the two names that make up a word, such as `sourcetext` or `srclang`, or the word itself."""
     joints = [place for place in range(3, len(word) - 2) if {word[:place], word[place:]} <= _COLUMN_WORDS]
     return [word[: joints[0]], word[joints[0] :]] if joints else [word]
 
@@ -205,7 +205,7 @@ def _damage_notices(many: str, side: SideSigns, *, mended: bool) -> Iterator[str
 
 
 def _form_notices(corpora: Mapping[str, CorpusSigns]) -> list[Problem]:
-    """Return a warning where the same letters are spelt composed and decomposed; either alone is fine."""
+    """Return a warning if the same letters are spelt both composed and decomposed; either alone is fine."""
     sides = [(key, name, side) for key, s in corpora.items() for name, side in zip(SIDES, s.sides, strict=True)]
     if not any(side.composed for _, _, side in sides):
         return []
@@ -224,7 +224,7 @@ def _form_notices(corpora: Mapping[str, CorpusSigns]) -> list[Problem]:
 
 
 def _width_notices(corpora: Mapping[str, CorpusSigns]) -> Iterator[Problem]:
-    """Yield a warning where a side has letters of unusual width beside ordinary ones; either alone is fine."""
+    """Yield a warning if a side has letters of unusual width as well as ordinary ones; either alone is fine."""
     for key, signs in corpora.items():
         for name, side in zip(SIDES, signs.sides, strict=True):
             for what, seen in side.compatible.items():

@@ -1,7 +1,7 @@
 """Checks of a store: is it intact, does it stay unchanged, was it prepared with this configuration?
 
-`Verification` compares checksums in the background, `StoreWatch` and `InputWatch` notice files that change while they
-are in use, and `differences` tells by the `provenance` of a store whether and why it must be prepared again.
+`Verification` compares checksums in the background. `StoreWatch` and `InputWatch` notice files that change while in
+use. `differences` determines from the `provenance` of a store whether and why it must be prepared again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ziggurat.system.files import find_files, fingerprint
 class Verification:
     """Comparison of a store's training pairs with their checksums, in a thread that starts now.
 
-    Training may go on meanwhile, but must save no weights before `wait` has returned without an error. Reading and
-    hashing run outside Python's lock, at 2 to 10 GB a second from memory. For up to `patience` seconds the end is
-    waited for here, which most stores reach; raises DataError naming the file if damage was found within that time.
+    Training may run meanwhile, but must not save weights before `wait` has returned without an error. Reading and
+    hashing run outside Python's lock, at 2 to 10 GB per second from memory. The constructor waits up to `patience`
+    seconds for the end, which is enough for most stores. It raises DataError with the file if it finds damage by then.
     """
 
     def __init__(self, store: Store, patience: float = 1.0) -> None:
@@ -75,10 +75,10 @@ class Verification:
 
 
 class StoreWatch:
-    """Watch over the files of an open store: `check` compares their identities, at the price of one `stat` a file.
+    """Watch over the files of an open store: `check` compares their identities, at the cost of one `stat` per file.
 
-    A store that was replaced or removed (`prepare --force`) does no harm to a process that has the old files mapped;
-    the same file with other content does. Raises DataError when a file of `store`, just opened, is already gone.
+    Replacing or removing a store (`prepare --force`) does not harm a process that has mapped the old files, but new
+    content in the same file does. Raises DataError if a file of `store`, which was just opened, is already gone.
     """
 
     def __init__(self, store: Store) -> None:
@@ -89,7 +89,7 @@ class StoreWatch:
             raise DataError(f"{error.filename}: {error.strerror}, just after the store was opened") from None
 
     def check(self) -> str | None:
-        """Return a message if the store was replaced or removed; None when it is untouched.
+        """Return a message if the store was replaced or removed; None if it is unchanged.
 
         Raises DataError naming a file whose content was changed in place.
         """
@@ -116,8 +116,8 @@ class StoreWatch:
 class InputWatch:
     """Watch over input files: `check` compares them with their state when fingerprints were taken.
 
-    `prepare` reads them several times, and records the fingerprints of the first time; a job reads them for hours.
-    `take` takes them: another one may remember those of files that are untouched.
+    `prepare` reads them several times and records the fingerprints of the first time; a job reads them for hours.
+    `take` computes fingerprints, and may be replaced by a function that caches those of unchanged files.
     """
 
     def __init__(self, take: Callable[[Path], str] = fingerprint) -> None:
@@ -135,7 +135,7 @@ class InputWatch:
         return found
 
     def check(self, way_out: str = Remedy.PREPARE) -> None:
-        """Raise DataError, which ends in `way_out`, if a file may have had other content at any time since."""
+        """Raise DataError, which ends with `way_out`, if a file may have had other content at any time since."""
         for path, (seen, content) in self._seen.items():
             try:
                 now = _state(os.stat(path))
@@ -155,7 +155,7 @@ def _state(status: os.stat_result) -> tuple[tuple[int, int, int, int], int]:
 
 
 _PLACES = {"source", "target", "path", "name", "format", "alignment"}
-"""Keys of a corpus that say where its files are or what it is called."""
+"""Keys of a corpus with the paths of its files or its name."""
 _OF_TRAINING = {"store", "sampling_temperature", "stages", "modifiers"}
 _MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 
@@ -201,8 +201,8 @@ def _files_of(path: str, key: str) -> list[Path]:
 def unlike_store(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
     """Return the settings, by dotted name, in which `config` differs from those of a store.
 
-    Compared is what `provenance` records, without the content of files, since no input file is read, but with weights,
-    which the store keeps for training. Corpora are compared only if `config` names some.
+    It compares the settings in `provenance`, without the content of files, since it reads no input file, but with
+    weights, which the store keeps for training. Corpora are compared only if `config` names some.
     """
     old, new = (_settings(data) for data in (manifest["config"], config.model_dump(mode="json")))
     if not config.train:
@@ -215,7 +215,7 @@ def unlike_store(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
 def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
     """Return the corpora's paths, by dotted name, in which `config` differs from those of a store.
 
-    Two spellings of one path are equal. Corpora are compared where both name equally many.
+    Two spellings of one path are equal. Corpora are compared only if both name equally many.
     """
 
     def absolute(path: str) -> str:  # as find_files takes it
@@ -235,7 +235,7 @@ def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
 def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dumped `data` section without paths, names and settings that only training reads, except weights."""
     kept = {key: value for key, value in data.items() if key not in _OF_TRAINING}
-    # Where nothing is aligned, how to align means nothing.
+    # If nothing is aligned, the settings of alignment have no effect.
     aligned = data["alignment"]["compute"] != "none"
     if not aligned and not any(corpus["alignment"] for split in ("train", "dev") for corpus in data[split]):
         del kept["alignment"]
@@ -257,7 +257,7 @@ def _score_settings(score: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any, path: str = "data") -> list[str]:
-    """Return the dotted names of the differences, with both values, cut where they are long."""
+    """Return the dotted names of the differences, with both values, truncated if long."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         names = [*old, *(name for name in new if name not in old)]
         return [found for name in names for found in differences(old.get(name), new.get(name), f"{path}.{name}")]

@@ -47,7 +47,7 @@ class BpeDropout:
             if not special and not processor.is_unused(index):
                 self._ids[piece] = index
         scores = {piece: float(processor.get_score(index)) for piece, index in self._ids.items()}
-        # SentencePiece does not tell which pieces are user-defined symbols. They precede the trained pieces and have
+        # SentencePiece does not reveal which pieces are user-defined symbols. They precede the trained pieces and have
         # score 0; the trained ones have 0, -1, -2, ... in the order of merging. So the last 0 is the first merge.
         frozen = [piece for piece, score in scores.items() if score == 0.0][:-1]
         frozen.sort(key=len, reverse=True)  # user-defined symbols match before all merges, the longest first
@@ -131,7 +131,7 @@ class UnigramSampler:
             return cast(list[int], best[0] if best else [])
         scores = [float(self._scores[ids].sum()) * regularisation.alpha for ids in best]
         top = max(scores)
-        # Less the best one: exp of a long text's log-probability is 0 for every segmentation.
+        # Minus the best one: exp of a long text's log-probability is 0 for every segmentation.
         weights = [math.exp(score - top) for score in scores]
         return cast(list[int], random.Random(seed).choices(best, weights)[0])
 
@@ -156,7 +156,7 @@ class Tokenizer(Protocol):
     """Tokenizer of one side. Ids run from 0 to `size - 1`; no text can produce the id of a control symbol or tag."""
 
     size: int
-    """Number of ids, control symbols and tags included; also the number of rows of the embedding."""
+    """Number of ids, including control symbols and tags; also the number of rows of the embedding."""
     pad: int
     unk: int
     """Id of the unknown piece, for text that the vocabulary cannot spell."""
@@ -177,7 +177,7 @@ class Tokenizer(Protocol):
         """Return the text on one line, without control symbols and tags."""
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return the written form of each id, control ids and tags included."""
+        """Return the written form of each id, including control ids and tags."""
 
     def sample(
         self, texts: Sequence[str], seeds: Sequence[int], regularisation: RegularisationConfig
@@ -236,7 +236,7 @@ class SentencePieceTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Normalise and segment each text; no bos, no eos. Lone surrogates become U+FFFD."""
-        # Through UTF-16, so that two halves in a row become the character they stand for.
+        # Through UTF-16, so that two surrogate halves in a row become their character.
         texts = [
             text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _SURROGATE.search(text) else text
             for text in texts
@@ -262,7 +262,7 @@ class SentencePieceTokenizer:
         return text.replace("\n", " ").replace("\r", " ")
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return the written form of each id, control ids and tags included."""
+        """Return the written form of each id, including control ids and tags."""
         name, size = self._processor.id_to_piece, self._model_size
         return [name(int(index)) if index < size else self._names[index - size] for index in ids]
 

@@ -1,4 +1,4 @@
-"""Training of SentencePiece models and of the pair score on random samples of the corpora, and existing tokenizers."""
+"""Training of SentencePiece models and of the pair score on random samples of the corpora; existing tokenizers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def train_tokenizers(
 
 
 def _train(config: SubwordConfig, size: int, sentences: Iterator[str], side: str) -> bytes:
-    """Return a serialised model. It may have fewer pieces than asked for, if the corpus is small."""
+    """Return a serialised model. It may have fewer pieces than requested if the corpus is small."""
     writer = io.BytesIO()
     failed: list[BaseException] = []
 
@@ -141,9 +141,9 @@ def _demand_threads(count: int) -> None:
 def existing_tokenizers(config: SubwordConfig, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
     """Load the models (`kind: existing`) or vocabularies (`kind: vocabulary`) that the configuration names.
 
-    The folder of a model, run or store stands for its vocabularies, tags included. Raises DataError: a file is missing,
-    or is not a model or vocabulary; ConfigError: a folder's vocabularies lack some of `tags`, or have another
-    normalisation than `unicode`.
+    The folder of a model, run or store stands for its vocabularies, including tags. Raises DataError if a file is
+    missing, or is not a model or vocabulary. Raises ConfigError if a folder's vocabularies lack some of `tags`, or have
+    a normalisation other than `unicode`.
     """
     kind = "model" if config.kind == "existing" else "vocabulary"
     source = config.source_model if kind == "model" else config.source_vocabulary
@@ -199,9 +199,9 @@ _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
 
 
 def train_pair_scores(corpora: Sequence[Corpus], config: DataConfig, progress: Progress) -> Scorers:
-    """Return the pair score of each direction, learned from those of its training corpora that are filtered by it.
+    """Return the pair score of each direction, learned from the training corpora that are filtered by it.
 
-    It sees what the other filters of a pair leave. Raises DataError where that is too little.
+    It sees the pairs that pass the other filters of single pairs. Raises DataError if they are too few.
     """
     directions: dict[tuple[str, str], list[Corpus]] = {}
     for corpus in corpora:
@@ -211,7 +211,7 @@ def train_pair_scores(corpora: Sequence[Corpus], config: DataConfig, progress: P
     for languages, chosen in directions.items():
         wanted = [f.pair_score.pairs for f in (config.filters_of(c.config) for c in chosen) if f.pair_score]
         sizes = np.array([corpus.read for corpus in chosen])
-        # In proportion to the corpora: a small one has no words that the others need.
+        # In proportion to the corpora, since the others do not need the words of a small one.
         shares = [int(size) for size in np.floor(sizes * min(1.0, wanted[0] / sizes.sum()))]
         blocks = sampled_blocks(chosen, cleaners_of(config, chosen), shares, config.unicode, Counter(), progress)
         pairs = [*chain.from_iterable(zip(*block, strict=True) for block in blocks)]
@@ -228,7 +228,7 @@ def write_pair_scores(folder: Path, scorers: Scorers, config: DataConfig) -> Non
 
 
 def read_pair_scores(folder: Path, config: DataConfig) -> Scorers:
-    """Return the pair scores in a folder. Raises DataError where one is damaged."""
+    """Return the pair scores in a folder. Raises DataError if one is damaged."""
     files = {languages: folder / name for languages, name in _pair_score_files(config).items()}
     return {languages: read_pair_score(file) for languages, file in files.items() if file.exists()}
 
@@ -246,7 +246,7 @@ def sampled_blocks(
     counts: Counter[str],
     progress: Progress,
 ) -> Iterator[PairBlock]:
-    """Yield the pairs of a random sample that the filters leave, mended, in file order, in constant memory.
+    """Yield the mended pairs of a random sample that pass the filters, in file order, in constant memory.
 
     The choice is a function of the counts alone. `shares` are the pairs to draw from each corpus; dropped pairs are
     added to `counts`.
@@ -298,8 +298,8 @@ class SampledPositions:
         """Draw the number of chosen items in a window of `size` of those left, of which `others` are not chosen."""
         if max(self._wanted, others) <= self._MOST:
             return int(self._generator.hypergeometric(self._wanted, others, size))
-        # numpy refuses such numbers. Of a billion items a window is so small a part that a binomial number is as good;
-        # within these bounds, since what is left must be able to hold what is left to choose.
+        # numpy refuses such numbers. A window is so small a part of a billion items that a binomial number is as good,
+        # within these bounds, since the remaining items must be enough for the remaining choices.
         drawn = int(self._generator.binomial(size, self._wanted / self._total))
         return min(max(drawn, size - others), size, self._wanted)
 
@@ -308,7 +308,7 @@ def even_shares(sizes: Sequence[int], total: int) -> list[int]:
     """Split `total` evenly over corpora of `sizes` pairs; the shares that small ones cannot fill go to the others."""
     shares = [0] * len(sizes)
     left = min(total, sum(sizes))
-    # From the smallest: what it leaves is then shared by all larger ones.
+    # From the smallest, whose unused share then goes to all larger ones.
     for position, number in enumerate(sorted(range(len(sizes)), key=lambda n: sizes[n])):
         shares[number] = min(sizes[number], left // (len(sizes) - position))
         left -= shares[number]

@@ -38,7 +38,7 @@ _SPARE_FILES = 512
 
 
 def _allow_open_files(more: int) -> None:
-    """Raise this process's soft limit of open files, usually 1,024, where `more` and some to spare would not fit.
+    """Raise this process's soft limit on open files, usually 1,024, if `more` and some spare ones would not fit.
 
     A mapped file takes one. The hard limit stays, usually many thousands.
     """
@@ -52,8 +52,8 @@ def _allow_open_files(more: int) -> None:
 class ArrowShard:
     """One Arrow file, mapped when this object is created and parsed on first use.
 
-    A mapped file stays the same for this process when another store takes its place. `checksum` is its fingerprint,
-    None where it is not known.
+    A mapped file stays the same for this process even if another store replaces it. `checksum` is its fingerprint, or
+    None if unknown.
 
     Attributes:
         checked_elsewhere: whether other code compares the fingerprint (ziggurat.data.store_checks.Verification), and
@@ -78,7 +78,7 @@ class ArrowShard:
         if (expected := self._checksum) is None:  # already compared, or no fingerprint to compare with
             return
         try:
-            # This very file, by the mapping's descriptor: the name may belong to another one by now.
+            # This very file, by the mapping's descriptor, since the name may now belong to another file.
             whole = is_intact(Path(f"/dev/fd/{self._file.fileno()}"), expected)
         except DataError as error:
             raise refuse_damaged(self.path, error) from None
@@ -121,7 +121,7 @@ class ArrowShard:
 
 
 class ShardBatch:
-    """One record batch, its columns as numpy views of the mapped file. Raises DataError where it is damaged."""
+    """One record batch, with columns as numpy views of the mapped file. Raises DataError if it is damaged."""
 
     def __init__(self, path: Path, batch: pa.RecordBatch) -> None:
         self.path = path
@@ -445,7 +445,7 @@ def _mapped(path: Path, pairs: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     except OSError as error:
         refuse_passing(path, error)
         raise refuse_damaged(path, error) from None
-    # numpy parses the header as Python source, and passes on Python's errors about broken source.
+    # numpy parses the header as Python source, and raises Python's errors about invalid source.
     except (ValueError, SyntaxError, TokenError, OverflowError, MemoryError, RecursionError) as error:
         raise refuse_damaged(path, error) from None
     if array.shape != (pairs,) or array.dtype != dtype:

@@ -1,7 +1,6 @@
-"""Vocabularies of plain lists of tokens, for text that is already segmented; tags, and pieces that are hardly ever
-seen.
+"""Vocabularies of plain lists of tokens, for text that is already segmented; tags, and rare pieces.
 
-Text that has tags or pieces in it already is known by its marks: `leading_tag`, `segmentation_mark`.
+Text that already contains tags or pieces is recognised by its marks: `leading_tag`, `segmentation_mark`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _CONTROL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
 
 
 class VocabularyTokenizer:
-    """Tokenizer by a plain list of tokens, which blanks separate. Decoding joins a token that ends in `@@` to the next.
+    """Tokenizer with a plain list of blank-separated tokens. Decoding joins a token that ends in `@@` to the next.
 
     Where the list has SentencePiece's pieces, whose words begin with `\u2581`, it joins all that have no such mark.
 
@@ -155,10 +154,10 @@ def _once(content: bytes) -> list[str]:
 
 
 _OFTEN = 10
-"""Occurrences from which on a piece counts as seen often. On 3,599 pairs of captions 85 % of 8,000 joint pieces have
+"""Occurrences at which a piece counts as seen often. On 3,599 pairs of captions 85 % of 8,000 joint pieces have
 fewer, and 25 % of 2,000; on 157,571 pairs of Tatoeba 8 % of 8,000."""
-_TOO_MANY = 0.5  # share of rare pieces from which on there is a notice
-_SMALL = 1000  # smaller vocabularies are for trials
+_TOO_MANY = 0.5  # share of rare pieces at which there is a notice
+_SMALL = 1000  # size below which a vocabulary is only for trials
 _BYTES = 256  # pieces that only characters outside the vocabulary need
 
 
@@ -224,14 +223,14 @@ _FURTHER_CODES = (  # of languages without a code of two letters that FLORES-200
     "war wuu ydd yue zsm"
 )
 _CODES = frozenset(_FURTHER_CODES.split())
-_LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__", re.IGNORECASE)  # whatever the code is
+_LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__", re.IGNORECASE)  # with any code
 _BEFORE_A_CODE = re.compile(
     r"(?:t?2_?|(?:(?:opt|label_|lang|tok|src|tgt|trg|source|target|language|to|into|2|l[12])[_:=-])+)(?=[a-z])",
     re.IGNORECASE,
 )
 _CODE = re.compile(r"([a-z]{2,3})(?:[_-](?:[a-z]{2}|[a-z]{4}|[0-9]{3}))*", re.IGNORECASE)
-_PRIVATE = re.compile("q[a-t][a-z]")  # of ISO 639-2: for whatever one likes
-_SEVERAL = "mul"  # ISO 639's code for text of several languages, which tells none
+_PRIVATE = re.compile("q[a-t][a-z]")  # codes of ISO 639-2 for private use
+_SEVERAL = "mul"  # ISO 639's code for text of several languages, which names none
 _HTML = frozenset({"<br>", "<hr>", "<id>", "<li>", "<th>", "<tr>", "<tt>"})
 _LEADING_TAG = re.compile(
     r"""[\s\u200b\ufeff▁]*(
@@ -266,12 +265,12 @@ def _is_language_tag(tag: str) -> bool:
 
 
 def language_tags(known: Iterable[str]) -> list[str]:
-    """Return those of a model's tags that name languages; `<bt>` and its like name none."""
+    """Return those of a model's tags that name languages, unlike `<bt>`."""
     return [tag for tag in known if _is_language_tag(tag)]
 
 
 def leading_tag(text: str, known: Collection[str] = ()) -> str | None:
-    """Return the tag that a text begins with, as text: one of the `known`, or one that names a language; else None."""
+    """Return the tag at the start of a text: one in `known`, or one that names a language; otherwise None."""
     found = _LEADING_TAG.match(text)
     if found is None or found[1] in known or found[1].startswith("translate "):
         return found and found[1]
@@ -293,11 +292,11 @@ _PIECES = re.compile(
     re.VERBOSE,
 )
 PIECE_MARKS = ("▁", "_ ", "@@", "￭", "￨", "｟mrk_", " ##", "</w>", " Ġ")
-"""PIECE_MARKS is what text cut into subword pieces has in it; other text may have it as well, which is looked at."""
+"""PIECE_MARKS are marks in text cut into subword pieces; other text may also have them, so it is checked further."""
 
 
 def segmentation_mark(text: str) -> str | None:
-    """Return the mark by which a text is known to be cut into subword pieces already; None where it is not.
+    """Return the mark that shows that a text is already cut into subword pieces; None if it is not.
 
     SentencePiece has `▁the ▁house`, subword-nmt `hou@@ se`, Tensor2Tensor `the_ hou se_`, OpenNMT `hou￭ se`, BERT
     `hou ##se`, GPT-2 `the Ġhouse Ġis`.
@@ -309,12 +308,12 @@ def segmentation_mark(text: str) -> str | None:
 
 
 _TYPOGRAPHIC = {'"': "“”„‟«»", "'": "‘’‚‛‹›", "-": "–—‒―−‐‑", ".": "…", " ": "\u00a0\u202f\u2009"}
-"""_TYPOGRAPHIC is a plain mark -> those that stand for it in print, and that old vocabularies lack."""
+"""_TYPOGRAPHIC is a plain mark -> its typographic forms, which old vocabularies lack."""
 _PLAIN = {mark: plain for plain, marks in _TYPOGRAPHIC.items() for mark in marks}
 
 
 def unknown_text(text: str, encode: Callable[[list[str]], list[list[int]]], unk: int) -> str:
-    """Return what of a text has no piece, for a message: characters, or else words; and plain marks in their place."""
+    """Return the characters (or words) of a text without a piece, for a message, and plain marks to replace them."""
     characters = sorted(set(text) - {" "})
     lacking = [c for c, ids in zip(characters, encode(characters), strict=True) if unk in ids]
     if not lacking:
@@ -340,16 +339,16 @@ def text_signs(text: str, known: Collection[str], *, segmented: bool) -> Iterato
 
 
 def several_languages(known: Iterable[str]) -> str:
-    """Return the tags that name a language, as text for a message, where they are several; else nothing."""
+    """Return the tags that name a language, as text for a message, if there are several; otherwise ""."""
     languages = language_tags(known)
     return printable(", ".join(languages), 200) if len(languages) > 1 else ""
 
 
 def tag_notices(config: DataConfig, known: Iterable[str]) -> list[Problem]:
-    """Return warnings on corpora whose sources do not tell a model which language it is to write.
+    """Return warnings on corpora whose sources do not determine the model's output language.
 
-    They have no tag beside tags of several languages, or one tag (or none) with targets of several languages. `known`
-    are the tags of the source vocabulary.
+    They have no tag although the vocabulary has tags of several languages, or one tag (or none) for targets in several
+    languages. `known` are the tags of the source vocabulary.
     """
     notices, languages = [], language_tags(known)
     ambiguous = len(languages) > 1

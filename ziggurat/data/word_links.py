@@ -1,7 +1,7 @@
-"""Word alignments of corpora on their way into a store: read from files or made by an aligner, then traced to units.
+"""Word alignments of corpora for a store: read from files or made by an aligner, then converted to units.
 
-A unit is a character other than a blank for SentencePiece, a piece for text that is already segmented. The store keeps
-each link as two spans of units, which hold for every segmentation of the text, those that training samples included.
+A unit is a non-blank character for SentencePiece, or a piece for text that is already segmented. The store keeps each
+link as two spans of units, which are valid for every segmentation of the text, including sampled ones.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _BLANKS = str.maketrans("", "", " \t\r\n")
 
 
 _ESCAPED = [code for code in (0x2581, 0xFDD0) if len(escape_blank_marks([chr(code)])[0]) == 2]
-"""Characters that are escaped by another one, and so count twice (ziggurat.data.subword)."""
+"""Characters that are escaped by another character, and so count twice (ziggurat.data.subword)."""
 
 
 class WordCounter:
     """The words of one side's lines, as alignments count them, by the rule of the text.
 
-    Segmented text has the words that its pieces spell, whatever the rule. Without a tokenizer, a SentencePiece model is
-    still to be trained.
+    Segmented text has the words that its pieces spell, whatever the rule. Without a tokenizer, a SentencePiece model
+    has yet to be trained.
     """
 
     def __init__(self, rule: WordRule, tokenizer: Tokenizer | None = None) -> None:
@@ -57,7 +57,7 @@ class WordCounter:
         return len(self._ends(line, self._segmented)) if self._segmented else len(split_words(line, self._rule))
 
     def plain(self, line: str) -> str:
-        """Return the text that an aligner is to read: without segmentation."""
+        """Return the text for an aligner, without segmentation."""
         return self._segmented.joined(normalise([line], "none")[0]) if self._segmented else line
 
     @property
@@ -74,8 +74,8 @@ class WordCounter:
     def units(self, line: str, text: str) -> tuple[list[tuple[int, int]], int]:
         """Return the units of each word of a line, (first, end), and the number of units of the line.
 
-        `text` is the line, normalised. Where words and blanks, each normalised alone, differ from the line normalised
-        as a whole, there are no words.
+        `text` is the normalised line. If separately normalised words and blanks differ from the line normalised as a
+        whole, there are no words.
         """
         if self._segmented:
             ends = self._ends(line, self._segmented)
@@ -127,10 +127,10 @@ class PieceLinks(NamedTuple):
 
 
 class PieceUnits:
-    """Units that each piece of a vocabulary stands for.
+    """Units of each piece of a vocabulary.
 
-    A piece that only marks a blank belongs to the character after it, a byte that continues a character to that
-    character. Tags and control symbols stand for nothing.
+    A piece that only marks a blank belongs to the character after it, and a continuation byte to its character. Tags
+    and control symbols have no units.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -142,11 +142,11 @@ class PieceUnits:
             sizes, shifts = map(list, zip(*map(_of_piece, pieces), strict=True))
             sizes[tokenizer.unk] = _UNKNOWN
         self._sizes = np.array([0 if n in nothing else size for n, size in enumerate(sizes)], np.int64)
-        # Of pieces without units: 0 they belong to the unit after them, -1 to that before, _NONE to none.
+        # For pieces without units: 0 if they belong to the next unit, -1 for the previous unit, _NONE for none.
         self._shifts = np.array([_NONE if n in nothing else shift for n, shift in enumerate(shifts)], np.int64)
 
     def totals(self, sentences: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
-        """Return the number of units of each sentence; below 0 where an unknown piece hides it."""
+        """Return the number of units of each sentence; below 0 if an unknown piece hides it."""
         return np.array([int(self._sizes[ids].sum()) for ids in sentences], np.int64)
 
     def find(
@@ -192,7 +192,7 @@ def link_spans(
 
 
 class LinkMapper:
-    """Makes the links that a store keeps into links of pieces."""
+    """Converter from the links in a store to links of pieces."""
 
     def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
         self.units = (PieceUnits(source), PieceUnits(target))
@@ -203,7 +203,7 @@ class LinkMapper:
         stored: tuple[Sequence[NDArray[np.int32]], Sequence[NDArray[np.int32]]],
         sampled: tuple[Sequence[NDArray[np.int32]], Sequence[NDArray[np.int32]]],
     ) -> list[NDArray[np.int32]]:
-        """Return `links` without those of pairs whose `sampled` pieces do not spell what the `stored` ones do."""
+        """Return `links` without those of pairs whose `sampled` pieces spell other text than the `stored` ones."""
         same = np.ones(len(links), np.bool_)
         for units, before, after in zip(self.units, stored, sampled, strict=True):
             same &= units.totals(before) == units.totals(after)
@@ -243,13 +243,13 @@ class LinkMapper:
 
 
 TRAINING_PAIRS = 1_000_000
-"""TRAINING_PAIRS is the default of the most pairs that an aligner is trained on; its memory grows with them."""
+"""TRAINING_PAIRS is the default limit on the pairs that an aligner is trained on; its memory grows with them."""
 
 Sides = tuple[WordCounter, WordCounter]
 
 
 def words_of(config: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer] | None) -> Sides:
-    """Return the words of both sides that alignments count; `tokenizers` is None where they are to be trained."""
+    """Return the words of both sides that alignments count; `tokenizers` is None if they have yet to be trained."""
     source, target = tokenizers or (None, None)
     return WordCounter(config.alignment.words, source), WordCounter(config.alignment.words, target)
 
@@ -352,7 +352,7 @@ def spread_pairs(blocks: Iterable[PairBlock], total: int, most: int) -> Iterator
     number = 0
     for block in blocks:
         for pair in zip(*block, strict=True):
-            # Every pair where there are no more than `most`; else the first of each of `most` equal parts.
+            # Every pair if there are no more than `most`; otherwise the first of each of `most` equal parts.
             if total <= most or (number * most) // total != ((number - 1) * most) // total:
                 yield pair
             number += 1
@@ -368,7 +368,7 @@ class TracedLinks(NamedTuple):
 
 
 class LinkTracer:
-    """Traces links from words to what the store keeps."""
+    """Converter of links from words to the units of the store."""
 
     def __init__(self, words: Sides, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
         self._words = words
@@ -377,10 +377,10 @@ class LinkTracer:
     def traced(
         self, links: list[list[Link]] | None, lines: PairBlock, kept: NDArray[np.bool_], texts: PairBlock
     ) -> list[TracedLinks]:
-        """Return the links of the pairs that are left of a block.
+        """Return the links of the remaining pairs of a block.
 
-        `links` are those of all pairs that were read, None for none, and `lines` both sides of these as they stand in
-        the file; `kept` is the mask of the pairs that are left, and `texts` both sides of those, normalised.
+        `links` are those of all pairs that were read, or None, and `lines` both sides of these as in the file. `kept`
+        is the mask of the remaining pairs, and `texts` both sides of those, normalised.
         """
         if links is None:
             return [TracedLinks([], (0, 0))] * len(texts[0])
@@ -398,7 +398,7 @@ class LinkTracer:
         """Return numbers and lengths for TableWriter.
 
         A pair whose pieces, ids [pairs][pieces] of each side, do not spell its text has no links: it has characters
-        that the vocabulary does not know, or that a SentencePiece model changes by itself.
+        that the vocabulary lacks, or that a SentencePiece model itself changes.
         """
         spelt = np.ones(len(links), np.bool_)
         for side, units in enumerate(self._pieces):

@@ -1,1 +1,1 @@
-"""Scores of translations, systems compared with tests of significance, robustness under disturbances."""
+"""Scores of translations, comparison of systems with significance tests, and robustness to perturbations."""

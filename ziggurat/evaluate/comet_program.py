@@ -1,6 +1,6 @@
 """The program that runs in COMET's environment: it reads a request, scores the sentences and writes the answer.
 
-`python -I comet_program.py REQUEST ANSWER`, both JSON files. It imports nothing of ziggurat, and runs on Python 3.8.
+`python -I comet_program.py REQUEST ANSWER`, both JSON files. It imports nothing from ziggurat, and runs on Python 3.8.
 
 Request: {"protocol": 1, "model": name or checkpoint file, "batch_size": n, "device": "auto" | "cpu" | "cuda:1",
 "samples": [{"src": text, "mt": text, "ref": text}, ...]}. Answer: {"protocol": 1, "scores": [number per sample],
@@ -19,7 +19,7 @@ import time
 def main(request_path: str, answer_path: str) -> None:
     """Read the request and write the answer, which appears in one piece.
 
-    The program ends when the process that started it does, since nobody waits for the answer any more.
+    The program ends with the process that started it, since no one then waits for the answer.
     """
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     with open(request_path, encoding="utf-8") as file:
@@ -28,7 +28,7 @@ def main(request_path: str, answer_path: str) -> None:
         answer = _score(request)
     except ImportError as error:
         answer = {"error": f"{error}; install it there: pip install unbabel-comet"}
-    except Exception as error:  # any error is reported by the process that waits for the answer
+    except Exception as error:  # the process that waits for the answer reports any error
         answer = {"error": f"{type(error).__name__}: {error}"}
     with open(f"{answer_path}.part", "w", encoding="utf-8") as file:
         json.dump({"protocol": 1, **answer}, file)
@@ -47,7 +47,7 @@ def _score(request: dict[str, object]) -> dict[str, object]:
         raise ValueError(f"a request of protocol {request['protocol']}, expected 1")
     from importlib.metadata import version
 
-    from comet import download_model, load_from_checkpoint  # before torch: where it is missing, that shows at once
+    from comet import download_model, load_from_checkpoint  # before torch, so that a missing package is noticed at once
     from torch import cuda
 
     name = str(request["model"])

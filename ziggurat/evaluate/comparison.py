@@ -1,7 +1,7 @@
-"""The comparison of systems on one test set: scores, tests of significance, and tables of their differences.
+"""Comparison of systems on one test set: scores, significance tests, and tables of their differences.
 
-These show sentences that one of two systems translates better, n-grams that one gets right more often, and how many
-outputs have faults that scores hide (empty, copied, untranslated, repeated) or are perfect.
+The tables show sentences that one of two systems translates better, n-grams that one gets right more often, and how
+many outputs are perfect or have faults that scores hide (empty, copied, untranslated, repeated).
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def sentence_table(
     measure: str,
     examples: int,
 ) -> SentenceTable:
-    """Return the numbers of sentences that either system translates better, and those with the largest differences.
+    """Return how many sentences either system translates better, and those with the largest differences.
 
     Args:
         names: names of the two systems.
         outputs: lines of each system, [seeds][lines].
-        scores: scores of these lines, higher for better; their means over seeds are compared.
-        sources: the source text, shown in examples; None: not known.
+        scores: scores of these lines, where higher is better; their means over seeds are compared.
+        sources: the source text, shown in examples; None: unknown.
         reference: the first reference translation.
         measure: name of the score.
         examples: largest number of sentences to show for either system. Repeated sentences with equal outputs are shown
@@ -67,7 +67,7 @@ def sentence_table(
         """Return the examples for the left (1) or the right system (-1)."""
         advantage = [sign * (a - b) for a, b in zip(left, right, strict=True)]
         found: dict[tuple[object, ...], Example] = {}
-        for line in sorted(range(len(left)), key=lambda line: -advantage[line]):  # stable: earlier lines first
+        for line in sorted(range(len(left)), key=lambda line: -advantage[line]):  # stable, so earlier lines come first
             if len(found) == examples or advantage[line] <= 0:
                 break
             texts = tuple(tuple(seed[line] for seed in seeds) for seeds in outputs)
@@ -102,7 +102,7 @@ def sentence_table(
 # N-grams
 
 _MAX_NGRAM = 4
-"""Length of the longest n-grams compared, as in BLEU and compare-mt."""
+"""_MAX_NGRAM is the length of the longest n-grams compared, as in BLEU and compare-mt."""
 
 Ngrams = dict[tuple[str, ...], float]
 
@@ -130,12 +130,12 @@ def matched_ngrams(reference: SentenceWords, seeds: Sequence[SentenceWords]) -> 
 
 
 def ngram_table(names: tuple[str, str], left: Ngrams, right: Ngrams, *, shown: int) -> NgramTable:
-    """Return the n-grams that best tell two systems apart, by compare-mt's score (left + 1) / (left + right + 2).
+    """Return the n-grams that best distinguish two systems, by compare-mt's score (left + 1) / (left + right + 2).
 
     Args:
         names: names of the systems.
         left: matches of the first system, from matched_ngrams.
-        right: likewise of the second.
+        right: matches of the second system.
         shown: largest number of n-grams for either system.
     """
     differences = [
@@ -143,7 +143,7 @@ def ngram_table(names: tuple[str, str], left: Ngrams, right: Ngrams, *, shown: i
         for ngram in left.keys() | right.keys()
         if (a := left.get(ngram, 0.0)) != (b := right.get(ngram, 0.0))
     ]
-    # Equal scores are frequent; the n-gram itself makes their order definite.
+    # Equal scores are frequent, so the n-gram itself breaks ties.
     more_left = sorted((d for d in differences if d.left > d.right), key=lambda d: (-d.score, d.ngram))
     more_right = sorted((d for d in differences if d.left < d.right), key=lambda d: (d.score, d.ngram))
     return NgramTable(*names, tuple(more_left[:shown]), tuple(more_right[:shown]))
@@ -155,26 +155,26 @@ _SHOWN_LINES = 10
 _LONGEST_REPEAT = 4  # words
 
 Judge = Callable[[Sequence[str], Sequence[str], Sequence[str]], bool]
-"""A test of an output by its words, those of the reference and those of the source."""
+"""The type of a test of an output, given its words, those of the reference and those of the source."""
 
 
 def empty(output: Sequence[str], reference: Sequence[str], source: Sequence[str]) -> bool:
-    """Return True for an output without words, unless the reference has none either."""
+    """Return True for an output without words, unless the reference also has none."""
     return not output and bool(reference)
 
 
 def exact(output: Sequence[str], reference: Sequence[str], source: Sequence[str]) -> bool:
-    """Return True where the words are those of the reference, and there are some."""
+    """Return True if the words equal those of the reference and are not empty."""
     return bool(output) and list(output) == list(reference)
 
 
 def copied(output: Sequence[str], reference: Sequence[str], source: Sequence[str]) -> bool:
-    """Return True where the words are those of the source, but not of the reference."""
+    """Return True if the words equal those of the source, but not those of the reference."""
     return bool(output) and list(output) == list(source) != list(reference)
 
 
 def untranslated(output: Sequence[str], reference: Sequence[str], source: Sequence[str]) -> bool:
-    """Return True where at least half of the words are in the source and not in the reference.
+    """Return True if at least half of the words are in the source and not in the reference.
 
     Repeated words count as often as the source has them and the reference does not. Words without a letter are ignored.
     """
@@ -184,7 +184,7 @@ def untranslated(output: Sequence[str], reference: Sequence[str], source: Sequen
 
 
 def repeated(output: Sequence[str], reference: Sequence[str], source: Sequence[str]) -> bool:
-    """Return True where 1 to 4 words, not all without a letter, are repeated in a row, but none in the reference."""
+    """Return True if 1 to 4 words, not all without a letter, are repeated consecutively, but none in the reference."""
     return _repeats(output) and not _repeats(reference)
 
 
@@ -221,7 +221,7 @@ def count_outputs(
         sources: words of each source sentence, or None.
     """
     found = []
-    of_sources: SentenceWords = sources or [()] * len(reference)  # empty ones are read by no kind
+    of_sources: SentenceWords = sources or [()] * len(reference)  # kinds that need sources never read these empty ones
     for key, title, judge, needs_source in _KINDS:
         if needs_source and sources is None:
             continue
@@ -244,7 +244,7 @@ def count_outputs(
 
 
 FORMAT = 1
-"""FORMAT is the version of the JSON form."""
+"""FORMAT is the version of the JSON format."""
 
 
 @dataclass(frozen=True)
@@ -253,14 +253,14 @@ class System:
 
     name: str
     outputs: Sequence[Sequence[str]]
-    """One list of lines per seed, at least one."""
+    """A list of lines per seed; at least one seed."""
     origins: Sequence[str] = field(default=())
-    """The origin of each output; may be left out."""
+    """The origin of each output; optional."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison. Tables whose input was not given are left out; `notes` names them."""
+    """The result of a comparison. Tables whose input is missing are left out; `notes` names them."""
 
     systems: tuple[SystemNotes, ...]
     sentences: int
@@ -303,7 +303,7 @@ def compare(
     """Return the comparison of `systems` on one test set.
 
     Args:
-        systems: at least one; the tests of significance and the tables of pairs need two.
+        systems: at least one; significance tests and tables of pairs need two.
         references: one list of lines per reference translation.
         sources: the source text; without it untranslated outputs are not counted, and examples have no source.
         train_target: lines of the training text's target side, read once; without it there is no word accuracy by
@@ -316,10 +316,10 @@ def compare(
         resamplings: number of resamplings of the paired bootstrap.
         trials: number of trials of approximate randomisation.
         examples: number of sentences and n-grams shown for each of two systems.
-        say: takes messages on the progress, since tests of many systems take minutes.
+        say: receives progress messages, since tests of many systems take minutes.
 
     Raises DataError when there are no lines or they do not pair up; ConfigError for systems without outputs or with
-    equal names, and the errors of the metrics.
+    equal names; and the errors of the metrics.
     """
     _check(systems, references, sources)
     check_metrics(metrics)
@@ -328,11 +328,11 @@ def compare(
     say = say or (lambda _: None)
     names = [system.name for system in systems]
     measured: dict[str, _Measured] = {}
-    # (1) Statistics, once per metric; the tables of sentences need BLEU and chrF in any case
+    # (1) Statistics, once per metric; the tables of sentences always need BLEU and chrF
     for metric in dict.fromkeys((*metrics, "bleu", "chrf")):
         say(f"scoring by {metric}")
         measured[metric] = _measure(test_set.metric(metric, comet), systems)
-    # (2) Scores and tests of significance
+    # (2) Scores and significance tests
     bleu = [fmean(measured["bleu"].of_seeds(seeds)) for seeds in measured["bleu"].statistics]
     useless = tuple(name for name, score in zip(names, bleu, strict=True) if score < USELESS_BLEU)
     scores = []
@@ -398,7 +398,7 @@ class _Measured:
 
 
 def _measure(metric: SegmentMetric, systems: Sequence[System]) -> _Measured:
-    """Return the statistics of all outputs, computed in one call: COMET's program then loads its model only once."""
+    """Return the statistics of all outputs, computed in one call, so that COMET's program loads its model only once."""
     flat = iter(metric.statistics([output for system in systems for output in system.outputs]))
     return _Measured(metric, [[next(flat) for _ in system.outputs] for system in systems])
 
@@ -424,7 +424,7 @@ class _SplitText:
 def _buckets(
     split: _SplitText, measured: Mapping[str, _Measured], counts: Mapping[str, int] | None
 ) -> tuple[BucketTable, ...]:
-    """Return all tables by buckets; that by frequency only where there are `counts` of the training text."""
+    """Return all tables by buckets; the table by frequency only if there are `counts` of the training text."""
     bleu, chrf = measured["bleu"], measured["chrf"]
     return (
         *([word_accuracy(split.reference, split.systems, counts)] if counts is not None else []),

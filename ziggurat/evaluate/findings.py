@@ -3,9 +3,9 @@
 Each figure of a system is kept for each of its seeds (trainings that differ only in the random seed), with the mean
 and the standard deviation over seeds.
 
-Tables by parts of the test set are those of compare-mt (Neubig et al. 2019): words by frequency, sentences by length
-and by score; the first two are Figure 3 of Liu et al. 2020 (P3). Words are those of the first reference and of the
-outputs; lengths are counted in words.
+Tables by parts of the test set follow compare-mt (Neubig et al. 2019): words by frequency, sentences by length and by
+score; the first two are Figure 3 of Liu et al. 2020 (P3). Words are those of the first reference and of the outputs;
+lengths are counted in words.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from itertools import pairwise
 from ziggurat.evaluate.scores import SegmentMetric, Statistics, add_up
 
 FEWEST_CASES = 30
-"""Cases that a test of significance needs at least. Resamples of few cases are near copies of one another (of a single
-one, all are equal), so p-values come out far too small: experiments/compare-mt has figures."""
+"""FEWEST_CASES is the smallest number of cases for a significance test. Resamples of few cases are nearly identical
+(for a single case, all are equal), so p-values would be far too small: experiments/compare-mt has figures."""
 
 USELESS_BLEU = 5.0
-"""BLEU that only systems reach that translate. Of two below it none is better: the texts of both are useless."""
+"""USELESS_BLEU is the BLEU below which a system does not translate. Of two systems below it, neither is better, because
+both outputs are useless."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class SystemNotes:
 class SystemDifference:
     """The difference of two systems under one metric, with p-values.
 
-    A p-value is the probability of a difference at least as large on other sentences of this kind, if both systems
-    were equally good. The adjusted ones are corrected for the number of pairs (Holm 1979).
+    A p-value is the probability of a difference at least as large on other sentences of this kind, if both systems were
+    equally good. Adjusted p-values are corrected for the number of pairs (Holm 1979).
     """
 
     left: str
@@ -79,10 +80,10 @@ class SystemDifference:
 
 @dataclass(frozen=True)
 class Scores:
-    """All systems under one metric."""
+    """Scores of all systems under one metric."""
 
     metric: str
-    """Such as `BLEU`, `chrF2`, `METEOR`."""
+    """Name of the metric, such as `BLEU`, `chrF2`, `METEOR`."""
     signature: str
     """The settings behind the scores; scores with different signatures must not be compared."""
     higher_is_better: bool
@@ -93,7 +94,7 @@ class Scores:
     test_signature: str
     """The settings of the tests; empty with one system."""
     decimals: int = 2
-    """Decimals of the scores to show."""
+    """Number of decimals of the scores to show."""
     sentences: int = 0
     """Lines of the test set."""
     useless: tuple[str, ...] = ()
@@ -101,14 +102,15 @@ class Scores:
 
     @property
     def too_few(self) -> bool:
-        """True where the sentences are too few to tell a difference from chance, whatever the p-values."""
+        """True if there are too few sentences to distinguish a difference from chance, whatever the p-values."""
         return self.sentences < FEWEST_CASES
 
     def verdict(self, row: str, column: str) -> str:
-        """Return `+` where `row` is significantly better than `column`, `-` where worse, else `=`.
+        """Return `+` if `row` is significantly better than `column`, `-` if worse, otherwise `=`.
 
-        `?`: too few sentences to tell; `0`: neither translates. By the adjusted p-value of the paired bootstrap, 0.05
-        at most; Table 3 of Liu et al. 2020 (P3) uses the plain one. Raises KeyError where there is no such pair.
+        `?`: too few sentences to tell; `0`: neither translates. Significant means an adjusted p-value of the paired
+        bootstrap of at most 0.05; Table 3 of Liu et al. 2020 (P3) uses the unadjusted one. Raises KeyError if there is
+        no such pair.
         """
         for pair in self.pairs:
             if {pair.left, pair.right} == {row, column}:
@@ -123,18 +125,18 @@ class Scores:
         raise KeyError((row, column))
 
     def both_useless(self, pair: SystemDifference) -> bool:
-        """Return True where neither of two systems translates, so that a difference between them means nothing."""
+        """Return True if neither of two systems translates, so that a difference between them is meaningless."""
         return {pair.left, pair.right} <= set(self.useless)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A part of the test set: words or sentences with something in common."""
+    """A part of the test set: words or sentences with a common property."""
 
     label: str
-    """Such as `<10`, `[10,20)`, `>=60`."""
+    """Label such as `<10`, `[10,20)`, `>=60`."""
     size: int | None
-    """Number of words or sentences of the reference in it; None where the number depends on the output."""
+    """Number of words or sentences of the reference in it; None if the number depends on the output."""
     systems: tuple[OverSeeds, ...]
     """The measure in this bucket; one per system."""
 
@@ -144,10 +146,10 @@ class BucketTable:
     """A measure by buckets."""
 
     key: str
-    """Name for machines, such as `accuracy-by-frequency`."""
+    """Machine-readable name, such as `accuracy-by-frequency`."""
     title: str
     by: str
-    """The quantity that makes the buckets, such as `count in the training text`."""
+    """The quantity that defines the buckets, such as `count in the training text`."""
     measure: str
     """The name of the figures, with unit."""
     size_of: str
@@ -173,18 +175,18 @@ class Example:
 
 @dataclass(frozen=True)
 class SentenceTable:
-    """The numbers of sentences that either of two systems translates better, and the largest differences."""
+    """The number of sentences that each of two systems translates better, and the largest differences."""
 
     left: str
     right: str
     measure: str
     """The sentence score, mean over seeds, with its signature."""
     wins: int
-    """Sentences that `left` translates better."""
+    """Number of sentences that `left` translates better."""
     losses: int
     ties: int
     left_best: tuple[Example, ...]
-    """Sentences where `left` is ahead most, the largest difference first."""
+    """Sentences where `left` is furthest ahead, largest difference first."""
     right_best: tuple[Example, ...]
 
 
@@ -193,17 +195,17 @@ class NgramDifference:
     """An n-gram that one of two systems gets right more often."""
 
     ngram: str
-    """Its words, blanks between them."""
+    """Its words, separated by blanks."""
     left: float
     """Number of its matches with the reference in `left`, mean over seeds."""
     right: float
     score: float
-    """(left + 1) / (left + right + 2): above 0.5 where `left` has more matches."""
+    """(left + 1) / (left + right + 2), which is above 0.5 if `left` has more matches."""
 
 
 @dataclass(frozen=True)
 class NgramTable:
-    """The n-grams of the reference that best tell two systems apart."""
+    """The n-grams of the reference that best distinguish two systems."""
 
     left: str
     right: str
@@ -236,12 +238,12 @@ SCORES = (10, 20, 30, 40, 50, 60, 70, 80, 90)
 
 
 def bucket_index(value: float, cutoffs: Sequence[int]) -> int:
-    """Return the number of the bucket of `value`: 0 below the first of `cutoffs`, their number from the last on."""
+    """Return the index of the bucket of `value`: 0 below the first of `cutoffs`, len(cutoffs) from the last on."""
     return next((index for index, cutoff in enumerate(cutoffs) if value < cutoff), len(cutoffs))
 
 
 def bucket_labels(cutoffs: Sequence[int], *, whole: bool = True) -> list[str]:
-    """Return the names of the buckets, as compare-mt writes them; `whole`: values are whole numbers."""
+    """Return the names of the buckets in compare-mt's notation; `whole`: values are whole numbers."""
     between = [str(low) if whole and high == low + 1 else f"[{low},{high})" for low, high in pairwise(cutoffs)]
     return [f"<{cutoffs[0]}", *between, f">={cutoffs[-1]}"]
 
@@ -251,8 +253,8 @@ def word_accuracy(
 ) -> BucketTable:
     """Return the accuracy of words by their frequency in the training text.
 
-    The k-th occurrence of a word in an output matches its k-th in the reference, within a sentence; F is the harmonic
-    mean of precision and recall, 0 where nothing matches.
+    Within a sentence, the k-th occurrence of a word in an output matches its k-th occurrence in the reference. F is the
+    harmonic mean of precision and recall, 0 if nothing matches.
 
     Args:
         reference: words of each sentence.
@@ -280,13 +282,13 @@ def word_accuracy(
 def _matches(
     reference: SentenceWords, output: SentenceWords, counts: Mapping[str, int]
 ) -> tuple[Counter[int], Counter[int]]:
-    """Return for each bucket the number of words of the output, and the number of those that match."""
+    """Return, for each bucket, the number of words of the output and how many of them match."""
     total: Counter[int] = Counter()
     matched: Counter[int] = Counter()
     for wanted, found in zip(reference, output, strict=True):
         available = Counter(wanted)
         for word, count in Counter(found).items():
-            # One bucket serves output and reference, since matching words are equal.
+            # Output and reference have the same bucket, since matching words are equal.
             index = bucket_index(counts.get(word, 0), FREQUENCIES)
             total[index] += count
             matched[index] += min(count, available[word])
@@ -366,7 +368,7 @@ def sentence_scores(systems: Sequence[Sequence[Sequence[float]]], name: str) -> 
 def _histogram(
     systems: Sequence[Sequence[Sequence[float]]], cutoffs: Sequence[int], *, whole: bool
 ) -> tuple[Bucket, ...]:
-    """Return the number of values in each bucket, by system and seed; buckets empty everywhere are left out."""
+    """Return the number of values in each bucket, by system and seed; buckets that are always empty are left out."""
     counted = [[Counter(bucket_index(value, cutoffs) for value in seed) for seed in seeds] for seeds in systems]
     return tuple(
         Bucket(label, None, tuple(OverSeeds.of([seed[index] for seed in seeds]) for seeds in counted))

@@ -1,8 +1,8 @@
 """Metrics by name: sacreBLEU's (ziggurat.evaluate.scores), METEOR, COMET, and perplexity.
 
 METEOR (Lavie and Agarwal 2007) is nltk's, with nltk's parameters: the mean over sentences. It is not METEOR 1.5, the
-Java program behind most papers, which has parameters for each language and paraphrases, and sums counts over the test
-set. Compare only equal signatures, which name the kinds of matches.
+Java program used in most papers, which has paraphrases and parameters for each language, and sums counts over the test
+set. Compare only scores with equal signatures, which name the kinds of matches.
 
 COMET (Rei et al. 2020, 2022) runs in a separate Python environment, because unbabel-comet pins versions of packages
 that conflict with ours: its Python runs comet_program.py, reads the sentences as JSON and writes the scores back.
@@ -40,7 +40,7 @@ from ziggurat.evaluate.tokenisation import Splitting, splitting
 from ziggurat.system.errors import ConfigError, DataError, printable
 
 DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
-"""Trained on human judgements up to 2021; needs a reference. Apache-2.0."""
+"""DEFAULT_MODEL was trained on human judgements up to 2021 and needs a reference. Apache-2.0."""
 
 _NON_COMMERCIAL = "CC-BY-NC-SA-4.0, not for commercial use"
 LICENCES = {
@@ -52,7 +52,7 @@ LICENCES = {
     "Unbabel/XCOMET-XL": _NON_COMMERCIAL,
     "Unbabel/XCOMET-XXL": _NON_COMMERCIAL,
 }
-"""Model, by its name at huggingface.co -> licence."""
+"""LICENCES maps the name of a model at huggingface.co to its licence."""
 
 _PROGRAM = Path(__file__).with_name("comet_program.py")
 _PROTOCOL = 1
@@ -60,24 +60,24 @@ _PROTOCOL = 1
 
 @dataclass(frozen=True)
 class CometEnvironment:
-    """The environment that COMET runs in, and its options."""
+    """The environment in which COMET runs, and its options."""
 
     python: str
-    """Python of an environment with unbabel-comet."""
+    """Python executable of an environment with unbabel-comet."""
     model: str = DEFAULT_MODEL
     """Name at huggingface.co, or the path of a checkpoint file."""
     batch_size: int = 16
-    """Sentences in a batch."""
+    """Number of sentences in a batch."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, or `auto`: a GPU where there is one."""
+    """`cpu`, `cuda`, `cuda:1`, or `auto`: a GPU if there is one."""
     say: Callable[[str], None] = print
-    """Takes a message with the model and its licence before anything is downloaded."""
+    """Receives a message with the model and its licence before anything is downloaded."""
 
 
 class Comet(MeanMetric):
     """COMET as unbabel-comet reports it: the mean over sentences, about 0 to 1 for most models.
 
-    Of several references only the first is used.
+    Only the first of several references is used.
     """
 
     name = "COMET"
@@ -86,7 +86,7 @@ class Comet(MeanMetric):
     def __init__(
         self, references: Sequence[Sequence[str]], sources: Sequence[str], environment: CometEnvironment
     ) -> None:
-        """`sources` are the lines of the source text. Raises ConfigError where the Python does not exist."""
+        """`sources` are the lines of the source text. Raises ConfigError if the Python executable does not exist."""
         from shutil import which
 
         if which(environment.python) is None:
@@ -101,7 +101,7 @@ class Comet(MeanMetric):
     def sentence_scores(self, outputs: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return the score of each line of each of `outputs`; the model is loaded once for all.
 
-        Raises ConfigError, with the program's message, when the scores are not complete.
+        Raises ConfigError, with the program's message, when scores are missing.
         """
         for lines in outputs:
             check_lines(lines, self._references)
@@ -115,7 +115,7 @@ class Comet(MeanMetric):
         return [scores[start : start + size] for start in range(0, len(scores), size)]
 
     def signature(self) -> MeanSignature:
-        """Return the signature; its version is known after sentences were scored."""
+        """Return the signature, whose version is known after sentences have been scored."""
         return MeanSignature({"nrefs": 1, "model": self._environment.model}, self._version)
 
     def _ask(self, samples: list[dict[str, str]]) -> tuple[list[float], str]:
@@ -135,15 +135,16 @@ class Comet(MeanMetric):
                 "samples": samples,
             }
             asked.write_text(json.dumps(request), encoding="utf-8")
-            # -I keeps our PYTHONPATH and the program's folder out of sys.path, where they would hide its packages.
+            # -I keeps our PYTHONPATH and the program's folder out of sys.path, where they would hide the environment's
+            # packages.
             command = [environment.python, "-I", str(_PROGRAM), str(asked), str(answered)]
-            # Our standard output is for results; the program's output goes to standard error.
+            # Our standard output is for results, so the program's output goes to standard error.
             ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, check=False)
             return _answer(answered, len(samples), environment.python, ended.returncode)
 
 
 def _answer(path: Path, expected: int, python: str, status: int) -> tuple[list[float], str]:
-    """Return scores and version from the program's answer. Raises ConfigError where they are not complete."""
+    """Return scores and version from the program's answer. Raises ConfigError if they are incomplete."""
     who = f"COMET by {printable(python, 4096)}"
     try:
         answer: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -164,14 +165,14 @@ def _answer(path: Path, expected: int, python: str, status: int) -> tuple[list[f
 
 
 _CHRF_WORDS = "chrf++"
-"""CHRF_WORDS is chrF with pairs of words beside characters (Popović 2017)."""
+"""_CHRF_WORDS is chrF with word pairs in addition to characters (Popović 2017)."""
 OTHER_NAMES = {"chrf2": "chrf", "chrf2++": _CHRF_WORDS, "chrfpp": _CHRF_WORDS, "ppl": "perplexity"}
-"""OTHER_NAMES is what signatures and other programs call a metric -> its name here."""
+"""OTHER_NAMES maps the name of a metric in signatures and other programs to its name here."""
 ALL_METRICS: tuple[str, ...] = (*METRICS, _CHRF_WORDS, "meteor", "comet")
 
 
 def check_metrics(names: Sequence[str]) -> None:
-    """Raise ConfigError unless there are `names`, all of known metrics."""
+    """Raise ConfigError unless `names` has at least one name and all are known metrics."""
     if not names:
         raise ConfigError(f"no metric is named; valid: {', '.join(ALL_METRICS)}")
     if unknown := [name for name in names if name not in ALL_METRICS]:
@@ -180,22 +181,22 @@ def check_metrics(names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class TestSet:
-    """The texts that outputs are scored against, and the settings of scoring."""
+    """The texts against which outputs are scored, and the scoring settings."""
 
-    __test__ = False  # pytest takes a class of this name for tests
+    __test__ = False  # pytest would collect a class of this name as tests
 
     references: Sequence[Sequence[str]]
     """One list of lines per reference translation."""
     sources: Sequence[str] | None = None
     """The source text; COMET needs it."""
     target_language: str | None = None
-    """Code such as `en`: chooses BLEU's tokenizer where a language needs its own, and METEOR's stemmer."""
+    """Code such as `en`, which chooses BLEU's tokenizer for languages that need a special one, and METEOR's stemmer."""
     tokenize: str | None = None
-    """BLEU's and METEOR's tokenizer by sacreBLEU's name; None: by the language, else by the text, else 13a."""
+    """BLEU's and METEOR's tokenizer by sacreBLEU's name; None: chosen by the language or the text, by default 13a."""
     lowercase: bool = False
     """Ignore case in BLEU and chrF (TER and METEOR always do)."""
     split: Splitting | None = None
-    """The splitting of another test set, whose scores are to be compared; None: that of these references."""
+    """The splitting of another test set whose scores will be compared; None: that of these references."""
 
     @property
     def splitting(self) -> Splitting:
@@ -205,7 +206,7 @@ class TestSet:
     def metric(self, name: str, comet: CometEnvironment | None = None) -> SegmentMetric:
         """Return the metric of this name, with these references.
 
-        Raises ConfigError for an unknown name, a missing package, and where COMET lacks its Python or the source text.
+        Raises ConfigError for an unknown name or a missing package, or if COMET lacks its Python or the source text.
         """
         check_metrics([name])
         if name == "meteor":
@@ -245,10 +246,10 @@ _SNOWBALL = {  # of nltk, by language code; English has Porter's stemmer, nltk's
 
 
 class Meteor(MeanMetric):
-    """METEOR from 0 to 100, ignoring case; of several references the best one counts, for each sentence.
+    """METEOR from 0 to 100, ignoring case; the best of several references counts, for each sentence.
 
     Equal words match first, then words with equal stems (in languages with a stemmer in nltk), then synonyms (in
-    English, where WordNet's data is installed).
+    English, if WordNet's data is installed).
     """
 
     name = "METEOR"
@@ -305,7 +306,7 @@ class Meteor(MeanMetric):
 
 
 def _stemmer(code: str) -> tuple[Any, str | None]:
-    """Return nltk's stemmer for a language, and its name; a stemmer that does nothing, and None, where it has none."""
+    """Return nltk's stemmer for a language, and its name; if there is none, a stemmer that does nothing, and None."""
     from nltk.stem import PorterStemmer, SnowballStemmer
 
     if code == "en":
@@ -316,7 +317,7 @@ def _stemmer(code: str) -> tuple[Any, str | None]:
 
 
 def _wordnet(code: str) -> tuple[Any, bool]:
-    """Return WordNet and True for English, where its data is installed; otherwise an empty one and False."""
+    """Return WordNet and True for English if its data is installed; otherwise an empty one and False."""
     if code == "en":
         from nltk.corpus import wordnet
 
@@ -328,40 +329,40 @@ def _wordnet(code: str) -> tuple[Any, bool]:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The probability that a model gives a text, line by line given the source."""
+    """The probability that a model assigns to a text, line by line given the source."""
 
     log_probability: float
-    """Of all lines: natural logarithm, summed in float64."""
+    """Log-probability of all lines: natural logarithm, summed in float64."""
     tokens: int
-    """Pieces of all lines, with one end-of-sentence for each line."""
+    """Number of pieces in all lines, with one end-of-sentence for each line."""
     sentences: int
     """Lines."""
 
     @classmethod
     def of(cls, tokens: Iterable[Sequence[float]]) -> Self:
-        """Return that of lines, each given by the log-probabilities of its tokens, end-of-sentence included."""
+        """Return the likelihood of lines, given the log-probabilities of their tokens, including end-of-sentence."""
         lines = list(tokens)
         return cls(math.fsum(value for line in lines for value in line), sum(map(len, lines)), len(lines))
 
     @property
     def perplexity(self) -> float:
-        """exp(-log_probability / tokens); inf where that is too large for a float. Raises DataError without a line."""
+        """exp(-log_probability / tokens); inf if that is too large for a float. Raises DataError without lines."""
         if not self.tokens:
-            raise DataError("perplexity: there is no line")
+            raise DataError("perplexity: there are no lines")
         try:
             return math.exp(-self.log_probability / self.tokens)
         except OverflowError:
             return math.inf
 
     def line(self) -> str:
-        """Return all figures in words."""
+        """Return a sentence with all figures."""
         return (
             f"{self.sentences:,} lines, {self.tokens:,} tokens (pieces and ends of sentences): log-probability "
             f"{self.log_probability:.4f}, perplexity {self.perplexity:.4f} per token"
         )
 
     def score(self, vocabulary: Iterable[str]) -> Score:
-        """Return the perplexity as a score, whose signature has a mark of the `vocabulary`: pieces are its unit."""
+        """Return the perplexity as a score; its signature identifies the `vocabulary`, whose pieces are its unit."""
         mark = xxhash.xxh3_64_hexdigest("\n".join(vocabulary).encode())[:8]
         return Score(
             name="perplexity",

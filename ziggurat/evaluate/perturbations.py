@@ -1,10 +1,11 @@
-"""Disturbed forms of a test set, each with the translation that a system should give if the disturbance did no harm.
+"""Perturbed forms of a test set, each with the translation that a system should give if the perturbation did no harm.
 
-That translation is made of the system's own one of the undisturbed lines: in capitals for a line in capitals, with the
-same address at its end, one after the other for lines that are joined. So what a disturbance costs is the difference of
-two scores against one reference, by one system, and says nothing about how well it translates the lines as they are.
+That translation is made from the system's translation of the unperturbed lines: in capitals for a line in capitals,
+with the same address at its end, concatenated for lines that are joined. So the cost of a perturbation is the
+difference of two scores of one system against one reference, and does not depend on how well it translates the
+unperturbed lines.
 
-Training has the same changes as modifiers (ziggurat.data.modifiers); the functions are theirs.
+Training has the same changes as modifiers (ziggurat.data.modifiers), whose functions are used here.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _UNTRANSLATABLE = (
 )
 _WORDS_PER_TYPO = 8
 _JOINED = 4
-"""Lines that make one long one."""
+"""_JOINED is the number of lines that are joined to a long one."""
 
-# After a mark that ends a sentence or clause: a full stop only behind a word of three letters, which most abbreviations
-# are not; without a blank only marks of scripts that have none.
+# After a mark that ends a sentence or clause: a full stop only after a word of three letters, which excludes most
+# abbreviations; without a following blank only in scripts that have none.
 _CLAUSE = regex.compile(r"(?<=[!?;:,…؟،؛।])\s+|(?<=\p{L}{3}\.)\s+|(?<=[。！？；：，、])\s*")
 _LETTERS = regex.compile(r"\p{L}")
 _FEWEST_LETTERS = 3
-"""Letters of a clause; shorter ones go with a neighbour."""
+"""_FEWEST_LETTERS is the fewest letters of a clause; shorter ones are joined to a neighbour."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Case:
 
     Attributes:
         lines: numbers of the lines of the test set, from 0.
-        inputs: what is translated, in this order; the translations are joined by blanks.
-        references: the reference translations of all of it.
-        ideal: the translation that is wanted, given those of `lines` joined by blanks.
+        inputs: texts to translate, in this order; the translations are joined by blanks.
+        references: the reference translations of the whole case.
+        ideal: the expected translation, given those of `lines` joined by blanks.
     """
 
     lines: tuple[int, ...]
@@ -62,12 +63,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Perturbation:
-    """A way to disturb a test set.
+    """A way to perturb a test set.
 
     Attributes:
-        meaning: what it does, in words.
-        cases: function from cases that change nothing, the languages of source and target, and a random generator of
-            each case, to the disturbed cases.
+        meaning: description of what it does.
+        cases: function from unchanged cases, the languages of source and target, and a random generator for each case
+            to the perturbed cases.
     """
 
     meaning: str
@@ -87,7 +88,7 @@ def disturbed(
         sources: source text.
         references: one list of lines per reference translation.
         languages: codes of source and target.
-        seed: other numbers give other random choices.
+        seed: seed of the random choices.
     """
     plain = [
         Case((number,), (source,), tuple(lines[number] for lines in references), _as_it_is)
@@ -105,7 +106,7 @@ Each = Callable[[Case, tuple[str, str], Random], Case]
 
 
 def _each(change: Each) -> Callable[[Sequence[Case], tuple[str, str], Callable[[Case], Random]], Iterator[Case]]:
-    """Return the function that changes each case alone, and leaves out those that it does not change."""
+    """Return the function that changes each case separately and leaves out unchanged ones."""
 
     def cases(plain: Sequence[Case], languages: tuple[str, str], random: Callable[[Case], Random]) -> Iterator[Case]:
         for case in plain:
@@ -116,7 +117,7 @@ def _each(change: Each) -> Callable[[Sequence[Case], tuple[str, str], Callable[[
 
 
 def _recased(modifier: str) -> Each:
-    """Return the change of case that the modifier of this name makes on both sides."""
+    """Return the change of letter case that the modifier of this name makes on both sides."""
 
     def change(case: Case, languages: tuple[str, str], random: Random) -> Case:
         def recased(text: str, side: int) -> str:
@@ -142,7 +143,7 @@ def _typos(case: Case, languages: tuple[str, str], random: Random) -> Case:
 
 
 def _surrounded(case: Case, before: str, after: str) -> Case:
-    """Return the case with the same text before and after the line, its references and its translation."""
+    """Return the case with the same text around the line, its references and its translation."""
 
     def around(text: str) -> str:
         return f"{before}{text}{after}"
@@ -156,7 +157,7 @@ def _tags(case: Case, languages: tuple[str, str], random: Random) -> Case:
 
 
 def _beside(choose: Callable[[Random], str]) -> Each:
-    """Return the change that puts what is chosen in front of the line or behind it, which is the same in the target."""
+    """Return the change that puts the chosen text before or after the line, on both sides."""
 
     def change(case: Case, languages: tuple[str, str], random: Random) -> Case:
         added = choose(random)
@@ -204,13 +205,13 @@ PERTURBATIONS: dict[str, Perturbation] = {
         "an address, placeholder or number in front or behind", _each(_beside(lambda r: r.choice(_UNTRANSLATABLE)))
     ),
 }
-"""Perturbations by name, in the order of the tables."""
+"""PERTURBATIONS maps names to perturbations, in the order of the tables."""
 
 
 def perturbation_names(given: Sequence[str], option: str) -> list[str]:
-    """Return perturbations in their own order; `all` stands for all of them.
+    """Return perturbations in the order of PERTURBATIONS; `all` stands for all of them.
 
-    `option` is where they were given, for the ConfigError of one that there is not.
+    `option` names their origin in the ConfigError for an unknown one.
     """
     for name in given:
         if name not in PERTURBATIONS and name != "all":
@@ -220,16 +221,16 @@ def perturbation_names(given: Sequence[str], option: str) -> list[str]:
 
 
 def changes_any(names: Sequence[str], sources: Sequence[str], references: Sequence[Sequence[str]], seed: int) -> bool:
-    """Return True if a perturbation changes a line, whatever the languages: they say what to, never whether."""
+    """Return True if a perturbation changes a line; languages affect only how a line changes, never whether."""
     return any(disturbed(name, sources, references, ("", ""), seed) for name in names)
 
 
 class SystemOutputs(NamedTuple):
-    """The output of a system for a disturbed test set.
+    """The output of a system for a perturbed test set.
 
     Attributes:
-        plain: translations of the undisturbed lines.
-        disturbed: of each perturbation, one text for each of its cases.
+        plain: translations of the unperturbed lines.
+        disturbed: for each perturbation, one text for each of its cases.
     """
 
     plain: list[str]
@@ -244,10 +245,10 @@ class DisturbedSet:
         sources: source text.
         references: one list of lines per reference translation.
         languages: codes of source and target.
-        seed: other numbers give other random choices.
+        seed: seed of the random choices.
 
     Attributes:
-        texts: all that a system is to translate: the lines as they are, then the disturbed ones.
+        texts: all texts that a system must translate: the unchanged lines, then the perturbed ones.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class DisturbedSet:
         self.texts: list[str] = [*sources, *inputs]
 
     def outputs(self, translations: Sequence[str]) -> SystemOutputs:
-        """Return the translations of `texts`, those of a case joined by blanks."""
+        """Return the translations of `texts`, with those of a case joined by blanks."""
         rest = iter(translations)
         plain = [next(rest) for _ in self._sources]
         joined = {
@@ -281,13 +282,13 @@ class DisturbedSet:
         metrics: Sequence[str],
         scoring: TestSet,
     ) -> Robustness:
-        """Return what the perturbations cost; those that change no line are left out.
+        """Return the costs of the perturbations; those that change no line are left out.
 
         Args:
-            systems: name of each, and what it is in words.
-            found: what each made of the texts.
+            systems: name and description of each system.
+            found: output of each system.
             metrics: any of sacreBLEU's.
-            scoring: the undisturbed test set.
+            scoring: the unperturbed test set.
         """
         trials = [
             PerturbedScore(

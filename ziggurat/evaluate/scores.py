@@ -1,4 +1,4 @@
-"""Scores by sacreBLEU, each with the signature that says with which others it can be compared.
+"""Scores by sacreBLEU, each with the signature that shows with which others it can be compared.
 
 BLEU: Papineni et al. 2002; chrF: Popović 2015; TER: Snover et al. 2006; signatures: Post 2018; confidence intervals:
 bootstrap resampling, Koehn 2004. All of them run in sacreBLEU, with its defaults, on detokenised text.
@@ -7,8 +7,8 @@ A metric's statistics are one row of numbers per sentence. Their sum over a test
 it, gives the score of that part. The numbers are n-gram counts for BLEU and chrF, edits and lengths for TER, and for
 metrics that are means over sentences the sentence's score and a one.
 
-BLEU on tokenised text, as many papers report it, is not comparable with sacreBLEU's, and its signature says so. Both of
-its forms are those of multi-bleu.perl on text tokenised like Moses' tokenizer.perl (sacremoses). Compound-split BLEU
+BLEU on tokenised text, which many papers report, is not comparable with sacreBLEU's, as its signature shows. Both of
+its forms correspond to multi-bleu.perl on text tokenised like Moses' tokenizer.perl (sacremoses). Compound-split BLEU
 also follows tensor2tensor's utils/get_ende_bleu.sh for English-German, after Luong et al. 2015: Unicode punctuation is
 replaced (replace-unicode-punctuation.perl), and after tokenisation each hyphen between two non-blanks becomes a token,
 "rich-text" -> "rich ##AT##-##AT## text". The parts of a compound then match one by one, which raises the score.
@@ -32,10 +32,10 @@ from ziggurat.system.errors import ConfigError, DataError, printable
 
 Metric = Literal["bleu", "chrf", "ter"]
 METRICS: tuple[Metric, ...] = ("bleu", "chrf", "ter")
-"""Names of the metrics, as sacreBLEU's command line spells them."""
+"""Names of the metrics, as on sacreBLEU's command line."""
 
 _BOOTSTRAP_SAMPLES = 1000
-"""Number of resamplings behind a confidence interval: sacreBLEU's default."""
+"""Number of resamplings for a confidence interval, which is sacreBLEU's default."""
 
 
 class MissingTokenizerError(ConfigError):
@@ -47,23 +47,23 @@ class Score:
     """One score of one test set."""
 
     name: str
-    """Such as `BLEU`, `chrF2`, `TER`."""
+    """Name of the metric, such as `BLEU`, `chrF2`, `TER`."""
     value: float
-    """From 0 to 100 (TER: from 0 up, smaller is better)."""
+    """Value from 0 to 100 (TER: from 0 up, smaller is better)."""
     signature: str
-    """The settings behind it; scores with different signatures must not be compared."""
+    """The settings of the score; scores with different signatures must not be compared."""
     sentences: int
     """Number of lines."""
     details: str
     """sacreBLEU's further figures, such as BLEU's precisions and brevity penalty; may be empty."""
     mean: float | None = None
-    """Mean over bootstrap resamplings; None where not asked for."""
+    """Mean over bootstrap resamplings; None if not requested."""
     interval: float | None = None
-    """Half the width of the 95 % confidence interval around `mean`; None where not asked for."""
+    """Half the width of the 95 % confidence interval around `mean`; None if not requested."""
     comparable: bool = True
     """False for scores that must not be compared with sacreBLEU's."""
     decimals: int = 1
-    """Decimals to show."""
+    """Number of decimals to show."""
 
     def __str__(self) -> str:
         n = self.decimals
@@ -94,9 +94,9 @@ def evaluate(
         metrics: any of METRICS.
         confidence: also give 95 % confidence intervals (bootstrap, 1,000 resamplings, sacreBLEU's seed).
         target_language: chooses BLEU's tokenizer for languages that need their own (zh, ja, ko).
-        tokenize: BLEU's tokenizer by sacreBLEU's name; default: by `target_language`, else by the references where
-            they are written without blanks (ziggurat.evaluate.tokenisation), else 13a.
-        lowercase: ignore case in BLEU and chrF (TER always does, as in the command).
+        tokenize: BLEU's tokenizer by sacreBLEU's name; default: chosen by `target_language`, or by the references if
+            they are written without blanks (ziggurat.evaluate.tokenisation), otherwise 13a.
+        lowercase: ignore case in BLEU and chrF (TER always does, as in sacreBLEU's command).
         chrf_word_order: 2 gives chrF++.
 
     Raises DataError when there are no lines or unequal numbers of them, ConfigError for an unknown metric or a
@@ -127,10 +127,10 @@ def sacrebleu_metric(
     chrf_word_order: int = 0,
     references: Sequence[Sequence[str]] | None = None,
 ) -> Any:
-    """Return sacreBLEU's object for a metric, made as its command makes it.
+    """Return sacreBLEU's object for a metric, created like in its command.
 
-    `references` are stored in it, to score many outputs; they do not choose the tokenizer. `ter_by_character` lets TER
-    take Chinese and Japanese characters one by one. The other arguments and the errors are those of `evaluate`.
+    `references` are stored in it, to score many outputs; they do not choose the tokenizer. `ter_by_character` makes TER
+    treat Chinese and Japanese characters one by one. The other arguments and the errors are those of `evaluate`.
     """
     import sacrebleu
 
@@ -142,7 +142,7 @@ def sacrebleu_metric(
             references=references,
         ),
         "chrf": lambda: sacrebleu.CHRF(lowercase=lowercase, word_order=chrf_word_order, references=references),
-        "ter": lambda: sacrebleu.TER(  # as the command: without regard to case
+        "ter": lambda: sacrebleu.TER(  # ignores case, like the command
             references=references, normalized=ter_by_character, asian_support=ter_by_character
         ),
     }
@@ -152,13 +152,13 @@ def sacrebleu_metric(
         raise ConfigError(f"unknown tokenizer `{tokenize}`; valid: {', '.join(sacrebleu.BLEU.TOKENIZERS)}")
     try:
         return makers[name]()
-    except (OSError, SystemExit) as error:  # sacreBLEU ends the program where a certificate is not accepted
+    except (OSError, SystemExit) as error:  # sacreBLEU ends the program if a certificate is not accepted
         said = printable(str(getattr(error, "reason", error)), 120)
         raise ConfigError(
             f"BLEU's tokenizer `{tokenize}` needs a model that could not be downloaded ({said}): score once where "
             "there is a network, and copy ~/.sacrebleu from there; or take a tokenizer that needs none, such as `char`"
         ) from None
-    except (ImportError, RuntimeError) as error:  # in sacreBLEU, the package of a tokenizer is missing
+    except (ImportError, RuntimeError) as error:  # raised in sacreBLEU if the package of a tokenizer is missing
         tokenizer = tokenize or f"{main_language(target_language or '')}-mecab"
         if tokenizer not in INSTALLED_BY:
             raise ConfigError(f"{name}: {' '.join(str(error).split())}") from None
@@ -170,7 +170,7 @@ def sacrebleu_metric(
 def check_lines(hypotheses: Sequence[str], references: Sequence[Sequence[str]], what: str = "hypotheses") -> None:
     """Raise DataError unless there are references, each with as many lines as `hypotheses`, at least one.
 
-    `what` is what messages call the hypotheses, which may be the lines of a source text.
+    Messages call the hypotheses `what`; they may be the lines of a source text.
     """
     if isinstance(hypotheses, str) or not references or any(isinstance(r, str) for r in references):
         raise DataError(f"needs a list of lines as {what}, and a list of lists of lines as references")
@@ -197,7 +197,7 @@ def corpus_score(
         value=float(found.score),
         signature=str(metric.get_signature()),
         sentences=len(hypotheses),
-        details=str(found._verbose),  # no public attribute has it
+        details=str(found._verbose),  # not available as a public attribute
         mean=float(found._mean) if confidence else None,
         interval=float(found._ci) if confidence else None,
     )
@@ -206,8 +206,8 @@ def corpus_score(
 def _score_in_plain_floats(metric: Any) -> None:
     """Make `metric` return Python floats.
 
-    sacreBLEU 2.6 resamples chrF into a mixture of numpy's float32 and, where nothing matches, Python's float;
-    `statistics.mean` refuses that mixture (TypeError) on poor translations.
+    sacreBLEU 2.6 resamples chrF into a mixture of numpy's float32 and, if nothing matches, Python's float; on poor
+    translations `statistics.mean` rejects that mixture (TypeError).
     """
     compute = metric._compute_score_from_stats
 
@@ -312,7 +312,7 @@ def scored(metric: SegmentMetric, output: Sequence[str], *, confidence: bool) ->
     """Return the score of one output, with sacreBLEU's bootstrap interval if `confidence`."""
     from sacrebleu import significance
 
-    resample: Any = significance._bootstrap_resample  # typed for sacreBLEU's metrics; asks for no more than this
+    resample: Any = significance._bootstrap_resample  # typed for sacreBLEU's metrics, but needs no more than this
     resampled_metric = SimpleNamespace(_compute_score_from_stats=metric.from_sums)
     (statistics,) = metric.statistics([output])
     score, signature = metric.from_sums(add_up(statistics)), metric.signature()
@@ -332,7 +332,7 @@ def scored(metric: SegmentMetric, output: Sequence[str], *, confidence: bool) ->
 
 
 class BleuWords:
-    """Splitter of lines into the words that BLEU counts, by sacreBLEU's tokenizers."""
+    """Splits lines into the words that BLEU counts, with sacreBLEU's tokenizers."""
 
     def __init__(
         self, *, target_language: str | None = None, tokenize: str | None = None, lowercase: bool = False
@@ -342,7 +342,7 @@ class BleuWords:
         self._tokenizer = metric.tokenizer
         self._lowercase = lowercase
         self.name = str(metric.tokenizer_signature)
-        """sacreBLEU's name of the tokenizer."""
+        """sacreBLEU's name for the tokenizer."""
 
     def __call__(self, line: str) -> list[str]:
         """Return the words of a line."""
@@ -350,7 +350,7 @@ class BleuWords:
         return str(self._tokenizer(line.lower() if self._lowercase else line)).split()
 
     def counts(self, lines: Iterable[str]) -> Counter[str]:
-        """Return the number of occurrences of each word in `lines`, which are read one by one."""
+        """Return the number of occurrences of each word in `lines`, which is read lazily."""
         found: Counter[str] = Counter()
         for line in lines:
             found.update(self(line))
@@ -420,7 +420,7 @@ def check_language(language: str) -> None:
 def split_compounds(tokenised: str) -> str:
     """Return the line with each hyphen between two non-blanks as a separate token, `##AT##-##AT##`.
 
-    As in the original, matches do not overlap: the second hyphen of "a-b-c" stays, that of "one-to-one" does not.
+    As in the original, matches do not overlap: the second hyphen of "a-b-c" is kept, but not that of "one-to-one".
     """
     return _COMPOUND.sub(r"\1 ##AT##-##AT## \2", tokenised)
 
@@ -435,11 +435,11 @@ def _bleu(
     confidence: bool,
     lowercase: bool,
 ) -> Score:
-    """Return multi-bleu's score of prepared lines, with a name and signature that tell it from sacreBLEU's."""
+    """Return multi-bleu's score of prepared lines, with a name and signature that distinguish it from sacreBLEU's."""
     import sacrebleu
 
     check_lines(hypotheses, references)
-    # As in multi-bleu.perl: no smoothing. `force` suppresses the warning about tokenised text.
+    # No smoothing, as in multi-bleu.perl. `force` suppresses the warning about tokenised text.
     metric = sacrebleu.BLEU(lowercase=lowercase, tokenize="none", smooth_method="none", force=True)
     score = corpus_score(
         metric,

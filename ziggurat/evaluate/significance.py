@@ -1,4 +1,4 @@
-"""Tests of the difference between systems, and of what disturbances of the source cost them."""
+"""Tests of differences between systems, and of the cost of perturbations of the source."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.scores import SegmentMetric, Statistics, add_up
 
 RESAMPLINGS = 1000
-"""Resamplings of the paired bootstrap: sacreBLEU's default, and the number in Liu et al. 2020 (P3)."""
+"""RESAMPLINGS is the number of resamplings of the paired bootstrap: sacreBLEU's default, and that of Liu et al. 2020
+(P3)."""
 
 TRIALS = 10_000
-"""Trials of approximate randomisation: sacreBLEU's default."""
+"""TRIALS is the number of trials of approximate randomisation: sacreBLEU's default."""
 
 
 def compare_scores(
@@ -68,7 +69,7 @@ def compare_scores(
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number, in the same order: Holm 1979.
 
-    The smallest of m is multiplied by m, the next by m - 1, and so on; none is below the one before it, or above 1.
+    The smallest of m is multiplied by m, the next by m - 1, and so on; none is below the previous one, or above 1.
     """
     adjusted = [0.0] * len(p_values)
     highest = 0.0
@@ -81,7 +82,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def _pooled(statistics: Sequence[Sequence[Statistics]]) -> list[Statistics]:
     """Return one table per system: sums over its seeds, scaled so that each system has the same weight.
 
-    The factors are whole numbers, so that counts stay counts, and 1 where all systems have equally many seeds.
+    The factors are whole numbers, so that counts stay counts, and 1 if all systems have the same number of seeds.
     """
     common = math.lcm(*(len(seeds) for seeds in statistics))
     pooled = []
@@ -103,7 +104,7 @@ def p_values(metric: SegmentMetric, pooled: Sequence[Statistics], kind: str, cou
     paired_test: Any = significance.PairedTest  # typed for sacreBLEU's metrics; uses only what _Tested has
     scores = [metric.from_sums(add_up(table)).score for table in pooled]
     found = []
-    # PairedTest compares the first of its systems with all others, so one call serves all pairs with `first`.
+    # PairedTest compares the first of its systems with all others, so one call handles all pairs with `first`.
     for first in range(len(pooled) - 1):
         named = [(str(index), table) for index, table in enumerate(pooled) if index >= first]
         _, results = paired_test(named, {"": _Tested(metric)}, None, kind, count)()
@@ -125,7 +126,7 @@ def resampled_scores(metric: SegmentMetric, tables: Sequence[Statistics], count:
 
 
 def two_sided_p(difference: float, resampled: np.ndarray) -> float:
-    """Return how likely a difference so large is where there is none, by its values on resamples.
+    """Return the probability of a difference this large if there is none, from its values on resamples.
 
     These are shifted so that their mean is 0. Both tails count; sacreBLEU's test, which shifts absolute values, counts
     about one.
@@ -135,9 +136,9 @@ def two_sided_p(difference: float, resampled: np.ndarray) -> float:
 
 
 def _seed() -> int | None:
-    """Return the seed of sacreBLEU's tests; None where resamples are to differ every time."""
+    """Return the seed of sacreBLEU's tests; None if resamples should differ every time."""
     seed = os.environ.get("SACREBLEU_SEED", "12345")
-    return (None if seed.lower() == "none" else int(seed)) or None  # 0 is no seed there
+    return (None if seed.lower() == "none" else int(seed)) or None  # 0 means no seed there
 
 
 def _signature(resamplings: int, trials: int) -> str:
@@ -149,7 +150,7 @@ def _signature(resamplings: int, trials: int) -> str:
 
 
 class _Tested:
-    """A metric in the form that sacreBLEU's tests need, with statistics in the place of hypotheses."""
+    """A metric in the form that sacreBLEU's tests need, with statistics instead of hypotheses."""
 
     def __init__(self, metric: SegmentMetric) -> None:
         self._compute_score_from_stats = metric.from_sums
@@ -168,13 +169,13 @@ _EXAMPLE_METRIC = "chrf"
 
 @dataclass(frozen=True)
 class PerturbedScore:
-    """One perturbation of a test set, translated by all systems, and what it does in words.
+    """One perturbation of a test set, with a description, translated by all systems.
 
     Attributes:
-        inputs: what was translated, a text per case.
+        inputs: translated texts, one per case.
         references: one list of texts per reference translation.
         found: the translations of each system.
-        ideal: those that each system should give, given its undisturbed ones.
+        ideal: expected translations of each system, given its unperturbed ones.
     """
 
     name: str
@@ -195,11 +196,11 @@ class Effect:
     undisturbed: float
     disturbed: float
     difference: float
-    """Disturbed minus undisturbed."""
+    """Score of the perturbed minus the unperturbed test set."""
     p: float | None
-    """Of sacreBLEU's paired bootstrap; None: too few cases to tell."""
+    """p-value of sacreBLEU's paired bootstrap; None: too few cases."""
     p_adjusted: float | None
-    """Corrected for the perturbations of the system."""
+    """p-value corrected for the perturbations of the system."""
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,9 @@ class PairwiseTest:
     metric: str
     difference: float
     p: float | None
-    """None: too few cases to tell."""
+    """p-value; None: too few cases."""
     p_adjusted: float | None
-    """Corrected for perturbations and pairs."""
+    """p-value corrected for perturbations and pairs."""
 
 
 _Result = TypeVar("_Result", Effect, PairwiseTest)
@@ -231,18 +232,18 @@ class Degradation:
     chrf: float
     """Sentence chrF of `found`."""
     undisturbed: float
-    """That of `ideal`."""
+    """Sentence chrF of `ideal`."""
 
 
 @dataclass(frozen=True)
 class Disturbed:
-    """One perturbation: its cases and, for each system, those that it harms most."""
+    """One perturbation: its cases and, for each system, those that are harmed most."""
 
     name: str
     meaning: str
     cases: int
     harms: tuple[tuple[Degradation, ...], ...]
-    """Of each system, the greatest harm first."""
+    """For each system, greatest harm first."""
 
 
 @dataclass(frozen=True)
@@ -252,9 +253,9 @@ class Robustness:
     systems: tuple[str, ...]
     origins: tuple[str, ...]
     sentences: int
-    """Lines of the test set."""
+    """Number of lines of the test set."""
     metrics: tuple[str, ...]
-    """As in `effects`."""
+    """Names of the metrics, as in `effects`."""
     signatures: tuple[str, ...]
     higher_is_better: tuple[bool, ...]
     tests: str
@@ -262,12 +263,12 @@ class Robustness:
     perturbations: tuple[Disturbed, ...]
     effects: tuple[Effect, ...]
     contests: tuple[PairwiseTest, ...]
-    """Differences of scores on the disturbed test set; `p` is of sacreBLEU's paired bootstrap."""
+    """Differences of scores on the perturbed test set; `p` is that of sacreBLEU's paired bootstrap."""
     effect_differences: tuple[PairwiseTest, ...]
-    """Differences of `Effect.difference`: positive, where a higher score is better, if `left` loses less. `p` is of a
-    paired bootstrap of this difference, two-sided."""
+    """Differences of `Effect.difference`, positive if `left` loses less (when higher scores are better). `p` is that of
+    a two-sided paired bootstrap of this difference."""
     left_out: tuple[str, ...]
-    """Perturbations that change no line."""
+    """Names of perturbations that change no line."""
 
     def effect(self, system: str, perturbation: str, metric: str) -> Effect:
         """Return one of `effects`."""
@@ -289,16 +290,16 @@ def judge(
     left_out: Sequence[str] = (),
     resamplings: int = RESAMPLINGS,
 ) -> Robustness:
-    """Return what perturbations do to the scores of systems.
+    """Return the effects of perturbations on the scores of systems.
 
     Args:
-        systems: their names.
-        origins: what each is, in words.
+        systems: names of the systems.
+        origins: description of each system.
         trials: the perturbations.
         metrics: any of sacreBLEU's.
-        scoring: the undisturbed test set, whose settings hold for all.
+        scoring: the unperturbed test set, whose settings apply to all.
         left_out: perturbations that change no line.
-        resamplings: of the paired bootstrap.
+        resamplings: number of resamplings of the paired bootstrap.
 
     Raises ConfigError for an unknown metric or a missing package.
     """
@@ -339,7 +340,7 @@ def judge(
 
 
 def _metric(scoring: TestSet, trial: PerturbedScore, name: str) -> SegmentMetric:
-    """Return a metric with the references of a trial, its words split as those of the undisturbed test set."""
+    """Return a metric with the references of a trial, whose words are split like those of the unperturbed test set."""
     test_set = replace(scoring, references=trial.references, sources=trial.inputs, split=scoring.splitting)
     return test_set.metric(name)
 
@@ -353,7 +354,7 @@ class _Measured:
     systems: Sequence[str]
     trial: PerturbedScore
     tables: Sequence[Sequence[Statistics]]
-    """Of each system, of its disturbed translations and of the undisturbed ones."""
+    """For each system, statistics of its perturbed and unperturbed translations."""
     resamplings: int
 
     def score(self, table: Statistics) -> float:
@@ -361,12 +362,12 @@ class _Measured:
 
     @property
     def tells(self) -> bool:
-        """True where its cases are enough for tests."""
+        """True if it has enough cases for tests."""
         return len(self.trial.inputs) >= FEWEST_CASES
 
 
 def _effects(of: _Measured) -> Iterator[Effect]:
-    """Yield the effect of a trial on each system; not corrected yet."""
+    """Yield the effect of a trial on each system, not yet corrected."""
     for system, pair in zip(of.systems, of.tables, strict=True):
         disturbed, undisturbed = (of.score(table) for table in pair)
         p = p_values(of.metric, pair, "bs", of.resamplings)[0] if of.tells else None
@@ -374,7 +375,7 @@ def _effects(of: _Measured) -> Iterator[Effect]:
 
 
 def _contests(of: _Measured) -> Iterator[PairwiseTest]:
-    """Yield the differences of all pairs of systems on a trial; not corrected yet."""
+    """Yield the differences of all pairs of systems on a trial, not yet corrected."""
     tables = [disturbed for disturbed, _ in of.tables]
     scores = [of.score(table) for table in tables]
     tested = iter(p_values(of.metric, tables, "bs", of.resamplings) if of.tells else [])
@@ -384,9 +385,9 @@ def _contests(of: _Measured) -> Iterator[PairwiseTest]:
 
 
 def _effect_differences(of: _Measured) -> Iterator[PairwiseTest]:
-    """Yield by how much less a trial costs one system of each pair than the other; not corrected yet.
+    """Yield how much less a trial costs one system of each pair than the other, not yet corrected.
 
-    A resample draws the same cases for both systems, disturbed and not.
+    A resample draws the same cases for both systems, perturbed and not.
     """
     changes = [of.score(disturbed) - of.score(undisturbed) for disturbed, undisturbed in of.tables]
     resampled = None
@@ -400,7 +401,7 @@ def _effect_differences(of: _Measured) -> Iterator[PairwiseTest]:
 
 
 def _corrected(found: Sequence[_Result]) -> list[_Result]:
-    """Return results with their p-values corrected for the number of those that were tested."""
+    """Return results with their p-values corrected for the number of tested ones."""
     adjusted = iter(holm([one.p for one in found if one.p is not None]))
     return [one if one.p is None else replace(one, p_adjusted=next(adjusted)) for one in found]
 

@@ -1,4 +1,4 @@
-"""The splitting of a test set into words by BLEU and TER: it depends on the language, and on blanks in the text.
+"""The splitting of a test set into words by BLEU and TER, which depends on the language and on blanks in the text.
 
 sacreBLEU recommends `zh`, `ja-mecab` and `ko-mecab` for their languages. For other scripts without blanks it has no
 special rules; `char`, which splits into characters, needs no download.
@@ -15,9 +15,9 @@ import regex
 from ziggurat.config.languages import language_name, main_language
 
 INSTALLED_BY = {"ja-mecab": "pip install 'ziggurat-mt[ja]'", "ko-mecab": "pip install 'ziggurat-mt[ko]'"}
-"""Tokenizer of sacreBLEU that needs further packages -> the command that installs them."""
+"""INSTALLED_BY maps a sacreBLEU tokenizer that needs further packages to the command that installs them."""
 
-_OF_LANGUAGE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}  # sacreBLEU's own choice
+_OF_LANGUAGE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}  # sacreBLEU's default
 _BY_BLANKS = ("13a", "intl", "none")
 _SCRIPTS = {
     "Japanese": regex.compile(r"[\p{Hiragana}\p{Katakana}]"),
@@ -26,7 +26,7 @@ _SCRIPTS = {
 }
 _LETTER = regex.compile(r"[\p{L}\p{M}]")
 _SAMPLE_LINES = 200
-# Letters between two blanks, on average: words have fewer than this, unsegmented sentences more.
+# Average letters between two blanks: words have fewer than this, unsegmented sentences more.
 _LONGEST_WORDS = {"Japanese": 4.0, "Chinese": 4.0}
 _LONGEST_OTHERS = 8.0
 _KANA_SHARE = 0.05  # Japanese text has a third of kana or more, Chinese text none
@@ -34,20 +34,20 @@ _KANA_SHARE = 0.05  # Japanese text has a third of kana or more, Chinese text no
 
 @dataclass(frozen=True)
 class Splitting:
-    """The way in which a test set is split into words."""
+    """How a test set is split into words."""
 
     bleu: str | None
     """BLEU's tokenizer by sacreBLEU's name; None: its default, 13a."""
     ter_by_character: bool
-    """True where TER takes Chinese and Japanese characters one by one (tercom's normalisation and Asian support)."""
+    """True if TER treats Chinese and Japanese characters one by one (tercom's normalisation and Asian support)."""
     bleu_notice: str | None = None
-    """A notice on an unusual splitting by BLEU."""
+    """A notice about an unusual splitting by BLEU."""
     ter_notice: str | None = None
-    """A notice on an unusual splitting by TER."""
+    """A notice about an unusual splitting by TER."""
 
 
 def unspaced_script(lines: Sequence[str]) -> str | None:
-    """Return the script of a text without blanks between words, otherwise None; the first 200 lines decide."""
+    """Return the script of a text without blanks between words, otherwise None, judged by the first 200 lines."""
     text = "\n".join(islice((line for line in lines if line.strip()), _SAMPLE_LINES))
     letters = len(_LETTER.findall(text))
     counts = {name: len(pattern.findall(text)) for name, pattern in _SCRIPTS.items()}
@@ -57,19 +57,19 @@ def unspaced_script(lines: Sequence[str]) -> str | None:
     if script in ("Japanese", "Chinese"):
         kana, characters = counts["Japanese"], counts["Japanese"] + counts["Chinese"]
         script = "Japanese" if kana > _KANA_SHARE * characters else "Chinese"
-    # The same scripts occur with blanks, in text that was segmented into words.
+    # The same scripts also occur with blanks, in text that was segmented into words.
     return script if letters > _LONGEST_WORDS.get(script, _LONGEST_OTHERS) * len(text.split()) else None
 
 
 def splitting(
     references: Sequence[Sequence[str]], language: str | None = None, tokenize: str | None = None
 ) -> Splitting:
-    """Return the way in which BLEU and TER split a test set.
+    """Return how BLEU and TER split a test set.
 
     Args:
         references: one list of lines per reference translation; the first decides.
-        language: code of the target language, such as `ja`; None: not known.
-        tokenize: BLEU's tokenizer, where it is given.
+        language: code of the target language, such as `ja`; None: unknown.
+        tokenize: BLEU's tokenizer, if given.
     """
     script = unspaced_script(references[0]) if references else None
     by_character = script in ("Japanese", "Chinese")

@@ -1,8 +1,8 @@
-"""Agreement between the parts of another toolkit's model: the dictionary, the segmenter, and the rows of the matrices.
+"""Agreement between the parts of another toolkit's model: dictionary, segmenter and rows of the matrices.
 
-Each part can come from another model of the same people, and nothing would fail: rows would stand for other tokens, and
-text would be segmented into pieces that the dictionary lacks. So what has no counterpart is counted, and said or
-refused.
+Each part may come from a different model of the same publisher, and nothing would fail: rows would stand for other
+tokens, and text would be split into pieces that the dictionary lacks. So parts without a counterpart are counted, and
+reported or refused.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.system.errors import printable
 
 MOST_UNMATCHED = 0.05
-"""Largest share of rows without a token, or of tokens that the segmenter never gives, of a model that is imported."""
+"""MOST_UNMATCHED is the largest share of unmatched rows or tokens with which a model is still imported."""
 
 _MOST_UNLISTED = 0.2
-"""Largest share of the pieces of a BPE model that the dictionary may lack. Of 8,000 pieces, 8 % are only steps on the
-way to longer ones and never occur in the training text, so that its dictionary lacks them (0.1 % of unigram pieces)."""
+"""_MOST_UNLISTED is the largest share of a BPE model's pieces that the dictionary may lack. About 8 % of 8,000 BPE
+pieces are only steps towards longer ones; they never occur in the training text, so its dictionary lacks them (0.1 % of
+unigram pieces)."""
 
 _MOST_UNSPELT = 0.5
-"""Largest share of tokens with characters that the segmenter does not know. Dictionaries that were counted on segmented
-text have rare characters of all scripts, each as a token."""
+"""_MOST_UNSPELT is the largest share of tokens with characters that the segmenter does not know. A dictionary that was
+counted on segmented text lists rare characters of all scripts, each as a token."""
 
 _EXAMPLES = 5
 
-# Tokens that no text is segmented into: fairseq's padding of the dictionary, control symbols (<mask>, <unk_7>, [CLS]).
+# Tokens that no text is segmented into: padding of fairseq's dictionaries, control symbols (<mask>, <unk_7>, [CLS]).
 _RESERVED = re.compile(r"madeupword\d+|<[\w/ ]+>|\[\w+\]")
 
 _TAG = re.compile(r">>[^<>\s]+<<|__[a-z]{2,3}(?:[-_][A-Za-z0-9]{2,8}){0,3}__|<2[A-Za-z][\w-]*>|\[[a-z]{2,3}_[A-Z]{2}\]")
-"""Spellings of a token that names a language: OPUS-MT's, fairseq's, Google's, mBART's; not a row of underscores."""
+"""_TAG matches tokens that name a language, as OPUS-MT, fairseq, Google and mBART spell them; not rows of
+underscores."""
 
 _MARKS = {
     "\u2581": "SentencePiece (`\u2581`)",
@@ -44,8 +46,8 @@ _MARKS = {
     "</w>": "BPE (`</w>`)",
     "\uffed": "pyonmttok (`\uffed`)",
 }
-"""Marks that segmenters put on their pieces."""
-_MARKED = 0.05  # share of tokens with a mark from which on the dictionary counts as one of pieces
+"""Marks that segmenters put on their pieces, and the segmenters' names."""
+_MARKED = 0.05  # least share of marked tokens in a dictionary of pieces
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,9 @@ class Unmatched:
     Attributes:
         what: description of them, such as `source: tokens of the dictionary that the segmenter never gives`.
         count: their number.
-        of: number of all such parts.
+        of: the number of parts that were checked.
         examples: some of them.
-        most: largest share of them with which the model is imported.
+        most: largest share of unmatched parts with which the model is imported.
     """
 
     what: str
@@ -68,13 +70,13 @@ class Unmatched:
 
     @classmethod
     def among(cls, what: str, found: Sequence[object], of: int, most: float = MOST_UNMATCHED) -> list[Unmatched]:
-        """Return a list of one for what was `found` among `of`; an empty list where nothing was."""
+        """Return a one-element list describing what was `found` among `of`; an empty list if nothing was."""
         examples = tuple(printable(str(one), 30) for one in found[:_EXAMPLES])
         return [cls(what, len(found), of, examples, most)] if found else []
 
     @property
     def too_many(self) -> bool:
-        """True if so many are unmatched that the parts are not those of one model; a single one never is."""
+        """True if the unmatched parts are too many for the parts of one model; a single one never is."""
         return self.count > max(1, self.most * self.of)
 
     def __str__(self) -> str:
@@ -94,7 +96,7 @@ class VocabularySide:
 
 
 def unmatched(source: VocabularySide, target: VocabularySide) -> list[Unmatched]:
-    """Return what of the two sides' parts has no counterpart, once where it is the same on both."""
+    """Return the parts without a counterpart on the other side; a finding that holds for both sides is listed once."""
     given = [_given(side.tokenizer) for side in (source, target)]
     # Two segmenters may share one dictionary, and two dictionaries one segmenter. But a segmenter that gives the whole
     # dictionary alone is that of both sides.
@@ -124,7 +126,7 @@ def unmatched(source: VocabularySide, target: VocabularySide) -> list[Unmatched]
 
 
 def _rows(side: VocabularySide) -> list[Unmatched]:
-    """Return the rows that no token has, and the tokens that share one."""
+    """Return the rows without a token, and the tokens that share a row with another."""
     first: dict[int, str] = {}
     shared = [token for token, row in side.ids.items() if first.setdefault(row, token) != token]
     without = [row for row in range(side.rows) if row not in first and row not in side.control]
@@ -135,7 +137,7 @@ def _rows(side: VocabularySide) -> list[Unmatched]:
 
 
 def _given(tokenizer: Tokenizer) -> frozenset[str]:
-    """Return the pieces that a text can be segmented into; those of a plain list are the list."""
+    """Return the pieces that a text can be segmented into; for a plain list, the whole list."""
     if not isinstance(tokenizer, SentencePieceTokenizer):
         return frozenset(tokenizer.pieces(range(tokenizer.size)))
     model = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
@@ -156,7 +158,7 @@ def _gives_all(side: VocabularySide, pieces: frozenset[str]) -> bool:
 
 
 def _tokens(side: VocabularySide, tokenizer: SentencePieceTokenizer, pieces: frozenset[str]) -> list[Unmatched]:
-    """Return the tokens of the dictionary that no text is segmented into, by `tokenizer` or the other side's."""
+    """Return the dictionary's tokens that neither `tokenizer` nor the other side's ever produces."""
     counted = _counted(side)
     never = [token for token in counted if token not in pieces]
     spelt: list[str] = []
@@ -176,13 +178,13 @@ def _tokens(side: VocabularySide, tokenizer: SentencePieceTokenizer, pieces: fro
 
 
 def language_tokens(ids: Iterable[str], models: Iterable[SentencePieceTokenizer]) -> list[str]:
-    """Return the tokens that name a language by their spelling, and that the models segment no text into."""
+    """Return the tokens whose spelling names a language and that the models never segment text into."""
     segmented = frozenset[str]().union(*(_given(model) for model in models))
     return [token for token in ids if _TAG.fullmatch(token) and (token not in segmented or token.startswith(">>"))]
 
 
 def segmented_by(ids: Iterable[str]) -> str | None:
-    """Return the name of the segmenter whose marks the tokens of a dictionary have; None where they have none."""
+    """Return the name of the segmenter whose marks a dictionary's tokens have; None if they have none."""
     tokens = [token for token in ids if not _RESERVED.fullmatch(token)]
     for mark, name in _MARKS.items():
         marked = sum(token != mark and (token.startswith(mark) or token.endswith(mark)) for token in tokens)

@@ -1,7 +1,8 @@
-"""Matrices of a plain Transformer, without our parameter names: every exporter reads them, every importer builds them.
+"""Matrices of a plain Transformer, independent of our parameter names; every exporter reads them, every importer builds
+them.
 
-`dissect` takes a model's parameters apart, `compose` puts them together again. `with_epsilon` changes the epsilon of a
-stack's norms and nothing of its output, for toolkits with one epsilon for all norms or a fixed one.
+`dissect` takes a model's parameters apart and `compose` puts them together again. `with_epsilon` changes the epsilon of
+a stack's norms without changing its output, for toolkits with a single epsilon for all norms or a fixed one.
 
 Shapes: D width of a stack, F inner width, V vocabulary, P positions.
 """
@@ -37,13 +38,13 @@ class Affine:
         return weight if self.bias is None else weight | {f"{name}.bias": self.bias}
 
     def times(self, factor: float, *, bias: bool = True) -> Affine:
-        """Return the map with its weight, and if `bias` also its bias, multiplied by `factor`."""
+        """Return the map with its weight, and its bias if `bias`, multiplied by `factor`."""
         b = self.bias * factor if bias and self.bias is not None else self.bias
         return Affine(self.weight * factor, b)
 
     @classmethod
     def joined(cls, *parts: Affine) -> Affine:
-        """Return one map with the outputs of all `parts`, one after the other."""
+        """Return one map whose output is the outputs of all `parts`, concatenated."""
         biases = [part.bias for part in parts if part.bias is not None]
         return cls(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
 
@@ -65,14 +66,14 @@ class AttentionMatrices:
 
     @property
     def norm(self) -> Affine:
-        """The norm of a sub-layer that has one."""
+        """The norm of a sub-layer with a single norm."""
         (norm,) = self.norms
         return norm
 
 
 @dataclass(frozen=True)
 class CellMatrices:
-    """The two maps of an SSRU, which has the place of a decoder's self-attention, and the norms of its sub-layer."""
+    """The two maps of an SSRU, which takes the place of a decoder's self-attention, and the norms of its sub-layer."""
 
     value: Affine
     gate: Affine
@@ -81,10 +82,10 @@ class CellMatrices:
 
 @dataclass(frozen=True)
 class LayerMatrices:
-    """Matrices of a layer: what reads its own sequence, cross-attention in a decoder, the feed-forward network, norms.
+    """Matrices of a layer: self-attention or SSRU, cross-attention (in a decoder), feed-forward network, norms.
 
-    In a gated network the output of `gate` goes through the non-linearity, and that of `ffn_in` does not. `ffn_between`
-    are maps between `ffn_in` and `ffn_out`, each with the non-linearity behind it; a plain Transformer has none.
+    In a gated network the non-linearity is applied to the output of `gate`, not to that of `ffn_in`. `ffn_between` are
+    maps between `ffn_in` and `ffn_out`, each followed by the non-linearity; a plain Transformer has none.
     """
 
     own: AttentionMatrices | CellMatrices
@@ -103,7 +104,7 @@ class LayerMatrices:
 
     @property
     def ffn_norm(self) -> Affine:
-        """The norm of the feed-forward network of a layer that has one."""
+        """The norm of a feed-forward network with a single norm."""
         (norm,) = self.ffn_norms
         return norm
 
@@ -113,14 +114,14 @@ class StackMatrices:
     """Encoder or decoder: input(token, position) = scale * embedding[token] + positions[position].
 
     Attributes:
-        residual: the way in which sub-layers join the stream; exports know `pre` and `post`, imports all of SLOTS.
+        residual: how sub-layers join the stream; exports support `pre` and `post`, imports all of SLOTS.
         heads: heads of every attention.
         epsilon: epsilon of the norms.
         layers: the layers, bottom first.
         final_norm: norm of the stack's output, or None.
         embedding: [V, D].
         scale: factor of the embedding.
-        positions: [P, D], including a vector that is added to every embedding; None where nothing is added.
+        positions: [P, D], including a vector that is added to every embedding; None if nothing is added.
         zero_start: the embedding of the first input counts as 0.
         entry_norm: norm of the stack's input, or None.
     """
@@ -142,7 +143,7 @@ class StackMatrices:
         return self.residual == "pre"
 
     def position_table(self, count: int) -> Tensor:
-        """Return the vectors added to the embeddings, [P, D]; [count, D] of zeros where nothing is added."""
+        """Return the vectors added to the embeddings, [P, D]; zeros [count, D] if nothing is added."""
         return self.embedding.new_zeros(count, self.embedding.shape[1]) if self.positions is None else self.positions
 
 
@@ -176,16 +177,16 @@ def dissect(
 ) -> Anatomy:
     """Return the matrices of a model with residuals `post` or `pre`, history `latest`, and full or relative attention.
 
-    Its decoder may have SSRU in the place of self-attention.
+    Its decoder may have an SSRU in place of self-attention.
 
     Args:
         config: the model's configuration.
         tensors: its parameters by name.
         positions: number of sinusoidal positions in the tables.
-        entries: per stack, a factor [D] of its input.
+        entries: for each stack, a factor [D] by which its input is multiplied.
     """
     stacks = [_stack(config, tensors, decoder, positions) for decoder in (False, True)]
-    # Without a matrix of its output the model uses the decoder's embedding.
+    # Without a separate output matrix the model uses the decoder's embedding.
     weight = tensors.get("output.weight")
     if weight is None:
         weight = stacks[1].embedding
@@ -196,7 +197,7 @@ def dissect(
 
 
 def with_usual_parts(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with a gain for each channel in place of ScaleNorm's length, and embeddings of unit length."""
+    """Return the tensors with a gain per channel in place of ScaleNorm's length, and embeddings of unit length."""
     found = dict(tensors)
     for name in [name for name in found if name.endswith(".length")]:
         width = config.encoder_width if name.startswith("encoder.") else config.d_model
@@ -228,7 +229,7 @@ def _parts(whole: Affine, count: int) -> list[Affine]:
 def _stack(config: ModelConfig, tensors: Mapping[str, Tensor], decoder: bool, positions: int) -> StackMatrices:
     name, side = ("decoder", "target") if decoder else ("encoder", "source")
     stack = config.decoder if decoder else config.encoder
-    # Without a table of its side the model uses the source's.
+    # A side without its own table uses the source's.
     embedding = tensors.get(f"{side}_embedding.tokens.weight")
     if embedding is None:
         embedding = tensors["source_embedding.tokens.weight"]
@@ -250,7 +251,7 @@ def _stack(config: ModelConfig, tensors: Mapping[str, Tensor], decoder: bool, po
 def _positions(
     config: ModelConfig, tensors: Mapping[str, Tensor], side: str, width: int, count: int, zero_start: bool
 ) -> Tensor | None:
-    """Return the sum [P, D] that is added to the embeddings: positions, and the vector that both sides share."""
+    """Return the sum [P, D] that is added to the embeddings: positions and the vector shared by both sides."""
     table: Tensor | None = None
     if config.embedding.positions == "sinusoidal":
         # Computed in fp64 and rounded once, as in the model.
@@ -262,7 +263,7 @@ def _positions(
         return table
     table = torch.zeros(count, width) if table is None else table
     summed = table + bias
-    if zero_start:  # the first input is no embedding, so the vector is not added to it
+    if zero_start:  # the first input is not an embedding, so the vector is not added to it
         summed[0] = table[0]
     return summed
 
@@ -360,7 +361,7 @@ def _composed(layer: LayerMatrices, at: str, slots: tuple[str, ...]) -> dict[str
 
 
 def with_head_first(stack: StackMatrices, aligned: AlignmentHead) -> StackMatrices:
-    """Return a decoder that computes the same, with the head of alignments in the first place in its layer."""
+    """Return a decoder that computes the same, with the alignment head moved to the first head of its layer."""
     if not aligned.head:
         return stack
     number = aligned.layer % len(stack.layers)
@@ -386,11 +387,11 @@ def with_head_first(stack: StackMatrices, aligned: AlignmentHead) -> StackMatric
 
 
 def with_epsilon(stack: StackMatrices, epsilon: float) -> StackMatrices:
-    """Return a stack that computes the same with another epsilon inside its norms.
+    """Return a stack that computes the same with a different epsilon in its norms.
 
-    LN_e(y) = LN_{c^2 e}(c y). So the whole stream is multiplied by c = sqrt(epsilon / e): both its input (embeddings,
-    positions) and the outputs of sub-layers. Post-norm: the norms, except for the last, also multiply by c, and the
-    maps that read them divide by c. Pre-norm: the norms remove c themselves.
+    LN_e(y) = LN_{c^2 e}(c y), so the whole stream is multiplied by c = sqrt(epsilon / e): its input (embeddings,
+    positions) and the outputs of sub-layers. Post-norm: all norms but the last also multiply by c, and the maps that
+    read them divide by c. Pre-norm: the norms themselves remove c.
     """
     # c goes into the factor `scale`, not into the table, which may be shared with the output.
     c = math.sqrt(epsilon / stack.epsilon)
@@ -410,9 +411,9 @@ def with_epsilon(stack: StackMatrices, epsilon: float) -> StackMatrices:
 
 def _scaled(layer: LayerMatrices, c: float, pre_norm: bool, last: bool) -> LayerMatrices:
     """Return the layer for a stream that is c times as large."""
-    # A map that reads a stream c times as large divides its weight by c; its bias is added after that and stays. The
-    # last layer's outer norm restores the scale, so that readers of the stack, and cross-attention's keys, need no
-    # change.
+    # A map that reads a stream c times as large divides its weight by c; its bias is added afterwards and stays. The
+    # last layer's outer norm restores the scale, so that the stack's readers, including cross-attention's keys, stay
+    # unchanged.
     read = 1.0 if pre_norm else 1 / c
     inner_norm = 1.0 if pre_norm else c
     outer_norm = 1.0 if pre_norm or last else c
@@ -443,12 +444,12 @@ def _scaled(layer: LayerMatrices, c: float, pre_norm: bool, last: bool) -> Layer
 
 
 def one_of(tensor: Tensor, other: Tensor) -> Tensor:
-    """Return `other` if both have the same values, else `tensor`: equal matrices are one that is shared."""
+    """Return `tensor` if it differs from `other`, otherwise `other` itself: equal matrices become one shared matrix."""
     return other if tensor.shape == other.shape and bool(torch.equal(tensor, other)) else tensor
 
 
 def width_of(embedding: Tensor, name: str) -> int:
-    """Return the width of an embedding [rows, width]. Raises ExportError when it is not a matrix."""
+    """Return the width of an embedding [rows, width]. Raises ExportError if it is not a matrix."""
     if embedding.ndim != 2 or 0 in embedding.shape:
         raise ExportError(f"{name} has shape {list(embedding.shape)}; is it a plain Transformer?")
     return int(embedding.shape[1])

@@ -1,11 +1,12 @@
 """Export to a package for Argos Translate, which LibreTranslate and other programs on top of it install.
 
-NAME.argosmodel, a zip, holds metadata.json, README.md, sentencepiece.model, which segments the source and joins the
-target, model/, a directory of CTranslate2, and maybe minisbd/, stanza/ or spacy/, which split text into sentences.
+NAME.argosmodel, a zip, holds metadata.json, README.md, sentencepiece.model (which segments the source and joins the
+target), model/ (a directory for CTranslate2) and optionally minisbd/, stanza/ or spacy/, which split text into
+sentences.
 
-Argos Translate gives every sentence unchanged to SentencePiece, searches without a list of tokens that must not come
-out, and reads at most 1,024 pieces. What our translator does besides is therefore written into the files: removal of
-spare blanks into the SentencePiece model, forbidden tokens into the output's bias, and long tables of positions.
+Argos Translate passes every sentence unchanged to SentencePiece, searches without a list of forbidden tokens, and reads
+at most 1,024 pieces. Whatever else our translator does is therefore written into the files: removal of spare blanks
+goes into the SentencePiece model, forbidden tokens into the output's bias, and position tables are made long enough.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from ziggurat.translate.ctranslate2 import ctranslate2_module, found_of, hypothe
 from ziggurat.translate.results import Hypothesis, Translation, one_line
 
 _ARGOS_VERSION = "1.10"
-"""First version of Argos Translate that joins pieces by SentencePiece: earlier ones show bytes as `<0xC3>`."""
+"""_ARGOS_VERSION is the first version that joins pieces by SentencePiece; earlier ones show bytes as `<0xC3>`."""
 
 _KEYS = ("package_version", "from_code", "from_name", "to_code", "to_name", "license")
 _CODE = re.compile(r"[A-Za-z]{2,8}([-_][A-Za-z0-9]{1,8})*")
@@ -50,29 +51,29 @@ _VERSION = re.compile(r"\d{1,9}(\.\d{1,9}){0,3}")
 _LONGEST = 200
 
 _SPLITTERS = (("minisbd", "*.onnx"), ("stanza", "resources.json"), ("spacy", "config.cfg"))
-"""Folders of a package that Argos Translate looks for, in its order, and a file by which each is known."""
+"""Folders of a package that Argos Translate looks for, in its order, and a file that identifies each."""
 
 
 @dataclass(frozen=True)
 class PackageChoices:
-    """Choices of a user for a package.
+    """A user's choices for a package.
 
     Attributes:
         metadata: values of metadata.json that replace ours, by name (`_KEYS`).
-        splitter: folder of a sentence splitter to put into the package; None: Argos Translate gets one itself.
+        splitter: folder of a sentence splitter to include in the package; None: Argos Translate downloads one itself.
     """
 
     metadata: Mapping[str, str] = field(default_factory=dict)
     splitter: Path | None = None
 
     def words(self) -> list[str]:
-        """Return the options of the command line that say the same."""
+        """Return the command-line options that express these choices."""
         said = [word for key, value in self.metadata.items() for word in ("--metadata", f"{key}={value}")]
         return said if self.splitter is None else [*said, "--splitter", str(self.splitter)]
 
 
 def package_choices(metadata: Sequence[str], splitter: Path | None) -> PackageChoices:
-    """Return the choices of a command line; `metadata` is KEY=VALUE. Raises ConfigError naming what is wrong."""
+    """Return the choices of a command line; `metadata` is KEY=VALUE. Raises ConfigError for an invalid value."""
     values: dict[str, str] = {}
     for given in metadata:
         key, equals, value = given.partition("=")
@@ -92,7 +93,7 @@ def package_choices(metadata: Sequence[str], splitter: Path | None) -> PackageCh
 
 
 def _package_metadata(data: DataConfig, choices: PackageChoices) -> dict[str, str]:
-    """Return the content of metadata.json. Raises ConfigError for the code of a language that Argos cannot use."""
+    """Return the content of metadata.json. Raises ConfigError if Argos cannot use a language code."""
     found = {"package_version": "1.0", "argos_version": _ARGOS_VERSION}
     for side, language in (("from", data.source_language), ("to", data.target_language)):
         code = choices.metadata.get(f"{side}_code") or main_language(language)
@@ -110,15 +111,16 @@ def _check_code(code: str, where: str) -> None:
 
 
 def _splitter_files(folder: Path) -> dict[str, bytes | Path]:
-    """Return the files of a sentence splitter by their place in the package.
+    """Return the files of a sentence splitter by their path in the package.
 
-    Raises ConfigError: not the folder of a splitter, or a name in it is not UTF-8. DataError: a file cannot be read.
+    Raises ConfigError if the folder is not a splitter's or contains a name that is not UTF-8, DataError if a file
+    cannot be read.
     """
     names = [name for name, known_by in _SPLITTERS if folder.is_dir() and any(folder.glob(known_by))]
     if not names:
         raise ConfigError(
             f"`--splitter {folder}`: give a folder with a model of MiniSBD (*.onnx), the resources of Stanza "
-            "(resources.json beside the language's folder) or a pipeline of spaCy (config.cfg)"
+            "(resources.json next to the language's folder) or a pipeline of spaCy (config.cfg)"
         )
     found: dict[str, bytes | Path] = {}
     for place, folders, files in os.walk(folder):
@@ -135,13 +137,13 @@ def _splitter_files(folder: Path) -> dict[str, bytes | Path]:
 
 
 _POSITIONS = 1026
-"""Positions that Argos Translate may ask for: CTranslate2's 1,024 pieces of a source, end-of-sentence, and one more."""
+"""_POSITIONS is the number needed there: CTranslate2's 1,024 pieces of a source, end-of-sentence, and one more."""
 _NEVER = -1e4
-"""Bias of tokens that are no text; fp16 can hold it."""
+"""_NEVER is the bias of tokens that are not text; fp16 can hold it."""
 
 
 def argos_reasons(experiment: Experiment) -> Iterator[str]:
-    """Yield the reasons why Argos Translate cannot prepare text as this configuration does; the model aside."""
+    """Yield the reasons why Argos Translate cannot prepare text as this configuration does, apart from the model."""
     data = experiment.data
     if data.subword.kind == "vocabulary":
         yield "`data.subword.kind: vocabulary`: Argos Translate segments text by a SentencePiece model"
@@ -149,8 +151,8 @@ def argos_reasons(experiment: Experiment) -> Iterator[str]:
         yield f"`data.unicode: {data.unicode}`: Argos Translate does not normalise text (train with `unicode: none`)"
     if data.train and all(corpus.tag for corpus in data.train):
         yield (
-            "every corpus of `data.train` has a `tag`: Argos Translate puts none before a sentence, and no corpus has "
-            "taught the model what to do then"
+            "every corpus of `data.train` has a `tag`: Argos Translate puts none before a sentence, and the model "
+            "was never trained without one"
         )
 
 
@@ -163,10 +165,10 @@ def write_argos(
         folder: an existing folder.
         model: the model.
         quantization: type of the matrices; None: fp32.
-        choices: what the user says of the package.
+        choices: the user's choices for the package.
 
-    Raises ExportError: its vocabularies do not fit. ConfigError: ctranslate2 is not installed, or a language's code is
-    none that Argos Translate could use. DataError: the folder of the splitter cannot be read.
+    Raises ExportError if its vocabularies do not fit, ConfigError if ctranslate2 is not installed or Argos Translate
+    could not use a language code, DataError if the splitter's folder cannot be read.
     """
     choices = choices or PackageChoices()
     metadata = _package_metadata(model.experiment.data, choices)
@@ -189,10 +191,10 @@ def write_argos(
 
 
 def _sentencepiece_model(model: ExportedModel) -> bytes:
-    """Return the model that segments the source and joins pieces of the target. Raises ExportError: there is none.
+    """Return the model that segments the source and joins pieces of the target. Raises ExportError if there is none.
 
-    Argos Translate has one for both. It may be the source's alone: SentencePiece gives pieces that it does not know as
-    they are, blank marks included, which Argos Translate turns into blanks. Only bytes must be known.
+    Argos Translate uses one model for both. It may be the source's alone: SentencePiece outputs unknown pieces
+    unchanged, including their blank marks, which Argos Translate turns into blanks. Only byte pieces must be known.
     """
     source, target = model.source, model.target
     if not isinstance(source, SentencePieceTokenizer) or not isinstance(target, SentencePieceTokenizer):
@@ -216,24 +218,24 @@ def _bytes_of(model: bytes) -> set[str]:
 
 
 def _normalising(model: bytes) -> bytes:
-    """Return a SentencePiece model that treats blanks as ziggurat.data.lines.normalise does before ours."""
+    """Return a SentencePiece model that treats blanks as ziggurat.data.lines.normalise does in our own translation."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(trimming(model))  # type: ignore[attr-defined]
-    if not proto.normalizer_spec.precompiled_charsmap:  # models of others have theirs, which maps blanks, too
+    if not proto.normalizer_spec.precompiled_charsmap:  # other toolkits' models have one, which also maps blanks
         proto.normalizer_spec.precompiled_charsmap = _blanks()
     return bytes(proto.SerializeToString())
 
 
 @cache
 def _blanks() -> bytes:
-    """Return SentencePiece's compiled form of the rules that tab, line ends and its own sign for a blank are blanks."""
+    """Return compiled SentencePiece rules that map tabs, line ends and its own blank symbol to blanks."""
     from io import BytesIO
 
     from sentencepiece import sentencepiece_model_pb2
 
     written = BytesIO()
-    # Only its trainer compiles rules in all versions, from a file; what it is trained on does not matter.
+    # Only its trainer compiles rules in all versions, from a file; the training text does not matter.
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
         rules.write("".join(f"{code:X}\t20\n" for code in map(ord, "\t\n\r\u2581")))
         rules.flush()
@@ -251,7 +253,7 @@ def _blanks() -> bytes:
 
 
 def _roomy(model: ExportedModel) -> ExportedModel:
-    """Return the model with computed tables of positions that are long enough."""
+    """Return the model with computed position tables that are long enough."""
     decoding = model.experiment.decoding
     longest = {"max_source_pieces": max(decoding.max_source_pieces, _POSITIONS)}
     roomy = model.experiment.model_copy(update={"decoding": change_section(decoding, longest, "decoding")})
@@ -259,9 +261,9 @@ def _roomy(model: ExportedModel) -> ExportedModel:
 
 
 def _for_any_search(anatomy: Anatomy, target: Tokenizer, *, unknown: bool) -> Anatomy:
-    """Return the model with learned tables of positions that are long enough, and without tokens that are no text.
+    """Return the model with learned position tables that are long enough, and without tokens that are not text.
 
-    `unknown`: it may write unknown tokens.
+    `unknown`: the model may write unknown tokens.
     """
     weight, bias = anatomy.output.weight, anatomy.output.bias
     bias = weight.new_zeros(len(weight)) if bias is None else bias.clone()
@@ -277,7 +279,7 @@ def _for_any_search(anatomy: Anatomy, target: Tokenizer, *, unknown: bool) -> An
 
 
 def _lengthened(stack: StackMatrices) -> StackMatrices:
-    """Return a stack whose last position repeats: CTranslate2 refuses sentences beyond the end of a table."""
+    """Return a stack whose last position is repeated: CTranslate2 refuses sentences longer than the table."""
     if stack.positions is None or len(stack.positions) >= _POSITIONS:
         return stack
     more = stack.positions[-1:].expand(_POSITIONS - len(stack.positions), -1)
@@ -299,35 +301,35 @@ def _readme(model: ExportedModel, metadata: Mapping[str, str], quantization: str
 
 
 def _pack(package: Path, name: str, content: Mapping[str, bytes | Path]) -> None:
-    """Write a zip with the folder `name`; the same content gives the same bytes."""
+    """Write a zip with the folder `name`; equal content gives equal bytes."""
     with zipfile.ZipFile(package, "x") as archive:
         for inside, given in content.items():
-            entry = zipfile.ZipInfo(f"{name}/{inside}")  # dated 1980, where no date is given
+            entry = zipfile.ZipInfo(f"{name}/{inside}")  # dated 1980 unless a date is given
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16
             if isinstance(given, bytes):
                 archive.writestr(entry, given)
                 continue
-            entry.file_size = given.stat().st_size  # decides on the form for files beyond 2 GiB
+            entry.file_size = given.stat().st_size  # decides whether the format for files over 2 GiB is used
             with given.open("rb") as source, archive.open(entry, "w") as file:
                 shutil.copyfileobj(source, file, 1 << 20)
 
 
 _SEARCH = {"beam_size": 4, "length_penalty": 0.2, "min_decoding_length": 1, "max_decoding_length": 256}
-"""Argos Translate's settings, and CTranslate2's where it has none."""
+"""Argos Translate's settings, with CTranslate2's defaults where it has none."""
 _BATCH_TOKENS = 4096
 
 
 class ArgosTranslator:
-    """Translator by a package alone: plain SentencePiece, then CTranslate2, as Argos Translate calls them.
+    """Translator that uses a package alone: plain SentencePiece, then CTranslate2, as Argos Translate calls them.
 
-    Three of its habits are left out, which are no matter of the package: it splits lines into sentences, writes a blank
-    for every `_`, and a piece of the source for an unknown token.
+    Three habits of Argos Translate are left out because they do not depend on the package: it splits lines into
+    sentences, writes a blank for every `_`, and copies a piece of the source for an unknown token.
 
     Args:
-        path: folder with one .argosmodel; nothing of it is unpacked on the disk.
+        path: folder with one .argosmodel, which is not unpacked to disk.
 
-    Raises ConfigError when ctranslate2 is not installed, CheckpointError when there is no package, or a damaged one.
+    Raises ConfigError if ctranslate2 is not installed, CheckpointError if the package is missing or damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -347,7 +349,7 @@ class ArgosTranslator:
             raise CheckpointError(f"{packages[0]}: damaged ({error}); export the model again") from None
 
     def translate_stream(self, lines: Sequence[str], **decoding: Any) -> list[Translation]:
-        """Return one Translation per line, by Argos Translate's search, or with the settings of `decoding`.
+        """Return one Translation per line, with Argos Translate's search or the settings in `decoding`.
 
         Only `beam_size`, `length_penalty.alpha`, `min_length` and `max_length.limit` of `decoding` are used.
         """
@@ -357,7 +359,7 @@ class ArgosTranslator:
                 "beam_size": decoding["beam_size"],
                 "length_penalty": decoding["length_penalty"]["alpha"],
                 "min_decoding_length": decoding["min_length"],
-                "max_decoding_length": decoding["max_length"]["limit"] + 1,  # and end-of-sentence
+                "max_decoding_length": decoding["max_length"]["limit"] + 1,  # plus end-of-sentence
             }
         sources = self._tokenizer.encode(list(lines), out_type=str)
         wanted = [source for source in sources if source]
@@ -379,6 +381,6 @@ class ArgosTranslator:
 
     def _hypothesis(self, result: Any, alpha: float) -> Hypothesis:
         ((found,),) = found_of([result], self._eos)
-        # Argos Translate removes one blank, which a first piece that is not in the vocabulary has before it.
+        # Argos Translate removes the one blank that precedes a first piece outside the vocabulary.
         text = self._tokenizer.decode_pieces(found.pieces).replace("\u2581", " ").removeprefix(" ")
         return hypothesis_of(found, one_line(text), alpha, [], None)

@@ -1,4 +1,4 @@
-"""Checkpoints of other toolkits: known by name and refused, or read as pickles that run nothing."""
+"""Checkpoints of other toolkits: recognised and refused, or read as pickles without running any code."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _RETRAIN = "let {} translate a corpus, and train a model here on that (docs/stud
 _WAYS = {
     "OpenNMT-py": f"{_CONVERTED.format('ct2-opennmt-py-converter')}; or {_RETRAIN.format('OpenNMT-py')}",
     "OpenNMT-tf": f"{_CONVERTED.format('ct2-opennmt-tf-converter')}; or {_RETRAIN.format('OpenNMT-tf')}",
-    "OpenNMT of Lua": "its toolkit is no longer kept; train a model here on the corpus that it was trained on",
+    "OpenNMT of Lua": "its toolkit is no longer maintained; train a model here on the corpus that it was trained on",
     "CTranslate2": "`ziggurat translate` translates with it as it is (docs/export.md); import the model that it was "
-    "converted from, if that is of fairseq, Marian or transformers",
+    "converted from, if that is one of fairseq, Marian or transformers",
 }
-"""Ways out for another toolkit's model; for the others _RETRAIN."""
+"""Ways out for another toolkit's model; toolkits not listed here get _RETRAIN."""
 
 _MODULES = {
     "onmt": "OpenNMT-py",
@@ -41,19 +41,19 @@ _MODULES = {
     "pytorch_lightning": "PyTorch Lightning",
     "tensor2tensor": "Tensor2Tensor",
 }
-"""Python packages whose objects a pickle may hold -> toolkit."""
+"""Python packages whose objects a pickle may contain -> toolkit."""
 
 _TENSORFLOW = re.compile(r".*\.(index|meta|pb|data-\d{5}-of-\d{5})")
 
 
 def refusal_of(path: Path, toolkit: str) -> ExportError:
-    """Return the error for a model of `toolkit` in the file or folder `path`, with the way out."""
+    """Return the error for a model of `toolkit` in the file or folder `path`, including the way out."""
     way = _WAYS.get(toolkit) or _RETRAIN.format(toolkit)
     return ExportError(f"{path}: a model of {toolkit}, which `import` does not read; {way}")
 
 
 def toolkit_of_class(name: str) -> str | None:
-    """Return the toolkit whose objects are of the class `name`, such as `onmt.inputters.TextField`; None: unknown."""
+    """Return the toolkit that defines the class `name`, such as `onmt.inputters.TextField`; None if unknown."""
     return _MODULES.get(name.partition(".")[0])
 
 
@@ -84,13 +84,13 @@ _CHECKPOINTS: dict[str, Callable[[set[str], set[str]], bool]] = {
     "transformers, without its folder,": lambda keys, names: _any(keys, "model.encoder.", "model.shared.weight"),
     "torch.nn.Transformer, without a toolkit,": lambda keys, names: _any(keys, "transformer.encoder.layers."),
 }
-"""Toolkit -> whether it writes a pickle with these keys, and under `model` these parameters."""
+"""Toolkit -> whether a pickle with these keys, and with these parameter names under `model`, is one of its own."""
 
 
 def refuse_folder(folder: Path) -> None:
-    """Raise ExportError for a folder with another toolkit's model, DataError where another path is to be named.
+    """Raise ExportError for a folder with another toolkit's model, DataError if the user should name another path.
 
-    Of exports only those for transformers, with their config.json, are read.
+    The only exports that are read are those for transformers, recognised by their config.json.
     """
     names = {path.name for path in folder.iterdir()}
     ours = "config.yaml" in names or ("export.json" in names and "config.json" not in names)
@@ -116,10 +116,10 @@ def refuse_folder(folder: Path) -> None:
 
 
 def refuse_file(path: Path) -> None:
-    """Raise ExportError for a file of another toolkit, by its name, DataError where another path is to be named."""
+    """Raise ExportError if a file's name is that of another toolkit's model, DataError if another path is needed."""
     name = path.name
     beside = {entry.name for entry in path.parent.iterdir()} if path.parent.is_dir() else set()
-    # TensorFlow's own tools name the stem of a checkpoint's files, which is no file.
+    # TensorFlow's own tools refer to a checkpoint by the stem of its files, which is not a file itself.
     files = {name} if path.exists() else {one for one in beside if one.startswith(f"{name}.")}
     if any(map(_TENSORFLOW.fullmatch, files)):
         raise refusal_of(path, _of_tensorflow(beside))
@@ -130,7 +130,7 @@ def refuse_file(path: Path) -> None:
     if name.endswith(".nemo"):
         raise refusal_of(path, "NeMo")
     if name.endswith((".h5", ".hdf5", ".keras", ".onnx", ".gguf")):
-        raise ExportError(f"{path}: a model as Keras, ONNX or llama.cpp store it, which `import` does not read")
+        raise ExportError(f"{path}: a model in a format of Keras, ONNX or llama.cpp, which `import` does not read")
     if name.endswith(".safetensors"):
         raise DataError(f"{path}: name its folder, which has config.json and the vocabulary as well")
     if re.fullmatch(r".*\.(tar|tgz|zip|7z)|.*\.tar\.\w+", name):
@@ -138,30 +138,30 @@ def refuse_file(path: Path) -> None:
 
 
 def _of_tensorflow(names: set[str]) -> str:
-    """Return the toolkit that wrote a checkpoint of TensorFlow beside files of these names."""
+    """Return the toolkit that wrote a TensorFlow checkpoint with files of these names next to it."""
     if _any(names, "hparams.", "flags", "model.ckpt", "t2t"):
         return "Tensor2Tensor"
     return "OpenNMT-tf" if _any(names, "ckpt", "avg", "model_description") else "TensorFlow"
 
 
 def load_pickled(path: Path, what: str, *, classes: Sequence[type] = (), packages: Sequence[str] = ()) -> Any:
-    """Return the content of a file of torch.save, tensors on the CPU, and warn that it is a pickle.
+    """Return the content of a torch.save file, with tensors on the CPU, and warn that it is a pickle.
 
     Args:
         path: the file, as zip or in the format before torch 1.6.
-        what: description of the content that is expected, for messages.
-        classes: classes allowed besides tensors and plain values.
-        packages: packages, and names of Python's own types, whose objects may be there, and are read as Values.
+        what: description of the expected content, for messages.
+        classes: classes allowed in addition to tensors and plain values.
+        packages: packages, and names of Python's built-in types, whose objects are allowed and are read as Values.
 
     Raises:
-        DataError: it has other content, or is no such file.
-        ExportError: it has objects of another toolkit.
-        MachineError: it cannot be read now, which says nothing about its content.
+        DataError: the content is different, or the file is not of this kind.
+        ExportError: it contains objects of another toolkit.
+        MachineError: it cannot be read now, for a reason unrelated to its content.
     """
     _refuse_packed(path)
     warnings.warn(
-        f"{path} is a pickle, read by torch.load(weights_only=True), which runs no code of it; import only checkpoints "
-        "of people you trust",
+        f"{path} is a pickle, read by torch.load(weights_only=True), which runs no code from it; import only "
+        "checkpoints from people you trust",
         UserWarning,
         stacklevel=3,
     )
@@ -172,15 +172,15 @@ def load_pickled(path: Path, what: str, *, classes: Sequence[type] = (), package
                 with torch.serialization.safe_globals(allowed):
                     return torch.load(path, map_location="cpu", weights_only=True)
             except pickle.UnpicklingError as error:
-                # torch stops at the first class that it does not know.
+                # torch stops at the first unknown class.
                 found = _CLASS.search(str(error))
                 if found is None or found[1].partition(".")[0] not in packages or len(allowed) > _MOST_CLASSES:
                     raise _unpickled(path, what, None if found is None else found[1]) from None
-                # torch leaves out the module of Python's own types.
+                # torch omits the module of built-in types.
                 modules = ("",) if "." in found[1] else ("builtins.", "__builtin__.")
                 allowed += [(Values, module + found[1]) for module in modules]
     except _DAMAGE as error:
-        if out_of_memory(error):  # a RuntimeError of torch's
+        if out_of_memory(error):  # a RuntimeError from torch
             raise
         refuse_passing(path, error)
         said = printable(str(error).partition("\n")[0], 200)
@@ -205,33 +205,33 @@ _MOST_CLASSES = 50
 
 
 class Values:
-    """An object in a pickle, of which its attributes are read and nothing of its class."""
+    """An object in a pickle whose attributes are read without loading its class."""
 
     def __init__(self, *_arguments: object) -> None:
         pass
 
     def __setstate__(self, state: object) -> None:
-        """Keep the attributes; a state of another form than theirs is not read."""
+        """Keep the attributes; a state in any other form is ignored."""
         if isinstance(state, dict):
             self.__dict__.update({key: value for key, value in state.items() if isinstance(key, str)})
 
 
 def _unpickled(path: Path, what: str, name: str | None) -> ZigguratError:
-    """Return the error for a pickle with an object of the class `name`; None: with something that is no pickle."""
+    """Return the error for a pickle with an object of the class `name`; None: with content that is not a pickle."""
     if name is None:
-        return DataError(f"{path}: holds more than {what}, or was not written by torch.save, and is not read")
+        return DataError(f"{path}: holds more than {what}, or was not written by torch.save, so it is not read")
     if (toolkit := toolkit_of_class(name)) is not None:
         return refusal_of(path, toolkit)
     return DataError(
-        f"{path}: holds more than {what}, and is not read: an object of {printable(name)}, which only the toolkit that "
-        "wrote it should load. Save it again there with torch.save, options as a dict"
+        f"{path}: holds more than {what}, so it is not read: an object of {printable(name)}, which only the toolkit "
+        "that wrote it should load. Save it there again with torch.save, with options as a dict"
     )
 
 
 def _refuse_packed(path: Path) -> None:
-    """Raise DataError if there is no such file, or if it is a compressed zip file: torch writes none.
+    """Raise DataError if the file is missing, or if it is a compressed zip file, which torch never writes.
 
-    A few kilobytes of a compressed file could unpack to all of the memory.
+    A few kilobytes of a compressed file could unpack to fill the whole memory.
     """
     try:
         size = check_regular(path)
@@ -244,11 +244,11 @@ def _refuse_packed(path: Path) -> None:
 
 
 def tensors_of(path: Path, content: object) -> dict[str, Tensor]:
-    """Return the named tensors that the file `path` held. Raises DataError for content that is anything else."""
+    """Return the named tensors that the file `path` held. Raises DataError for any other content."""
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
         raise DataError(f"{path}: not the weights of a model (names and tensors)")
     for key, tensor in content.items():
-        # A view may repeat one number a billion times, and a copy of it would fill the memory.
+        # A view may repeat one number a billion times; copying it would fill the memory.
         if not isinstance(tensor, Tensor) or tensor.nbytes > tensor.untyped_storage().nbytes():
             raise DataError(f"{path}: parameter {printable(key)} is not a tensor that the file holds")
     return dict(content)

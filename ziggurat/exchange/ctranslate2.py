@@ -29,7 +29,7 @@ from ziggurat.system.files import write_atomically
 from ziggurat.translate.ctranslate2 import ctranslate2_module
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
-"""Types besides fp32 in which CTranslate2 can store matrices."""
+"""QUANTIZATIONS are the types other than fp32 in which CTranslate2 can store matrices."""
 
 
 def ctranslate2_reasons(config: ModelConfig) -> Iterator[str]:
@@ -37,8 +37,8 @@ def ctranslate2_reasons(config: ModelConfig) -> Iterator[str]:
     relative = "relative" in (config.encoder.attention, config.decoder.attention)
     if relative and config.embedding.positions != "none":
         yield (
-            f"`embedding.positions: {config.embedding.positions}` beside `attention: relative`: CTranslate2 leaves out "
-            "added positions where attention is relative (train with `embedding.positions: none`)"
+            f"`embedding.positions: {config.embedding.positions}` with `attention: relative`: CTranslate2 leaves out "
+            "added positions if attention is relative (train with `embedding.positions: none`)"
         )
 
 
@@ -53,18 +53,19 @@ def write_ctranslate2(
 ) -> None:
     """Write `model.bin`, `config.json` and the vocabularies into `folder`.
 
-    CTranslate2 has one epsilon for all norms: an encoder with another one is rescaled (`with_epsilon`). Sinusoids are
-    written as tables, since CTranslate2 counts its own in another way.
+    CTranslate2 has a single epsilon for all norms; an encoder with a different one is rescaled (`with_epsilon`).
+    Sinusoids are written as tables, because CTranslate2 computes its own differently.
 
     Args:
         folder: an existing folder.
         anatomy: the model's matrices.
         tokenizers: tokenizers of source and target.
-        positions: rows of the tables of positions, where the model adds none itself.
+        positions: rows of the position tables, for tables that the model does not already have.
         quantization: one of QUANTIZATIONS; None: fp32.
-        aligned: the attention that CTranslate2's `return_attention` gives; None: the mean over the last layer's heads.
+        aligned: the attention head that CTranslate2's `return_attention` outputs; None: the mean over the last layer's
+            heads.
 
-    Raises ConfigError when ctranslate2 is not installed.
+    Raises ConfigError if ctranslate2 is not installed.
     """
     specs = _specs()
     transformer = specs.transformer_spec
@@ -79,7 +80,7 @@ def write_ctranslate2(
         with_epsilon(anatomy.encoder, anatomy.decoder.epsilon),
         with_head_first(anatomy.decoder, aligned),
     )
-    # CTranslate2 takes the mean over the first heads of one layer.
+    # CTranslate2 takes the mean over the first heads of a single layer.
     alignment = {"alignment_layer": aligned.layer, "alignment_heads": decoder.heads if aligned.head is None else 1}
     sides = []
     for stack, kind, more in (
@@ -109,18 +110,19 @@ def write_ctranslate2(
 
 
 def write_shortlist_map(path: Path, table: ShortlistTable, tokenizers: Sequence[Tokenizer]) -> None:
-    """Write a shortlist in CTranslate2's form: a source piece, a tab, the target pieces that it allows; first `always`.
+    """Write a shortlist in CTranslate2's form: source piece, tab, allowed target pieces; the first line is `always`.
 
-    CTranslate2 looks at a whole batch at a time: a piece that one sentence allows is allowed in all of them.
+    CTranslate2 handles a whole batch at a time: a piece that one sentence allows is allowed in all of them.
     """
     source, target = tokenizers
-    # Pieces that no translation has: CTranslate2 cannot forbid them beside a list, but they need not be on it.
+    # Pieces that no translation contains: CTranslate2 cannot forbid them when a list is given, but they can be left off
+    # it.
     never = [target.pad, target.bos, *target.tags.values(), target.size]
 
     def allowed(row: NDArray[np.int32]) -> str:
         return " ".join(target.pieces(row[~np.isin(row, never)].tolist()))
 
-    # It does not look up the end-of-sentence that it puts behind every source itself.
+    # It does not look up the end-of-sentence that it appends to every source itself.
     lines = [f"\t{allowed(np.union1d(table.always, table.candidates[source.eos]))}"]
     lines += [
         f"{piece}\t{allowed(row)}"
@@ -130,7 +132,7 @@ def write_shortlist_map(path: Path, table: ShortlistTable, tokenizers: Sequence[
 
 
 def _specs() -> ModuleType:
-    ctranslate2_module()  # raises the error where it is missing
+    ctranslate2_module()  # raises the error if it is missing
     from ctranslate2 import specs
 
     module: ModuleType = specs
@@ -138,7 +140,7 @@ def _specs() -> ModuleType:
 
 
 def _register(spec: Any, tokenizers: Sequence[Tokenizer], anatomy: Anatomy) -> None:
-    """Register the vocabularies; rows of the matrices beyond the tokens get names, which must differ."""
+    """Register the vocabularies; matrix rows beyond the tokens get names, which must be distinct."""
     source, target = tokenizers
     for tokenizer, rows, register in (
         (source, anatomy.encoder.embedding.shape[0], spec.register_source_vocabulary),
@@ -149,7 +151,7 @@ def _register(spec: Any, tokenizers: Sequence[Tokenizer], anatomy: Anatomy) -> N
         [target.unk, target.bos, target.eos]
     )
     spec.config.decoder_start_token = spec.config.bos_token
-    # Our sources end with end-of-sentence, which CTranslate2 then appends itself.
+    # Our sources end with end-of-sentence, which CTranslate2 is told to append itself.
     spec.config.add_source_eos = True
 
 
@@ -158,7 +160,7 @@ def _fill_stack(side: Any, stack: StackMatrices, positions: int) -> None:
     embedding.weight = _array(stack.embedding)
     side.scale_embeddings = np.dtype("float32").type(stack.scale) if stack.scale != 1 else False
     if stack.layers[0].self_attn.key_table is None:
-        # CTranslate2 always adds positions, if only zeros.
+        # CTranslate2 always adds positions, even if they are zeros.
         side.position_encodings.encodings = _array(stack.position_table(positions))
     if stack.final_norm is not None:
         _fill_norm(side.layer_norm, stack.final_norm)
@@ -171,7 +173,7 @@ def _fill_layer(spec: Any, layer: LayerMatrices) -> None:
     _fill(spec.self_attention.linear[0], Affine.joined(own.query, own.key, own.value))
     _fill_out(spec.self_attention, own)
     if own.key_table is not None:
-        # CTranslate2 always has a table of values; zeros add nothing.
+        # CTranslate2 always expects a table of values; zeros add nothing.
         zeros = torch.zeros_like(own.key_table)
         spec.self_attention.relative_position_keys = _array(own.key_table)
         spec.self_attention.relative_position_values = _array(zeros if own.value_table is None else own.value_table)

@@ -1,10 +1,10 @@
-"""Export of a model: write it for a target, compare its translations with the model's, measure how far BLEU falls.
+"""Export of a model: write it for a target, compare its translations with the model's, and measure the loss of BLEU.
 
-The folder appears only when the same beam search over the same text has given the same translations. Toolkits sum in
-another order than ours, and share out the probability of tokens that are never written, such as padding
-(ziggurat.translate.rules does not); so two translations of nearly the same score may change places. Such ties are told
-from real differences by the model itself: by its scores in fp64, and by searches with weights moved in their last
-digits and with that probability shared out.
+The folder appears only if the same beam search over the same text has given the same translations. Toolkits sum in a
+different order from ours, and redistribute the probability of tokens that are never written, such as padding
+(ziggurat.translate.rules does not); so two translations with nearly equal scores may swap ranks. The model itself
+distinguishes such ties from real differences: by its scores in fp64, and by searches with weights perturbed in their
+last digits and with that probability redistributed.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ from ziggurat.translate.translator import Translator
 
 BEAM = 4
 _TIE = 1e-4
-"""Log-probabilities that differ by less are equal: about the error of a sum over tokens in fp32."""
+"""_TIE is the difference below which log-probabilities are equal: about the error of an fp32 sum over tokens."""
 _TRIALS = 8
 _IMPOSSIBLE = -1e9  # bias of a token that is never written
 _NOISE = 2.0**-21
-"""Relative change of every weight in a trial: a few units in the last place of fp32."""
+"""_NOISE is the relative change of every weight in a trial: a few units in the last place of fp32."""
 
 
 @dataclass(frozen=True)
 class ExportVerification:
-    """Counts of the lines compared.
+    """Counts of the compared lines.
 
     Attributes:
         lines: lines compared.
         identical: lines with the same translation.
-        ties: another translation of the same score, or one that our own search finds when weights change in their last
-            digits, or when tokens that are never written have no probability.
+        ties: another translation with the same score, or one that our own search finds when weights change in their
+            last digits or when tokens that are never written have no probability.
         cut: another translation, where one of the two did not end within the limit; toolkits rank those differently.
-        different: another translation for none of these reasons.
+        different: another translation for none of the reasons above.
         example: the first line that is different.
     """
 
@@ -77,10 +77,10 @@ class ExportVerification:
     example: str = ""
 
     def check(self) -> None:
-        """Raise ExportError unless the two are the same model."""
+        """Raise ExportError unless both are the same model."""
         if self.different:
             raise ExportError(
-                f"the exported model gives another text for {self.different:,} of {self.lines:,} lines "
+                f"the exported model gives a different text for {self.different:,} of {self.lines:,} lines "
                 f"({self.ties:,} more are ties), such as {self.example}; nothing was written"
             )
         if self.cut > self.lines // 2:
@@ -91,9 +91,9 @@ class ExportVerification:
 
 
 def search_settings(positions: int, limit: int) -> dict[str, Any]:
-    """Return settings under which all toolkits search alike: an ordinary beam, no penalty, one limit for all lines.
+    """Return settings under which all toolkits search alike: a plain beam, no penalty, one limit for all lines.
 
-    `limit` is the model's own, in tokens; at most MAX_NEW_TOKENS - 1 are used.
+    `limit` is the model's own limit, in tokens; at most MAX_NEW_TOKENS - 1 are used.
     """
     limit = min(MAX_NEW_TOKENS - 1, positions - 1, limit)
     return {
@@ -102,7 +102,7 @@ def search_settings(positions: int, limit: int) -> dict[str, Any]:
         "min_length": 1,
         "endings": "beam",
         "shortlist": None,
-        # Whatever the model's own search is, nothing of it may stand beside `endings: beam`.
+        # Whatever search the model itself uses, none of its settings may be combined with `endings: beam`.
         **{"search": "beam", "diverse_groups": 1},
         **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "epsilon": 0.0, "mbr": 0},
         "length_penalty": {"kind": "none", "alpha": 0.0, "coverage": 0.0, "word_penalty": 0.0},
@@ -120,12 +120,12 @@ def compare(
 ) -> ExportVerification:
     """Translate `texts` with the model and with its export, and compare the translations.
 
-    Warns where the model's tags name several languages: no text has one here.
+    Warns if the model's tags name several languages, because the texts here have no tag.
     """
     if languages := several_languages(ours.source_tokenizer.tags):
         warnings.warn(
-            f"the model's tags name several languages ({languages}), and an export is tried without one: both write "
-            "in whatever language, which still compares their weights; BLEU of a `--reference` is of no one language",
+            f"the model's tags name several languages ({languages}), and the export is compared without a tag: both "
+            "models choose the language, which still compares their weights; BLEU of a `--reference` mixes languages",
             stacklevel=2,
         )
     mine = list(ours.translate_stream(texts, **settings))
@@ -135,7 +135,7 @@ def compare(
     for number, (a, b) in enumerate(zip(mine, others, strict=True)):
         if a.text == b.text:
             counts["identical"] += 1
-        # Translations that were cut are no evidence: toolkits rank them differently.
+        # Translations that were cut off prove nothing: toolkits rank them differently.
         elif a.hypotheses[0].finished and b.hypotheses[0].finished:
             unlike.append(number)
         else:
@@ -153,7 +153,7 @@ def compare(
 
 
 def _ties(ours: Translator, mine: list[Translation], others: list[Translation], settings: dict[str, Any]) -> list[bool]:
-    """Return, for each pair of unlike translations, True if only rounding decided between them."""
+    """Return, for each pair of different translations, True if only rounding separates them."""
     if not mine:
         return []
     sources = [translation.source for translation in mine]
@@ -161,9 +161,9 @@ def _ties(ours: Translator, mine: list[Translation], others: list[Translation], 
     # (1) The model gives both the same score in fp64.
     tied = [abs(a - b) <= _TIE for a, b in zip(*scores, strict=True)]
     generator = torch.Generator().manual_seed(0)
-    # (2) A search finds the export's translation, in fp64 (the first two trials) or with weights moved in their last
-    # digits; in every other one the probability of tokens that are never written is shared out. That counts where it is
-    # large: in small vocabularies, of which label smoothing gives each token a part.
+    # (2) A search finds the export's translation, in fp64 (the first two trials) or with weights perturbed in their
+    # last digits. Every other trial redistributes the probability of tokens that are never written. That probability is
+    # large in small vocabularies, because label smoothing gives each token a share.
     for trial in range(2 * _TRIALS + 2):
         left = [number for number, tie in enumerate(tied) if not tie]
         if not left:
@@ -181,7 +181,7 @@ def _log_probabilities(ours: Translator, sources: list[str], translations: list[
     ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
     targets = [[ids.get(piece, tokenizer.unk) for piece in t.hypotheses[0].tokens] for t in translations]
     scored = force_score(
-        # fp64 leaves no ties to rounding; a copy, since the weights may be exported again, quantised.
+        # fp64 leaves no ties to rounding; a copy, because the weights may be exported again, quantised.
         copy.deepcopy(ours.model).double(),
         [[*ids, ours.source_tokenizer.eos] for ids in ours.source_tokenizer.encode(sources)],
         targets,
@@ -194,7 +194,7 @@ def _log_probabilities(ours: Translator, sources: list[str], translations: list[
 
 @torch.no_grad()
 def _shaken(ours: Translator, generator: torch.Generator | None, *, shares_out: bool) -> Translator:
-    """Return the translator in fp64, with its weights moved in their last digits where a generator is given.
+    """Return the translator in fp64, with its weights perturbed in their last digits if a generator is given.
 
     `shares_out`: tokens that are never written have no probability, so that the others have more.
     """
@@ -210,7 +210,7 @@ def _shaken(ours: Translator, generator: torch.Generator | None, *, shares_out: 
 
 @torch.no_grad()
 def _rule_out(model: Seq2Seq, tokenizer: Tokenizer, *more: int) -> None:
-    """Let tokens that are no text, and `more` ids, have no probability, so that the others have more."""
+    """Remove the probability of tokens that are not text, and of the ids `more`, so that the others have more."""
     given = model.output.bias
     bias = torch.zeros_like(model.output.weight[:, 0]) if given is None else given.clone()
     never = {tokenizer.pad, tokenizer.bos, *tokenizer.tags.values(), *more} - {tokenizer.eos}
@@ -225,13 +225,13 @@ def _with_model(ours: Translator, model: Seq2Seq) -> Translator:
 
 
 def _text_only(ours: Translator) -> Translator:
-    """Return the translator without tokens that are no text; the unknown one keeps its probability, as in Marian."""
+    """Return the translator without tokens that are not text; the unknown token keeps its probability, as in Marian."""
     _rule_out(model := copy.deepcopy(ours.model), ours.target_tokenizer)
     return _with_model(ours, model)
 
 
 _REPORT_FILE = "export.json"
-"""Report of an export: its origin and the results of its checks."""
+"""_REPORT_FILE is the report of an export: its origin and the results of its checks."""
 
 REPORT_FORMAT = 1
 
@@ -243,7 +243,7 @@ class Gate:
     Attributes:
         source: text file.
         reference: its translation.
-        tolerance: greatest loss of BLEU that is allowed.
+        tolerance: largest loss of BLEU that is allowed.
     """
 
     source: Path
@@ -252,7 +252,7 @@ class Gate:
 
 
 def reachable(experiment: Experiment) -> dict[str, list[str]]:
-    """Return, for each target, all reasons why no model of this configuration reaches it; none: it does."""
+    """Return, for each target, all reasons why no model of this configuration reaches it; empty if one does."""
     return {name: target.reasons(experiment) for name, target in TARGETS.items()}
 
 
@@ -272,33 +272,33 @@ def export_model(
     shortlist: str | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
-    """Export a model; return the report, which is also `export.json` of the result.
+    """Export a model; return the report, which is also stored in the result as `export.json`.
 
     Args:
         path: run or model directory.
         to: name of the target.
         out: folder to write.
         which: checkpoint of a run; see ziggurat.model.directory.open_model.
-        without_layers: layers to leave out; likewise.
+        without_layers: layers to leave out; see there.
         quantization: type of the stored matrices; None: the target's usual one, fp32 for most (`float32` everywhere).
-            The fp32 form is verified in any case.
+            The fp32 form is always verified.
         verify: text to verify with; None: the development set of the model's store, or embedded sentences.
-        lines: number of its lines that are used.
-        gate: a test set that can refuse the result.
-        force: replace an earlier export, of whichever model, and nothing else.
+        lines: number of lines of this text to use.
+        gate: a test set by which the result can be refused.
+        force: replace an earlier export, of any model, and nothing else.
         package: metadata and sentence splitter of a package (`argos`).
         shortlist: a lexical shortlist in place of the model's own (`ctranslate2`, `firefox`).
-        say: receives a message before each step that takes long.
+        say: receives a message before each slow step.
 
-    Raises ExportError: the target cannot be reached (with all reasons), the result is not the same model, or it is
-    worse than the gate allows. ConfigError, DataError, CheckpointError: faults of the arguments.
+    Raises ExportError if the target cannot be reached (with all reasons), the result is not the same model, or it is
+    worse than the gate allows; ConfigError, DataError or CheckpointError for faulty arguments.
     """
-    # (1) Refuse what cannot succeed, before anything takes time.
+    # (1) Refuse what cannot succeed, before anything slow.
     target = target_named(to, package)
     stored = _stored_form(target, to, quantization)
     if shortlist is not None and to not in ("ctranslate2", "firefox"):
         raise ConfigError(f"`--shortlist` is for `--to ctranslate2` and `firefox`; for `--to {to}` leave it out")
-    # The folder first: opening a model takes seconds.
+    # The folder first, because opening a model takes seconds.
     _refuse_other_folder(out, force)
     opened = open_model(path, which=which, without_layers=without_layers)
     if shortlist is not None:
@@ -312,12 +312,12 @@ def export_model(
     ours = _translator(opened, model, opened.experiment)
     checked = _translator(opened, model, model.searching_as_others(target.rules)) if target.own_search else ours
     checked = _text_only(checked) if target.text_only else checked
-    # Now, to learn before the export that the files do not pair up, or that BLEU's tokenizer is not installed.
+    # Now, to learn before the export that the files do not pair up or that BLEU's tokenizer is not installed.
     judged = None if gate is None else (gate, *_test_set(gate, ours.target_language))
     report = _report_head(opened, model, to, stored)
     with building(out) as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", TranslationWarning)  # the report counts translations that were cut
-        # (3) Write and compare in fp32: only there must the translations be the same.
+        warnings.simplefilter("ignore", TranslationWarning)  # the report counts the translations that were cut off
+        # (3) Write and compare in fp32, the only precision in which the translations must be the same.
         say(f"{opened.origin}: writing for {to}")
         target.write(folder, model, None)
         _write_report(folder, report)
@@ -332,7 +332,7 @@ def export_model(
             target.write(folder, model, stored)
             _write_report(folder, report)
             report["quantized"] = _unchanged(checked if target.search else ours, target, folder, texts)
-        # (5) Compare BLEU, and finish the folder; checksums come last, since they are of everything else.
+        # (5) Compare BLEU and finish the folder; checksums come last, because they cover everything else.
         if judged is not None:
             report["gate"] = _passed(ours, target.translator(folder), *judged)
         _write_report(folder, report)
@@ -350,7 +350,7 @@ def export_model(
 
 
 def _stored_form(target: ExportTarget, to: str, quantization: str | None) -> str | None:
-    """Return the type of the stored matrices, None for fp32. Raises ConfigError for one that the target lacks."""
+    """Return the type of the stored matrices, None for fp32. Raises ConfigError for a type that the target lacks."""
     stored = quantization or target.usual
     if stored not in (None, "float32", *target.quantizations):
         known = ", ".join(target.quantizations) or "none"
@@ -404,9 +404,9 @@ def _translator(opened: OpenedModel, model: ExportedModel, experiment: Experimen
 
 
 def _texts(experiment: Experiment, verify: Path | None, lines: int) -> tuple[list[str], str]:
-    """Return text to verify with, at most `lines` lines, and its origin.
+    """Return text to verify with, at most `lines` lines, and a description of its origin.
 
-    Raises DataError: the text is empty, or the store cannot be read. It may be missing: models are copied without it.
+    Raises DataError if the text is empty or the store cannot be read. It may be missing.
     """
     store = Path(experiment.data.store).expanduser()
     if verify is not None:
@@ -427,7 +427,7 @@ def _texts(experiment: Experiment, verify: Path | None, lines: int) -> tuple[lis
 
 
 def _read(path: Path) -> list[str]:
-    """Return the lines of a text file, compressed or not. Raises DataError when it cannot be read."""
+    """Return the lines of a text file, compressed or not. Raises DataError if it cannot be read."""
     with byte_stream(path) as stream:
         return list(read_lines(stream, str(path)))
 
@@ -435,9 +435,9 @@ def _read(path: Path) -> list[str]:
 def _verified(
     ours: Translator, target: ExportTarget, folder: Path, model: ExportedModel, texts: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the figures of the comparison, without lines too long for it. Raises ExportError: not the same model."""
+    """Return the figures of the comparison, without lines that are too long. Raises ExportError: the models differ."""
     settings = search_settings(model.positions, ours.decoding.max_length.limit) | dict(target.settings)
-    # Longer lines than these are translated in parts by ours, but not by every other toolkit.
+    # Longer lines than these are translated in parts by our search, but not by every other toolkit.
     longest = min(MAX_NEW_TOKENS - 1, model.positions - 1, ours.decoding.max_source_pieces + 1)
     lengths = [len(ids) for ids in model.source.encode(list(texts))]
     short = [text for text, length in zip(texts, lengths, strict=True) if length < longest]
@@ -456,7 +456,7 @@ def _unchanged(ours: Translator, target: ExportTarget, folder: Path, texts: Sequ
 
 
 def _test_set(gate: Gate, language: str | None) -> tuple[list[str], list[str]]:
-    """Return the lines of source and reference. Raises DataError, or ConfigError where BLEU's tokenizer is missing."""
+    """Return the lines of source and reference. Raises DataError, or ConfigError if BLEU's tokenizer is missing."""
     sources, references = _read(gate.source), _read(gate.reference)
     if len(sources) != len(references):
         raise DataError(
@@ -469,7 +469,7 @@ def _test_set(gate: Gate, language: str | None) -> tuple[list[str], list[str]]:
 def _passed(
     ours: Translator, theirs: ExportTranslator, gate: Gate, sources: list[str], references: list[str]
 ) -> dict[str, Any]:
-    """Return BLEU before and after. Raises ExportError when it falls by more than the tolerance."""
+    """Return BLEU before and after. Raises ExportError if it falls by more than the tolerance."""
     scores = []
     for translator in (ours, theirs):
         hypotheses = [translation.text for translation in translator.translate_stream(sources)]

@@ -1,8 +1,8 @@
-"""Export to the folder of a model as Firefox, Bergamot and translateLocally have it.
+"""Export to a model folder as Firefox, Bergamot and translateLocally use it.
 
-It holds the weights in the binary form of the browsers' fork of Marian, in int8 with the scales of the inputs of its
-products, the vocabularies, a lexical shortlist, `metadata.json`, and `config.yml` for programs other than Firefox,
-which has these settings built in. What the model computes is what `ziggurat.exchange.marian` writes.
+The folder holds the weights in the binary form of the browsers' fork of Marian, in int8 with scales for the inputs of
+its products; the vocabularies; a lexical shortlist; `metadata.json`; and `config.yml` for programs other than Firefox,
+which has these settings built in. `ziggurat.exchange.marian` computes the weights themselves.
 """
 
 from __future__ import annotations
@@ -45,16 +45,18 @@ from ziggurat.translate.translator import Translator
 Array = NDArray[Any]
 
 _WIDTHS, _ROWS = 64, 8
-"""Numbers of which widths, and the size of the target's vocabulary, must be multiples for products in int8."""
+"""Factors of which widths, and the size of the target's vocabulary, must be multiples for int8 products."""
 
 _SEPARATE_OUTPUT = "decoder_ff_logit_out_Wt"
-"""The output matrix that is no embedding. The fork transposes it wrongly; in fp32 it quantises it itself."""
+"""_SEPARATE_OUTPUT is the output matrix if it is not an embedding. The fork transposes it wrongly and quantises it
+itself when it is fp32."""
 
 _BATCH, _MEASURED = 32, 512
-"""Sentences whose largest input counts as one measurement, as for Firefox's own models, and most that are measured."""
+"""Sentences whose largest input counts as one measurement, as for Firefox's own models, and the most that are
+measured."""
 
 _LISTED = 50
-"""Number in the name of a shortlist, as Firefox's models have it."""
+"""_LISTED is the number in the name of a shortlist, as in Firefox's models."""
 
 _MATRICES: Mapping[str, tuple[str, ...]] = {
     "self_attn.qkv_proj": ("self_Wq", "self_Wk", "self_Wv"),
@@ -71,37 +73,37 @@ _MATRICES: Mapping[str, tuple[str, ...]] = {
 
 
 def firefox_reasons(experiment: Experiment) -> Iterator[str]:
-    """Yield the reasons why no model of this configuration can be such a folder, besides those of Marian itself."""
+    """Yield the reasons, in addition to Marian's own, why no model of this configuration can be such a folder."""
     config = experiment.model
     for key, width in (("d_model", config.d_model), ("d_ff", config.d_ff)):
         if width % _WIDTHS:
-            yield f"`{key}: {width}`: products in int8 want a multiple of {_WIDTHS}"
-    # What Marian had before 1.11, from which the browsers' fork comes.
+            yield f"`{key}: {width}`: products in int8 need a multiple of {_WIDTHS}"
+    # Features of Marian before 1.11, from which the browsers' fork was made.
     if True in places_of_norms(experiment):
         yield "`residual`: pre-norm in the browsers' fork leaves keys and values of self-attention without their norm"
     if config.encoder_d_ff != config.d_ff:
-        yield f"`encoder.d_ff: {config.encoder_d_ff}`: in the browsers' fork both stacks have networks of one width"
+        yield f"`encoder.d_ff: {config.encoder_d_ff}`: in the browsers' fork both stacks have the same width"
     if config.norm != "layer":
         yield f"`norm: {config.norm}`: the browsers' fork has LayerNorm alone"
     if config.activation == "gelu":
-        yield "`activation: gelu`: the browsers' fork has another function of that name"
+        yield "`activation: gelu`: the browsers' fork has a different function of that name"
     if config.embedding.positions == "none":
         yield "`embedding.positions: none`: the browsers' fork always adds sinusoids"
     if experiment.data.subword.kind == "vocabulary":
-        yield "`data.subword.kind: vocabulary`: the browser's engine wants SentencePiece models"
+        yield "`data.subword.kind: vocabulary`: the browser's engine needs SentencePiece models"
 
 
 def write_firefox(folder: Path, model: ExportedModel, quantization: str | None) -> None:
-    """Write the folder; without `quantization` with weights in fp32, which Bergamot takes and Firefox does not.
+    """Write the folder; without `quantization` the weights are fp32, which Bergamot accepts and Firefox does not.
 
-    Raises ExportError: Marian cannot compute what it does, or a vocabulary is not of a kind or size that can be used.
+    Raises ExportError if Marian cannot compute the same, or if a vocabulary has an unusable kind or size.
     """
     data = model.experiment.data
     pair = f"{data.source_language}{data.target_language}"
     arrays, options = marian_parameters(model)
     if (rows := marian_rows(model.target)) % _ROWS:
         raise ExportError(
-            f"the target vocabulary has {rows:,} pieces: the browser's engine wants a multiple of {_ROWS} "
+            f"the target vocabulary has {rows:,} pieces: the browser's engine needs a multiple of {_ROWS} "
             "(`data.subword.vocabulary_size`)"
         )
     vocabularies = _write_vocabularies(folder, model, pair)
@@ -139,7 +141,7 @@ def write_firefox(folder: Path, model: ExportedModel, quantization: str | None) 
 
 
 def _write_vocabularies(folder: Path, model: ExportedModel, pair: str) -> list[str]:
-    """Write the vocabularies; return the names of those of source and target."""
+    """Write the vocabularies; return the file names for source and target."""
     contents = []
     for side, tokenizer in (("source", model.source), ("target", model.target)):
         assert isinstance(tokenizer, SentencePieceTokenizer)  # firefox_reasons
@@ -154,8 +156,8 @@ def _write_vocabularies(folder: Path, model: ExportedModel, pair: str) -> list[s
 def _write_shortlist(folder: Path, model: ExportedModel, pair: str) -> str | None:
     """Write the model's shortlist, if it has one; return its name.
 
-    What every sentence may have is in the row of end-of-sentence, which every sentence has, since it need not come
-    first in the vocabulary.
+    Pieces that every sentence may use are in the row of end-of-sentence, which every sentence contains, since they need
+    not come first in the vocabulary.
     """
     path = model.experiment.decoding.shortlist
     if path is None:
@@ -170,7 +172,7 @@ def _write_shortlist(folder: Path, model: ExportedModel, pair: str) -> str | Non
 
 
 def _architecture(width: int) -> str:
-    """Return the name of the kind of Firefox's students that is not wider: of 256, 384 or 512."""
+    """Return the name of the largest kind of Firefox student that is not wider: 256, 384 or 512."""
     return "tiny" if width < 384 else "base-memory" if width < 512 else "base"
 
 
@@ -193,8 +195,9 @@ def _statistics(arrays: Mapping[str, Array], quantised: Collection[str]) -> dict
 def _input_scales(translator: Translator, texts: Sequence[str], arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return the factors of the inputs of all products, by the names that the fork looks for.
 
-    127 stands for the mean of the largest inputs of batches and 1.1 of their deviations: of the encoder's products, and
-    of the keys and values of its output, there is one a batch, of the decoder's one a step.
+    127 stands for the mean of the largest inputs plus 1.1 standard deviations. The largest input is taken once per
+    batch for products of the encoder and for keys and values of its output, and once per step for products of the
+    decoder.
     """
     found: dict[str, list[Tensor]] = {}
 
@@ -236,7 +239,7 @@ def matrices_of(path: str, arrays: Mapping[str, Array]) -> list[str]:
     """Return Marian's names of the matrices in the linear map `path`."""
     if path == "output":
         tables = (_SEPARATE_OUTPUT, "Wemb", "decoder_Wemb")
-        # The second is its name where a shortlist picks some of its rows.
+        # The second name is used when a shortlist picks some of its rows.
         return [next(name for name in tables if name in arrays), "none"]
     stack, _, number, rest = path.split(".", 3)
     return [f"{stack}_l{int(number) + 1}_{name}" for name in _MATRICES[rest]]

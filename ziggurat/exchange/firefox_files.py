@@ -1,4 +1,4 @@
-"""Folders of models as Firefox publishes them: names of files, packed (`.gz`) or not, and `metadata.json`."""
+"""Model folders as Firefox publishes them: file names, packed (`.gz`) or not, and `metadata.json`."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ FIREFOX_SEARCH: Mapping[str, Any] = {
     "quiet-translation": True,
     "alignment": "soft",
 }
-"""FIREFOX_SEARCH has the options with which Firefox runs every model, whatever lies beside it."""
+"""FIREFOX_SEARCH are the options with which Firefox runs every model, whatever files come with it."""
 
 METADATA_FILE = "metadata.json"
-"""METADATA_FILE has the languages, and the size and checksum of the weights when they are unpacked."""
+"""METADATA_FILE holds the languages, and the size and checksum of the unpacked weights."""
 
 _WEIGHTS = re.compile(r"model\.[^.]+(\.intgemm8|\.intgemm\.alphas)?\.bin(\.gz)?")
 _LANGUAGE = r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*"
 
 
 class _Metadata(JsonForm):
-    """What of metadata.json is of use here."""
+    """The fields of metadata.json that are used here."""
 
     source: str | None = Field(default=None, alias="sourceLanguage", pattern=f"^{_LANGUAGE}$")
     target: str | None = Field(default=None, alias="targetLanguage", pattern=f"^{_LANGUAGE}$")
@@ -48,18 +48,18 @@ class _Metadata(JsonForm):
 
 
 def is_published(weights: Path) -> bool:
-    """Return True for weights that are called as Firefox's, such as `model.deen.intgemm.alphas.bin.gz`."""
+    """Return True for weights named like Firefox's, such as `model.deen.intgemm.alphas.bin.gz`."""
     return _WEIGHTS.fullmatch(weights.name) is not None
 
 
 def packed_or_not(folder: Path, pattern: str) -> list[Path]:
-    """Return the files of a pattern, and those with `.gz` behind it that are not there unpacked, too."""
+    """Return the files that match a pattern, and `.gz` files without an unpacked counterpart."""
     plain = sorted(folder.glob(pattern))
     return plain + [path for path in sorted(folder.glob(f"{pattern}.gz")) if path.with_suffix("") not in plain]
 
 
 def published_vocabularies(folder: Path) -> tuple[Path, ...]:
-    """Return the vocabularies by their names, such as `vocab.deen.spm`; none: there are none."""
+    """Return the vocabularies, found by names such as `vocab.deen.spm`; empty if there are none."""
     for names in (("vocab.*.spm",), ("srcvocab.*.spm", "trgvocab.*.spm")):
         found = [packed_or_not(folder, name) for name in names]
         if all(len(files) == 1 for files in found):
@@ -68,9 +68,9 @@ def published_vocabularies(folder: Path) -> tuple[Path, ...]:
 
 
 def published_languages(weights: Path) -> tuple[str, str] | None:
-    """Return the languages that metadata.json beside published weights names; None: there is no such file.
+    """Return the languages that metadata.json next to published weights names; None if there is no such file.
 
-    Raises DataError: it is damaged, or of other weights.
+    Raises DataError if the file is damaged or describes other weights.
     """
     path = weights.with_name(METADATA_FILE)
     if not is_published(weights) or not path.exists():

@@ -1,7 +1,7 @@
 """Export of a plain Transformer to a directory for transformers: as MarianMT if post-norm, as Pegasus if pre-norm.
 
-Both classes belong to the BART family and read positions from the checkpoint, so ours are kept to the bit. M2M100
-computes its own, from position 2 on; BART and mBART normalise the embeddings, which no plain Transformer can undo.
+Both classes belong to the BART family and read positions from the checkpoint, so ours are preserved bit for bit. M2M100
+computes its own, from position 2 on; BART and mBART normalise the embeddings, which a plain Transformer cannot undo.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from ziggurat.translate.results import Hypothesis, Translation
 from ziggurat.translate.scorers import length_batches
 
 MAX_NEW_TOKENS = 256
-"""Longest output of `generate`, end-of-sentence counted, unless the caller says otherwise."""
+"""MAX_NEW_TOKENS is the longest output of `generate`, including end-of-sentence, unless the caller sets another
+limit."""
 _FILLER_LOGIT = -1e9
-"""Output bias of rows that are no token."""
+"""_FILLER_LOGIT is the output bias of rows without a token."""
 
 
 def huggingface_reasons(config: ModelConfig) -> Iterator[str]:
-    """Yield the reasons why no stock class of transformers is a plain Transformer of this configuration."""
+    """Yield the reasons why no stock class of transformers can represent a plain Transformer of this configuration."""
     if "relative" in (config.encoder.attention, config.decoder.attention):
         yield "`attention: relative`: the stock encoder-decoder classes have no Shaw et al. (2018) positions"
     if config.activation == "swiglu":
@@ -57,15 +58,16 @@ def huggingface_reasons(config: ModelConfig) -> Iterator[str]:
 
 
 def huggingface_rules(decoding: DecodingConfig) -> tuple[str, ...]:
-    """Return the keys of rules that `generate` applies as our search does.
+    """Return the keys of the rules that `generate` applies as our search does.
 
-    Where it is greedy, its penalty of repetition is one of logits, not of log-probabilities, and so another one.
+    In a greedy search its repetition penalty applies to logits rather than log-probabilities, so it is a different
+    rule.
     """
     return ("no_repeat_ngram_size", *(("repetition_penalty",) if decoding.beam_size > 1 else ()))
 
 
 def transformers() -> Any:
-    """Return the module transformers. Raises ConfigError when it is not installed."""
+    """Return the module transformers. Raises ConfigError if it is not installed."""
     try:
         import transformers as module
     except ModuleNotFoundError:
@@ -87,11 +89,11 @@ def write_huggingface(
         folder: an existing folder.
         anatomy: the model's matrices.
         tokenizers: tokenizers of source and target, SentencePiece models.
-        positions: rows of the tables of positions, where the model adds none itself.
+        positions: rows of the position tables, for tables that the model does not already have.
         languages: codes of source and target.
-        decoding: search settings for `generate`; a length penalty of another kind than `power` counts as none.
+        decoding: search settings for `generate`; a length penalty of any kind but `power` is dropped.
 
-    Raises ExportError for tokenizers without a SentencePiece model, ConfigError when transformers is not installed.
+    Raises ExportError for tokenizers without a SentencePiece model, ConfigError if transformers is not installed.
     """
     module = transformers()
     anatomy = dataclasses.replace(
@@ -103,7 +105,7 @@ def write_huggingface(
     tensors, options = _weights(anatomy, tokenizers[1], positions)
     options |= _sizes(anatomy, positions) | _tokens(tokenizers[1])
     if model_class == "Pegasus":
-        # Pegasus has one vocabulary size for both sides, and ties the output to both embeddings or to none.
+        # Pegasus has one vocabulary size for both sides, and ties the output to both embeddings or to neither.
         rows = max(options["vocab_size"], options.pop("decoder_vocab_size"))
         tensors = _one_vocabulary(tensors, rows)
         options["vocab_size"] = rows
@@ -113,7 +115,7 @@ def write_huggingface(
     config.dtype = "float32"
     config.save_pretrained(folder)
     _generation(module, tokenizers[1], decoding, options["max_position_embeddings"]).save_pretrained(folder)
-    # Not by save_pretrained, which leaves out tables of positions.
+    # Not by save_pretrained, which leaves out the position tables.
     write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     _write_tokenizer(folder, tokenizers, languages, options["max_position_embeddings"])
 
@@ -143,22 +145,22 @@ def _tokens(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _weights(anatomy: Anatomy, target: Tokenizer, positions: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the parameters by their names there, and the options for the scale and the sharing of embeddings.
+    """Return the parameters by their names there, and options for the scale and sharing of embeddings.
 
-    The classes scale embeddings by sqrt(D) or not at all. Any other factor is multiplied into the embeddings; then they
-    no longer equal the output's matrix. So it is with a first input that is no embedding: its row becomes 0.
+    The classes scale embeddings by sqrt(D) or not at all. Any other factor is multiplied into the embeddings, which
+    then no longer equal the output matrix. The same holds if the first input is not an embedding: its row becomes 0.
     """
     encoder, decoder, root = anatomy.encoder, anatomy.decoder, math.sqrt(anatomy.encoder.embedding.shape[1])
     tables, scale = [encoder.embedding, decoder.embedding], encoder.scale
     if encoder.scale != decoder.scale or scale not in (1.0, root):
-        # The scale goes into the tables, which are then no longer the matrix of the output: `tied` below is False.
+        # The scale goes into the tables, which then differ from the output matrix: `tied` below is False.
         tables, scale = [stack.embedding * stack.scale for stack in (encoder, decoder)], 1.0
     if decoder.zero_start:
         tables[1] = tables[1].clone()
         # The decoder reads begin-of-sentence only as its first input, whose embedding counts as 0.
         tables[1][target.bos] = 0
     output = anatomy.output
-    # Matrices are tied if they are one and the same memory.
+    # Matrices are tied if they share the same memory.
     tied = tables[1].data_ptr() == output.weight.data_ptr()
     shared = tied and tables[0].data_ptr() == tables[1].data_ptr()
     tensors = {
@@ -192,10 +194,10 @@ def _weights(anatomy: Anatomy, target: Tokenizer, positions: int) -> tuple[dict[
 
 
 def _one_vocabulary(tensors: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """Fill up the matrices with a row per token to `rows` rows: Pegasus has one vocabulary size.
+    """Pad the matrices with one row per token to `rows` rows, since Pegasus has one vocabulary size.
 
-    The bias keeps added rows from being generated. Unless one matrix serves all three purposes, none are tied: the
-    class ties all three or none.
+    The bias keeps added rows from being generated. Unless one matrix serves all three purposes, none are tied, because
+    the class ties either all three or none.
     """
     tensors = dict(tensors)
     if "model.shared.weight" not in tensors:
@@ -233,7 +235,7 @@ def _generation(module: Any, target: Tokenizer, decoding: DecodingConfig, positi
 
 
 def _write_tokenizer(folder: Path, tokenizers: Sequence[Tokenizer], languages: Sequence[str], positions: int) -> None:
-    """Write SentencePiece models and vocabularies for MarianTokenizer, which segments by SentencePiece, too."""
+    """Write SentencePiece models and vocabularies for MarianTokenizer, which also segments by SentencePiece."""
     source, target = tokenizers
     for side, tokenizer in (("source", source), ("target", target)):
         if not isinstance(tokenizer, SentencePieceTokenizer):
@@ -260,7 +262,7 @@ def _write_tokenizer(folder: Path, tokenizers: Sequence[Tokenizer], languages: S
 
 
 def trimming(model: bytes) -> bytes:
-    """Return a SentencePiece model that removes spare blanks; ours leaves that to our own normalisation."""
+    """Return a SentencePiece model that removes spare blanks; with our own models, our normalisation does that."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
@@ -270,13 +272,14 @@ def trimming(model: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _quiet(module: Any) -> Iterator[None]:
-    """Keep transformers from showing its progress bars, and from recommending a package that is not needed."""
+    """Silence transformers' progress bars, and its recommendation of a package that is not needed."""
     logging = module.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
-            # MarianTokenizer would normalise punctuation by sacremoses; our models are trained on text as it is.
+            # MarianTokenizer would normalise punctuation by sacremoses, but our models are trained on unnormalised
+            # text.
             warnings.filterwarnings("ignore", message="Recommended: pip install sacremoses")
             yield
     finally:
@@ -290,7 +293,7 @@ class HuggingFaceTranslator:
     Args:
         path: directory with model and tokenizer; nothing is downloaded.
 
-    Raises ConfigError when transformers is not installed, CheckpointError when a file has changed since it was written.
+    Raises ConfigError if transformers is not installed, CheckpointError if a file has changed since it was written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -302,7 +305,7 @@ class HuggingFaceTranslator:
 
     @torch.inference_mode()
     def translate_stream(self, lines: Sequence[str], **decoding: Any) -> list[Translation]:
-        """Return one Translation per line, by `generate` with its saved settings, or with those of `decoding`.
+        """Return one Translation per line, by `generate` with its saved settings or with those in `decoding`.
 
         Only `beam_size`, `length_penalty`, `min_length` and `max_length.limit` of `decoding` are used. Scores are those
         of `generate`.
@@ -315,18 +318,18 @@ class HuggingFaceTranslator:
                 "early_stopping": "never" if section.beam_size > 1 else False,
                 "length_penalty": section.length_penalty.alpha,
                 "max_new_tokens": section.max_length.limit + 1,
-                "min_new_tokens": section.min_length,  # else the saved one would hold
+                "min_new_tokens": section.min_length,  # otherwise the saved one would apply
             }
         lengths = [len(ids) for ids in self._tokenizer(list(lines)).input_ids]
         found: dict[int, Translation] = {}
-        # Batches of like lengths, longest first; results go back into the order of the lines.
+        # Batches of similar lengths, longest first; results are put back into the order of the lines.
         for batch in length_batches(lengths, 1024):
             inputs = self._tokenizer([lines[i] for i in batch], return_tensors="pt", padding=True)
             given = self._model.generate(**inputs, **options, return_dict_in_generate=True, output_scores=True)
             scores = getattr(given, "sequences_scores", None)
             for row, i in enumerate(batch):
                 score = 0.0 if scores is None else float(scores[row])
-                # Without the first token, which is the decoder's first input.
+                # Without the first token, the decoder's first input.
                 found[i] = Translation(lines[i], [self._hypothesis(given.sequences[row].tolist()[1:], score)])
         return [found[i] for i in range(len(lines))]
 

@@ -1,7 +1,7 @@
-"""Reader of plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.exchange.checkpoints).
+"""Reader of fairseq's plain Transformers. Its checkpoints are pickles (ziggurat.exchange.checkpoints).
 
-Their options are an `argparse.Namespace`, the only class that is allowed: it holds values and runs nothing. Those of
-2020 and 2021 are containers of omegaconf, which is not imported: only the attributes of its objects are read.
+Their options are an `argparse.Namespace`, the only class allowed: it holds values and runs nothing. Checkpoints of 2020
+and 2021 hold omegaconf containers instead; omegaconf is not imported, only its objects' attributes are read.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ _REFUSED: dict[str, Any] = {
     "no_cross_attention": False,
     "no_decoder_final_norm": False,
 }
-"""Options with the value that a plain Transformer has; any other value refuses the model."""
+"""Options with the value that they have in a plain Transformer; a model with any other value is refused."""
 
 _MULTILINGUAL = re.compile(
     r"multilingual_\w+|translation_multi_simple_epoch|translation_from_pretrained_\w+|semisupervised_translation"
     r"|online_backtranslation|m?bart\w*|m2m\w*"
 )
-"""Tasks and architectures whose models write several languages, chosen by codes that the task puts into the batches."""
+"""Tasks and architectures whose models write several languages, chosen by codes that the task adds to the batches."""
 
 _PACKAGES = (
-    *("fairseq", "numpy"),  # averages and times of the training run, options as dataclasses
+    *("fairseq", "numpy"),  # averages and timings of the training run, options as dataclasses
     *(
         "omegaconf",
         "typing",
         "types",
         "collections",
         "_operator",
-    ),  # options in its containers, with the types of their values
+    ),  # options in omegaconf's containers, with the types of their values
     *("bool", "bytes", "complex", "dict", "float", "int", "list", "long", "object", "set", "str", "tuple", "unicode"),
 )
-"""Packages, and types of Python, whose objects checkpoints may hold; all of them are read as Values."""
+"""Packages and Python types whose objects checkpoints may contain; all of them are read as Values."""
 
 _REFERENCE = re.compile(r"\$\{(\w+)\.(\w+)\}")
-"""A value in omegaconf that is that of a key in another section."""
+"""_REFERENCE matches an omegaconf value that refers to a key in another section."""
 
 _UNREAD = re.compile(
     r"(en|de)coder\.version|\w+\.embed_positions\.(_float_tensor|weights)"
@@ -82,16 +82,16 @@ _UNREAD = re.compile(
 def read_fairseq(
     path: Path, dictionaries: Sequence[Path], models: Sequence[Path], languages: tuple[str, str] | None
 ) -> ForeignModel:
-    """Read a checkpoint of an architecture whose name begins with `transformer`, and warn that it is a pickle.
+    """Read a checkpoint of an architecture whose name starts with `transformer`, and warn that it is a pickle.
 
     Args:
         path: checkpoint (.pt), of any version since 2017.
         dictionaries: dict.XX.txt of source and target, or one for both.
-        models: SentencePiece models of source and target, or one for both; none: text is segmented already.
+        models: SentencePiece models of source and target, or one for both; none: text is already segmented.
         languages: codes of source and target; None: those of the checkpoint.
 
-    Raises ExportError with all reasons why the model is not a plain Transformer, or why the dictionaries are not those
-    of its matrices; DataError: files that cannot be read.
+    Raises ExportError with all reasons why the model is not a plain Transformer, or why the dictionaries do not fit its
+    matrices; DataError for files that cannot be read.
     """
     options, tensors = _load(path)
     tensors = _renamed(tensors)
@@ -109,16 +109,16 @@ def read_fairseq(
     _refuse_other_dictionaries(path, options, pairs, (said[0], said[1]), ids[0] == ids[1])
     if len(dictionaries) == 1 and anatomy.encoder.embedding is not anatomy.decoder.embedding:
         warnings.warn(
-            f"{path}: {dictionaries[0]} is taken for both sides, whose matrices differ: right if it was made with "
-            "`--joined-dictionary`; else name that of the source, then that of the target",
+            f"{path}: {dictionaries[0]} is used for both sides, whose matrices differ: correct if it was made with "
+            "`--joined-dictionary`; otherwise name the source's, then the target's",
             UserWarning,
             stacklevel=2,
         )
     alone = [read_segmenter(model) for model in models]
-    # Tokens that name languages are no pieces of the models: no text becomes one, a corpus's `tag` does.
+    # Tokens that name languages are not pieces of the models: they come from a corpus's `tag`, never from text.
     tags = language_tokens({**ids[0], **ids[1]}, alone) if alone else []
     segmenters = [SentencePieceTokenizer(model.model, tags=tags) for model in alone]
-    # Equal dictionaries are one vocabulary, unless each side is segmented by a separate model.
+    # Equal dictionaries become one vocabulary, unless each side has a separate segmentation model.
     joint = ids[0] == ids[1] and len(models) < 2
     source: Tokenizer = segmenters[0] if segmenters else _listed(ids[0])
     target = source if joint else (segmenters[-1] if segmenters else _listed(ids[1]))
@@ -140,7 +140,7 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     content = load_pickled(path, "weights and options", classes=[argparse.Namespace], packages=_PACKAGES)
     refuse_checkpoint(path, content)
     try:
-        # Options are in `args` of older checkpoints, in `cfg.model` and `cfg.task` of newer ones.
+        # Options are in `args` in older checkpoints, in `cfg.model` and `cfg.task` in newer ones.
         configured = _held(content.get("cfg")) or {}
         options = _flat(content.get("args") or configured["model"])
         task = _flat(configured.get("task"))
@@ -160,7 +160,7 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _held(options: Any) -> Any:
-    """Return what an object of omegaconf, or a dataclass of options, holds; anything else as it is."""
+    """Return the content of an omegaconf object or a dataclass of options; anything else unchanged."""
     if not isinstance(options, Values):
         return options
     held = vars(options)
@@ -168,9 +168,9 @@ def _held(options: Any) -> Any:
 
 
 def _flat(options: Any) -> dict[str, Any]:
-    """Return options by the names that they have on fairseq's command line.
+    """Return the options under their names on fairseq's command line.
 
-    Those of its newest models are nested: `encoder: {layers: 6}` is `encoder_layers`.
+    Those of its newest models are nested: `encoder: {layers: 6}` becomes `encoder_layers`.
     """
     found = _held(options)
     named = {} if found is None else found if isinstance(found, dict) else vars(found)
@@ -180,7 +180,7 @@ def _flat(options: Any) -> dict[str, Any]:
 
 
 def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters by the names of fairseq 0.12, as its `upgrade_state_dict` renames those of 2017 to 2019."""
+    """Return the parameters under fairseq 0.12's names, renaming those of 2017 to 2019 as `upgrade_state_dict` does."""
     renamed: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         joined = re.fullmatch(r"((?:en|de)coder\.layers\.\d+\.\w+)\.in_proj_(weight|bias)", key)
@@ -199,11 +199,11 @@ def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 _NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
-"""Norms of a decoder layer, which were once numbered; an encoder layer has no second."""
+"""Norms of a decoder layer, which used to be numbered; an encoder layer lacks the second."""
 
 
 class _Options(JsonForm):
-    """The options that are needed."""
+    """The options that are used."""
 
     encoder_layers: int = Field(ge=1, le=4096)
     decoder_layers: int = Field(ge=1, le=4096)
@@ -218,12 +218,12 @@ class _Options(JsonForm):
 
 
 def _shown(value: Any) -> str:
-    """Return an option's value for messages; of a list only its type, since it may hold itself a million times."""
+    """Return an option's value for messages; for a list only its type, since it may contain itself a million times."""
     return printable(str(value)) if isinstance(value, str | int | float | None) else type(value).__name__
 
 
 def _of_several_languages(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the reason why a model of several languages cannot be imported; an empty list for any other model."""
+    """Return the reason why a multilingual model cannot be imported; an empty list for any other model."""
     name, task = _shown(options.get("arch") or options.get("_name")), _shown(options.get("task"))
     languages = options.get("langs") or options.get("lang_pairs")
     tokens = [key for key in ("encoder_langtok", "decoder_langtok") if options.get(key)]
@@ -234,9 +234,9 @@ def _of_several_languages(options: Mapping[str, Any], tensors: Mapping[str, Tens
     said = [f"`arch: {name}`", f"`task: {task}`", *(f"`{key}: {_shown(options[key])}`" for key in tokens)]
     named = f" ({printable(str(languages))})" if isinstance(languages, str) else ""
     return [
-        f"{', '.join(said)}: a model of several languages{named}, for which fairseq puts codes into the text or "
-        "has them written first, behind the dictionary's tokens; a model here cannot be told them. Let fairseq "
-        "translate with it, a corpus to train a model on, for example"
+        f"{', '.join(said)}: a model of several languages{named}: fairseq adds their codes to the text or "
+        "forces them as first tokens, which models here do not support. Translate with fairseq, for example a corpus "
+        "to train a model on"
     ]
 
 
@@ -285,10 +285,11 @@ def _refuse_other_dictionaries(
     languages: tuple[str, str],
     joint: bool,
 ) -> None:
-    """Raise ExportError for dictionaries that fairseq itself would not accept: ids are places, so one line shifts all.
+    """Raise ExportError for dictionaries that do not fit the matrices: ids are line numbers, so one extra line shifts
+    all.
 
-    `sides` has the dictionary's file, the stack and the number of ids of source and target, `languages` the codes that
-    the checkpoint names; `joint`: the dictionaries are equal.
+    `sides` has the dictionary file, the stack and the number of ids for source and target; `languages` are the codes
+    that the checkpoint names; `joint`: the dictionaries are equal.
     """
     reasons = []
     for side, (file, stack, count) in zip(("source", "target"), sides, strict=True):
@@ -302,17 +303,18 @@ def _refuse_other_dictionaries(
         reasons.append("`share_all_embeddings: true`, but the dictionaries of source and target are not one")
     if reasons:
         raise ExportError(
-            f"{path}: {'; '.join(reasons)}. Name the dictionaries of this model; rows behind them are of a task that "
-            "adds tokens, such as language codes, and cannot be imported"
+            f"{path}: {'; '.join(reasons)}. Name the dictionaries of this model; a model of a task that adds "
+            "further rows, such as language codes, cannot be imported"
         )
 
 
 def _ids(dictionary: bytes, path: Path) -> tuple[dict[str, int], int]:
-    """Return the ids by token, and their number: four control symbols, then the lines of the file, as fairseq counts.
+    """Return the ids by token, and their number: four control symbols, then the file's lines, as fairseq counts them.
 
-    A token with the mark `#fairseq:overwrite` may be listed before; it has the later id, and the earlier one is lost.
+    A token marked `#fairseq:overwrite` may be listed earlier in the file; it has the later id, and the earlier one is
+    lost.
 
-    Raises DataError for a file that is not UTF-8, or a token that is there twice, which fairseq refuses, too.
+    Raises DataError for a file that is not UTF-8, or for a repeated token, which fairseq also refuses.
     """
     ids = {"<s>": _BOS, "<pad>": _PAD, "</s>": _EOS, "<unk>": _UNK}
     count = len(ids)
@@ -320,8 +322,8 @@ def _ids(dictionary: bytes, path: Path) -> tuple[dict[str, int], int]:
         for number, token, replaces in read_listing(dictionary):
             if token in ids and not replaces:
                 raise DataError(
-                    f"line {number}: {printable(token)!r} is listed twice; ids behind it are not known. fairseq knows "
-                    "a token that replaces an earlier one by ` #fairseq:overwrite` at the end of its line"
+                    f"line {number}: {printable(token)!r} is listed twice, so later ids are unknown. In fairseq a "
+                    "token that replaces an earlier one has ` #fairseq:overwrite` at the end of its line"
                 )
             ids[token] = count
             count += 1
@@ -331,7 +333,7 @@ def _ids(dictionary: bytes, path: Path) -> tuple[dict[str, int], int]:
 
 
 def _listed(ids: Mapping[str, int]) -> VocabularyTokenizer:
-    """Return the tokenizer of text that is segmented into the dictionary's tokens."""
+    """Return the tokenizer for text that is already segmented into the dictionary's tokens."""
     return VocabularyTokenizer(
         listing(token for token in ids if token and token not in ("<s>", "<pad>", "</s>", "<unk>"))
     )
@@ -350,13 +352,13 @@ def _stack(options: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str)
         raise ExportError(f"the checkpoint has no parameter {name}.embed_tokens.weight; is it a plain Transformer?")
     width_of(embedding, f"{name}.embed_tokens.weight")
     embedding = embedding.float()
-    # fairseq's default where an old checkpoint does not say.
+    # fairseq's default for old checkpoints that do not record it.
     own = "max_source_positions" if name == "encoder" else "max_target_positions"
     count = int(options.get(own) or options.get("max_positions") or 1024)
     positions: Tensor | None = None
     if not options.get("no_token_positional_embeddings", False):
         learned = tensors.get(f"{name}.embed_positions.weight")
-        first = _PAD + 1  # fairseq counts positions from behind the id of padding
+        first = _PAD + 1  # fairseq counts positions from just after the padding id
         positions = positions_from(first, count, embedding.shape[1]) if learned is None else learned[first:].float()
     layers = range(options[f"{name}_layers"])
     return StackMatrices(

@@ -1,7 +1,7 @@
-"""Reader of plain Transformers of transformers, with their pieces in vocab.json: MarianMT, Pegasus, M2M100, Blenderbot.
+"""Reader of transformers' plain Transformers with a vocab.json: MarianMT, Pegasus, M2M100, Blenderbot.
 
-How transformers is told to search is in generation_config.json (of old models in config.json). Its lengths count the
-decoder's first input; `max_new_tokens` and ours do not, and ours leave out end-of-sentence as well.
+Search settings are in generation_config.json (for old models in config.json). Lengths there include the decoder's first
+input, except for `max_new_tokens`; ours exclude both it and end-of-sentence.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from ziggurat.system.files import check_folder
 from ziggurat.system.small_files import JsonForm, check_opens, check_regular, inside, read_json
 
 _MAX_LENGTH = 20
-"""Default of transformers for `max_length`. Nobody means it, so such a model keeps our default."""
+"""_MAX_LENGTH is transformers' default `max_length`. It is never set on purpose, so such a model gets our default."""
 
 
 class Generation(JsonForm):
-    """Settings of `generate` that decide which translation is found; None: not set."""
+    """Settings of `generate` that affect which translation is found; None: not set."""
 
     num_beams: int | None = Field(default=None, ge=1, le=10_000)
     num_beam_groups: int | None = None
@@ -67,15 +67,15 @@ class Generation(JsonForm):
 
 
 def decoding_of(given: Generation, positions: int) -> dict[str, Any]:
-    """Return the section `decoding` whose search is the one that `given` asks for.
+    """Return the section `decoding` for the search that `given` describes.
 
     Args:
         given: settings of `generate`.
-        positions: most tokens that the model can read, the decoder's first input counted.
+        positions: most tokens that the model can read, including the decoder's first input.
     """
     decoding: dict[str, Any] = {
-        # Of all the extensions of a step only the best `num_beams` may end, and with `early_stopping: true` a search
-        # ends when as many hypotheses have.
+        # Of all extensions in a step only the best `num_beams` may end, and with `early_stopping: true` a search ends
+        # as soon as that many hypotheses have ended.
         "endings": "fairseq" if given.early_stopping is True else "beam",
         "length_penalty": {"kind": "power", "alpha": 1.0},
     }
@@ -97,10 +97,10 @@ def decoding_of(given: Generation, positions: int) -> dict[str, Any]:
 
 
 def ruled_out(given: Generation, ours: Collection[int | None]) -> frozenset[int]:
-    """Return the ids that are never generated, so that the other tokens share their probability.
+    """Return the ids that are never generated, whose probability goes to the other tokens.
 
-    `ours`, those that our search never writes, such as padding, are only among them where transformers rules them out
-    before it normalises. Else it does so afterwards, and so do we.
+    `ours`, the ids that our search never writes, such as padding, are included only if transformers rules them out
+    before it normalises. Otherwise it rules them out afterwards, as we do.
     """
     single = frozenset(word[0] for word in given.bad_words_ids or [] if len(word) == 1)
     single |= frozenset(given.suppress_tokens or [])
@@ -108,7 +108,7 @@ def ruled_out(given: Generation, ours: Collection[int | None]) -> frozenset[int]
 
 
 def notes_of(given: Generation) -> tuple[str, ...]:
-    """Return what the search is told to do in transformers and does not do here, as `key: value`."""
+    """Return the search settings of transformers that have no effect here, as `key: value`."""
     plain: Mapping[str, tuple[Any, ...]] = {
         "do_sample": (False,),
         "num_beam_groups": (1,),
@@ -128,18 +128,18 @@ _PRE_NORM = {"marian": False, "pegasus": True, "m2m_100": True, "blenderbot": Tr
 """Model types that are plain Transformers, and whether they are pre-norm."""
 
 _OTHER_LISTS = {
-    "m2m_100": ": NLLB, whose languages are numbered behind the pieces of sentencepiece.bpe.model, and written first, "
-    "which a model here cannot be told. Let transformers translate with it, a corpus to train a model on",
-    "pegasus": "; as Pegasus is published it has spiece.model, whose pieces are counted from 105 on",
+    "m2m_100": ": NLLB, whose language codes follow the pieces of sentencepiece.bpe.model and are forced as first "
+    "tokens, which models here do not support. Translate with transformers, for example a corpus to train a model on",
+    "pegasus": "; Pegasus is published with spiece.model, whose pieces are numbered from 105 on",
     "blenderbot": "; byte-level BPE is not read",
 }
-"""Model type -> what stands in the place of vocab.json as such models are published."""
+"""Model type -> what such models are published with instead of vocab.json."""
 
 _WEIGHTS = re.compile(r".*\.(safetensors|npz|h5|msgpack)|(pytorch_)?model.*\.bin")
 """Names of files with weights, those of Marian, TensorFlow and Flax among them."""
 
 _INDEX = "model.safetensors.index.json"
-"""Index of weights that are split over several files."""
+"""_INDEX is the index of weights that are split over several files."""
 
 Shape = TypeVar("Shape", bound=BaseModel)
 
@@ -152,10 +152,10 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
         models: SentencePiece models of source and target, if they are not `source.spm` and `target.spm` in the folder.
         languages: codes of source and target; None: those of the tokenizer's configuration.
 
-    Raises ExportError with all reasons why the model is not a plain Transformer; DataError: files missing or damaged;
-    CheckpointError: a file differs from its checksum.
+    Raises ExportError with all reasons why the model is not a plain Transformer, DataError for missing or damaged
+    files, CheckpointError if a file differs from its checksum.
     """
-    # An index from elsewhere in a folder that we wrote would lead to other weights than those that were verified.
+    # A foreign index in a folder that we wrote would lead to weights other than the verified ones.
     listed = check_folder(folder)
     if listed and _INDEX not in listed and (folder / _INDEX).exists():
         raise ExportError(f"{folder / _INDEX}: not of this export, whose weights are in one file; remove it")
@@ -188,7 +188,8 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
     tags = tokenizers.tags(source_ids, models_alone)
     source, target = (SentencePieceTokenizer(side.model, tags=tags) for side in models_alone)
     source, target = with_vocabularies(source, target, source_ids, target_ids)
-    # Begin-of-sentence and tags are never written here either, but after normalising, as transformers does it.
+    # Begin-of-sentence and tags are never written here either; they are ruled out after normalising, as in
+    # transformers.
     ours = {target_ids.get(piece) for piece in target.pieces([target.bos, *target.tags.values()])}
     named = (tokenizers.source_lang or "source", tokenizers.target_lang or "target")
     return ForeignModel(
@@ -220,7 +221,7 @@ def _reasons(config: _AnyConfig) -> list[str]:
         reasons.append(f"`model_type: {kind}`{why}; known are {', '.join(_PRE_NORM)}")
     if activation not in ACTIVATIONS:
         reasons.append(f"`activation_function: {activation}`; known are {', '.join(ACTIVATIONS)}")
-    # Options of the one class that transformers once had for all of them; today's classes read none of these.
+    # Options of the single class that transformers once had for all of them; today's classes ignore these.
     pre_norm = _PRE_NORM.get(kind)
     if None not in (pre_norm, config.normalize_before) and config.normalize_before != pre_norm:
         place = "before" if pre_norm else "after"
@@ -235,7 +236,7 @@ def _reasons(config: _AnyConfig) -> list[str]:
 
 
 def _unknown(config: _Config, tensors: Mapping[str, Tensor]) -> str:
-    """Return which parameters a plain Transformer of this configuration does not have, as text; empty if none."""
+    """Return a message naming a parameter that a plain Transformer of this configuration lacks; "" if none."""
     stacks = []
     for name, attentions, layers in (
         ("encoder", "self_attn", config.encoder_layers),
@@ -251,7 +252,7 @@ def _unknown(config: _Config, tensors: Mapping[str, Tensor]) -> str:
 
 
 class _AnyConfig(JsonForm):
-    """Keys of any model that decide if it can be imported."""
+    """Keys of any model that decide whether it can be imported."""
 
     model_type: str
     activation_function: str | None = None
@@ -297,10 +298,10 @@ def _read(folder: Path, name: str, form: type[Shape], default: Shape | None = No
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all parameters: of `model.safetensors`, else of `pytorch_model.bin`, each in one file or several.
+    """Return all parameters, from `model.safetensors` or else `pytorch_model.bin`, in one file or several.
 
-    Of the same weights in both forms the first is taken, as transformers does. Raises DataError: there are none, or two
-    sets of files in one form, of which nothing says which are the model's.
+    If both exist, `model.safetensors` is used, as in transformers. Raises DataError: there are none, or two sets of files in
+    one form and nothing says which is the model's.
     """
     files = sorted(path.name for path in folder.iterdir() if _WEIGHTS.fullmatch(path.name))
     for whole, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickled)):
@@ -351,7 +352,7 @@ def _anatomy(config: _Config, tensors: Mapping[str, Tensor]) -> Anatomy:
     output = decoder.embedding if head is None else one_of(head.float(), decoder.embedding)
     if config.tie_word_embeddings and output is not decoder.embedding:
         raise ExportError(
-            "`tie_word_embeddings` is true, but lm_head.weight is another matrix than the decoder's embedding; set it "
+            "`tie_word_embeddings` is true, but lm_head.weight differs from the decoder's embedding; set it "
             "to false in config.json if that matrix is the output's"
         )
     bias = tensors.get("final_logits_bias")
@@ -386,7 +387,7 @@ def _stack(config: _Config, tensors: Mapping[str, Tensor], name: str) -> StackMa
 
 
 def _positions(config: _Config, tensors: Mapping[str, Tensor], prefix: str, width: int) -> Tensor:
-    """Return the table from the checkpoint, or the one that the class computes if it saves none."""
+    """Return the table in the checkpoint, or the one that the class computes if it saves none."""
     count, name = config.max_position_embeddings, f"{prefix}.embed_positions.weight"
     saved = tensors.get(name)
     if saved is not None:

@@ -1,9 +1,9 @@
-"""Reader of plain Transformers of Marian, as OPUS-MT and others publish them beside what transformers reads.
+"""Reader of Marian's plain Transformers, as OPUS-MT and others publish them next to transformers' files.
 
 Names and formulas are those of Marian's src/models/transformer.h (version 1.12): matrices are stored [in, out], biases
-and norms [1, D]; the decoder's first input is a zero vector; embeddings are multiplied by sqrt(D) where positions are
-added; norms have an epsilon of 1e-6. Marian has no padding in its vocabularies: here a row of zeros behind all others
-stands for it, and for the first input.
+and norms [1, D]; the decoder's first input is a zero vector; embeddings are multiplied by sqrt(D) if positions are
+added; norms have an epsilon of 1e-6. Marian has no padding in its vocabularies; here it is an extra row of zeros at the
+end, which also serves as the first input.
 """
 
 from __future__ import annotations
@@ -55,30 +55,31 @@ from ziggurat.translate.translator import Translator
 
 _EPSILON = 1e-6
 POSITIONS = 1024
-"""Rows of the table of positions: Marian computes as many as it needs, and reads at most 1,000 tokens by default."""
+"""POSITIONS is the number of rows of the position table. Marian computes as many as it needs, and by default reads at
+most 1,000 tokens."""
 
 _SIGMOID_GELU = 1.702
-"""Before version 1.12.3 `gelu` was x sigmoid(1.702 x), which is swish(1.702 x) / 1.702."""
+"""_SIGMOID_GELU is the factor in `gelu` before 1.12.3: x sigmoid(1.702 x), which equals swish(1.702 x) / 1.702."""
 _EXACT_GELU, _NORMED_KEYS = (1, 12, 3), (1, 11, 0)
-"""Versions of Marian from which on `gelu` is exact, and pre-norm covers keys and values of self-attention."""
+"""First versions of Marian in which `gelu` is exact, and in which pre-norm covers keys and values of self-attention."""
 
 _NOT_HERE: dict[str, tuple[tuple[Any, ...], str]] = {
     "type": (("transformer",), "another architecture"),
     "right-left": ((False,), "it writes from right to left"),
-    "input-types": (([], ["sequence", "sequence"]), "inputs that are no two texts"),
+    "input-types": (([], ["sequence", "sequence"]), "inputs that are not two texts"),
     "input-reorder": (([],), "inputs in another order"),
     "ulr": ((False,), "embeddings by queries and keys of all languages (ULR)"),
     "lemma-dim-emb": ((0,), "factored vocabularies"),
-    "transformer-decoder-autoreg": (("self-attention", "rnn"), "it has other maps than average attention here"),
+    "transformer-decoder-autoreg": (("self-attention", "rnn"), "its maps differ from average attention here"),
     "transformer-rnn-projection": ((False,), "the SSRU here has no map of its output"),
-    "layer-normalization": ((False,), "norms inside of recurrent cells"),
+    "layer-normalization": ((False,), "norms inside recurrent cells"),
     "transformer-train-position-embeddings": ((False,), "trained positions"),
     "transformer-attention-mask": (("default",), "attention with biases of positions"),
-    "transformer-pool": ((False,), "a mean in the place of attention"),
+    "transformer-pool": ((False,), "a mean in place of attention"),
     "transformer-no-bias": ((False,), "maps without biases"),
     "transformer-no-affine": ((False,), "norms without gains"),
 }
-"""Options with the values that are known here, and what other values ask for; one that is not there has the first."""
+"""Options with the values that are supported and what other values mean; a missing option has the first value."""
 
 _ORDERS: dict[tuple[str, str, str, str], ResidualKind] = {
     ("", "an", "", ""): "post",
@@ -88,13 +89,13 @@ _ORDERS: dict[tuple[str, str, str, str], ResidualKind] = {
     ("n", "na", "n", ""): "sandwich",
     ("n", "na", "n", "n"): "peri",
 }
-"""Operations before and after sub-layers, on top of stacks and on their input, without dropout, `n` for any norm."""
+"""Operations before and after sub-layers, at the top of stacks and on their input, without dropout; `n` is any norm."""
 
 _KEYS = tuple(f"transformer-{key}" for key in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb"))
 
 
 class _Options(JsonForm):
-    """The options that are needed."""
+    """The options that are used."""
 
     enc_depth: int = Field(ge=1, le=4096)
     dec_depth: int = Field(ge=1, le=4096)
@@ -109,12 +110,12 @@ class _Options(JsonForm):
 
 
 def _marian_anatomy(arrays: Mapping[str, Array], given: Mapping[str, Any], path: Path) -> Anatomy:
-    """Return the matrices of the model in the file `path`, each vocabulary with one row more, for padding.
+    """Return the matrices of the model in the file `path`, each vocabulary with one extra row for padding.
 
-    Raises ExportError with all reasons why the options are not those of a Transformer that can be imported, or for
-    arrays that are missing, unknown or quantised; DataError for options that are missing or wrong.
+    Raises ExportError with all reasons why the options are not those of an importable Transformer, or for arrays that
+    are missing, unknown or quantised; DataError for options that are missing or wrong.
     """
-    given = {key: value for key, value in given.items() if value is not None}  # Marian writes `~` for what it never set
+    given = {key: value for key, value in given.items() if value is not None}  # Marian writes `~` for unset options
     if reasons := [*_reasons(given), *_norm_reasons(given)]:
         raise ExportError(f"{path}: not a Transformer that can be imported: {'; '.join(reasons)}")
     named = {key.replace("-", "_"): value for key, value in given.items()}
@@ -132,7 +133,7 @@ def _marian_anatomy(arrays: Mapping[str, Array], given: Mapping[str, Any], path:
 
 
 def _reasons(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why a model of these options cannot be imported, whatever its norms are."""
+    """Yield the reasons why a model with these options cannot be imported, apart from its norms."""
     for key, (known, what) in _NOT_HERE.items():
         if options.get(key, known[0]) not in known:
             yield f"`{key}: {printable(str(options[key]))}` ({what})"
@@ -150,21 +151,21 @@ def _reasons(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _norm_reasons(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why the norms of a model of these options cannot be imported."""
+    """Yield the reasons why the norms of a model with these options cannot be imported."""
     said = ", ".join(f"`{key}: {printable(str(options.get(key) or ''))}`" for key in _KEYS)
     letters = "".join(_orders(options))
     if "n" in letters and "r" in letters:
         yield f"{said}: LN and RMSNorm in one model"
     elif _kind_of(options) is None:
         known = ", ".join("`{}` `{}` `{}` `{}`".format(*order) for order in _ORDERS)
-        yield f"{said} is no way in which sub-layers join the stream here (dropout aside: {known})"
+        yield f"{said} is not a way in which sub-layers join the stream here (dropout aside: {known})"
     elif (options.get("transformer-preprocess") or "").strip("d") and _version(options) < _NORMED_KEYS:
         said = printable(str(options.get("version", "unknown")))
         yield f"pre-norm of Marian {said} (before 1.11 it left keys and values of self-attention without a norm)"
 
 
 def _orders(options: Mapping[str, Any]) -> list[str]:
-    """Return the operations of the model by _KEYS, without dropout."""
+    """Return the model's operations in the order of _KEYS, without dropout."""
     return [str(options.get(key) or "").replace("d", "") for key in _KEYS]
 
 
@@ -175,12 +176,12 @@ def _kind_of(options: Mapping[str, Any]) -> ResidualKind | None:
 
 def _kind(options: Mapping[str, Any]) -> ResidualKind:
     kind = _kind_of(options)
-    assert kind is not None  # _norm_reasons has been asked
+    assert kind is not None  # checked by _norm_reasons
     return kind
 
 
 def _version(options: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the version of Marian that wrote the model, such as (1, 12, 42); () where the options do not say."""
+    """Return the version of Marian that wrote the model, such as (1, 12, 42); () if the options do not name it."""
     found = re.match(r"v?([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})", str(options.get("version", "")))
     return () if found is None else tuple(map(int, found.groups()))
 
@@ -190,7 +191,7 @@ def _sigmoid_gelu(options: Mapping[str, Any]) -> bool:
 
 
 class _Parameters:
-    """The arrays of a model, which remembers the names that were asked for; `norm` is `layer` or `rms`."""
+    """A model's arrays, which remember the names that were requested; `norm` is `layer` or `rms`."""
 
     def __init__(self, arrays: Mapping[str, Array], path: Path, norm: str) -> None:
         self._arrays = arrays
@@ -202,12 +203,12 @@ class _Parameters:
         return name in self._arrays
 
     def take(self, name: str) -> Tensor:
-        """Return an array in fp32. Raises ExportError when it is missing or quantised."""
+        """Return an array in fp32. Raises ExportError if it is missing or quantised."""
         if name not in self._arrays:
             raise ExportError(f"{self._path}: has no parameter {name}; is it a plain Transformer?")
         self._taken.add(name)
         if self._arrays[name].dtype.kind != "f":
-            raise ExportError(f"{self._path}: {name} is quantised; import the model from before that")
+            raise ExportError(f"{self._path}: {name} is quantised; import the model from before quantisation")
         return torch.from_numpy(self._arrays[name].astype(np.float32))
 
     def affine(self, matrix: str, bias: str | None = None) -> Affine:
@@ -215,13 +216,13 @@ class _Parameters:
         return Affine(self.take(matrix).T.contiguous(), None if bias is None else self.take(bias).flatten())
 
     def norm(self, name: str, suffix: str = "") -> Affine:
-        """Return gain and bias of a norm; RMSNorm has none of the latter."""
+        """Return gain and bias of a norm; RMSNorm has no bias."""
         if self.kind_of_norm == "rms":
             return Affine(self.take(f"{name}_rms_scale{suffix}").flatten())
         return Affine(self.take(f"{name}_ln_scale{suffix}").flatten(), self.take(f"{name}_ln_bias{suffix}").flatten())
 
     def left(self) -> list[str]:
-        """Return the names that nothing asked for."""
+        """Return the names that were never requested."""
         return [name for name in self._arrays if name not in self._taken and not name.startswith("special:")]
 
 
@@ -231,8 +232,8 @@ class _Reader:
     Args:
         options: its options.
         parameters: its arrays.
-        residual: the way in which its sub-layers join the stream.
-        sigmoid_gelu: its activation is the `gelu` of before 1.12.3.
+        residual: how its sub-layers join the stream.
+        sigmoid_gelu: its activation is the `gelu` of versions before 1.12.3.
     """
 
     def __init__(self, options: _Options, parameters: _Parameters, residual: ResidualKind, sigmoid_gelu: bool) -> None:
@@ -278,7 +279,7 @@ class _Reader:
             layers=tuple(self._layer(f"{name}_l{number}", name == "decoder", width) for number in numbers),
             final_norm=self.parameters.norm(f"{name}_top") if RESIDUAL[self.residual].final_norm else None,
             embedding=embedding,
-            scale=1.0 if plain else width**0.5,  # one function does both: without positions nothing is scaled
+            scale=1.0 if plain else width**0.5,  # one function does both, so without positions nothing is scaled
             positions=None if plain else positions_from(0, POSITIONS, width),
             entry_norm=self.parameters.norm(f"{name}_emb", "_pre") if RESIDUAL[self.residual].entry_norm else None,
         )
@@ -300,7 +301,7 @@ class _Reader:
         return LayerMatrices(own, cross, first, last, norms, ffn_between=tuple(between))
 
     def _norms(self, before: str, after: str) -> tuple[Affine, ...]:
-        """Return the norms of a sub-layer, whose names begin with `before` and `after` it."""
+        """Return the norms of a sub-layer; their names start with `before` and `after`."""
         slots = SLOTS[self.residual]
         return tuple(
             self.parameters.norm(before, "_pre") if slot == "in_norm" else self.parameters.norm(after) for slot in slots
@@ -315,26 +316,26 @@ class _Reader:
         return AttentionMatrices(query, key, value, out, self._norms(f"{at}_Wo", f"{at}_Wo"))
 
     def _feed_forward(self, at: str, decoder: bool) -> list[Affine]:
-        """Return two or more maps, with the activation between them, that compute what the network computes."""
+        """Return two or more maps, with the activation between them, that compute the same as the network."""
         depth = self.options.transformer_ffn_depth
         if decoder:
             depth = self.options.transformer_decoder_ffn_depth or depth
         maps = [self.parameters.affine(f"{at}_W{n}", f"{at}_b{n}") for n in range(1, depth + 1)]
         if depth == 1:
-            # One map without an activation f. Of all three, f(z) - f(-z) = z.
+            # The network is a single map without an activation f. For every supported f, f(z) - f(-z) = z.
             width = len(maps[0].weight)
             both = torch.eye(width)
             return [
                 Affine.joined(maps[0], maps[0].times(-1.0)),
                 Affine(torch.cat([both, -both], 1), torch.zeros(width)),
             ]
-        # A map before an activation is multiplied by the factor, and what reads it divided.
+        # A map before an activation is multiplied by the factor, and the map that reads it is divided by it.
         before = [each.times(self._factor) for each in maps[:-1]] + maps[-1:]
         return before[:1] + [each.times(1 / self._factor, bias=False) for each in before[1:]]
 
 
 class _Search(JsonForm):
-    """The settings of the search in decoder.yml."""
+    """The search settings in decoder.yml."""
 
     beam_size: int | None = Field(default=None, ge=1, le=10_000)
     normalize: float | int = Field(default=0, ge=0, le=10)
@@ -351,13 +352,14 @@ def read_marian(
     Args:
         path: an .npz or binary file, or a folder with one, such as an unpacked download of OPUS-MT.
         dictionaries: vocabularies of source and target, or one for both: SentencePiece models (.spm), .yml, .json or
-            text; none: those that decoder.yml names, else those that Firefox's models have beside them.
-        models: SentencePiece models of the two sides for vocabularies that are none; none: `source.spm` and
-            `target.spm` beside the weights if they are there, else text is segmented already.
-        languages: codes of source and target; None: those of metadata.json in Firefox's folders, else `source` and
-            `target`, since Marian's files do not say.
+            text; none: those named in decoder.yml, otherwise those in the folder of a Firefox model.
+        models: SentencePiece models of the two sides for vocabularies that are not such models; none: `source.spm` and
+            `target.spm` next to the weights if they exist, otherwise text is already segmented.
+        languages: codes of source and target; None: those of metadata.json in Firefox's folders, otherwise `source` and
+            `target`, since Marian's files do not name them.
 
-    Raises ExportError with all reasons why the model is not a plain Transformer; DataError: files missing or damaged.
+    Raises ExportError with all reasons why the model is not a plain Transformer, DataError for missing or damaged
+    files.
     """
     files = find_files(path)
     weights = read_weights(files.weights)
@@ -400,7 +402,7 @@ def read_marian(
 def _refuse_shifted(
     path: Path, vocabularies: Sequence[Path], ids: Sequence[Mapping[str, int]], rows: Sequence[int]
 ) -> None:
-    """Raise ExportError where ids are places in a file of another length than the matrix: any may be shifted."""
+    """Raise ExportError if a file whose ids are line numbers differs in length from the matrix."""
     reasons = [
         f"{side}: {file} has {len(known):,} tokens, the model {count:,} rows"
         for side, file, known, count in zip(("source", "target"), vocabularies, ids, rows, strict=True)
@@ -413,12 +415,12 @@ def _refuse_shifted(
 def _sides(
     vocabularies: Sequence[Path], models: Sequence[Path]
 ) -> tuple[tuple[Tokenizer, dict[str, int]], tuple[Tokenizer, dict[str, int]]]:
-    """Return the tokenizer and the other toolkit's ids of each side; one vocabulary gives one tokenizer."""
+    """Return each side's tokenizer and the other toolkit's ids; a single vocabulary gives a single tokenizer."""
     files = (vocabularies[0], vocabularies[-1])
     kinds = [plain_suffix(file) for file in files]
     if factored := [file for file, kind in zip(files, kinds, strict=True) if kind == ".fsv"]:
         raise ExportError(
-            f"{factored[0]}: a factored vocabulary: its tokens are sums of embeddings, and are here one each"
+            f"{factored[0]}: a factored vocabulary: its tokens are sums of embeddings, but here each has its own"
         )
     if kinds == [".spm", ".spm"]:
         read = [read_segmenter(file) for file in files]
@@ -437,13 +439,13 @@ def _sides(
 
 
 def _pieces(tokenizer: SentencePieceTokenizer) -> list[str]:
-    """Return the pieces of the SentencePiece model itself, whose places are Marian's ids."""
+    """Return the pieces of the SentencePiece model itself, whose indices are Marian's ids."""
     count = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model).get_piece_size()
     return tokenizer.pieces(range(count))
 
 
 def _spelt(ids: Mapping[str, int]) -> list[str]:
-    """Return the tokens of a vocabulary in the order of ids, without those that text split at blanks cannot have."""
+    """Return the tokens in the order of their ids, without those that text split at blanks cannot contain."""
     spelt = (token for token in ids if token and token == token.strip(" ") and "\n" not in token)
     return sorted(spelt, key=ids.__getitem__)
 
@@ -457,7 +459,7 @@ def _control(ids: Mapping[str, int], path: Path) -> tuple[int, int]:
 
 
 def _alignment(training: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the section `training.loss.alignment`; Marian always teaches the first head of a layer."""
+    """Return the section `training.loss.alignment`; Marian always trains the first head of a layer."""
     if (training.get("guided-alignment") or "none") == "none":
         return None
     layer = training.get("transformer-guided-alignment-layer", "last")
@@ -466,7 +468,7 @@ def _alignment(training: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _decoding(search: _Search) -> dict[str, Any]:
-    """Return the section `decoding`: Marian counts end-of-sentence in the length of the source and in the limit."""
+    """Return the section `decoding`; Marian counts end-of-sentence in the source's length and in the limit."""
     factor = float(search.max_length_factor)
     decoding: dict[str, Any] = {
         "endings": "marian",
@@ -485,7 +487,7 @@ def _decoding(search: _Search) -> dict[str, Any]:
 
 
 def imported_translator(path: Path) -> Translator:
-    """Return a translator that computes what the files of Marian in the folder `path` say."""
+    """Return a translator that computes what the Marian files in the folder `path` describe."""
     model = read_marian(path, (), (), None)
     experiment = model.experiment(str(path))
     network = build_model(experiment.model, model.source.size, model.target.size)

@@ -1,8 +1,8 @@
-"""Models of other toolkits on their way to a model directory.
+"""Other toolkits' models, prepared for a model directory.
 
-An OPUS-MT model segments each side by a SentencePiece model, but takes ids from a list of pieces that both sides share.
-Our tokenizers take ids from the SentencePiece model itself, so the models are written again with all pieces of the
-list: those that a model lacks are marked as unused, SentencePiece's mark for pieces that no segmentation contains.
+An OPUS-MT model segments each side with its own SentencePiece model, but takes ids from a list of pieces shared by both
+sides. Our tokenizers take ids from the SentencePiece model itself, so the models are rewritten with all pieces of the
+list; pieces that a model lacks are marked as unused, so that no segmentation contains them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAPS = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj
 
 
 def layer_names(layer: LayerMatrices) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a layer by fairseq's names, which the BART family shares; missing biases become zeros."""
+    """Yield a layer's parameters under fairseq's names, which the BART family shares; missing biases become zeros."""
     attentions = [("self_attn", layer.self_attn)]
     if layer.cross_attn is not None:
         attentions.append(("encoder_attn", layer.cross_attn))
@@ -43,7 +43,7 @@ def layer_names(layer: LayerMatrices) -> Iterator[tuple[str, Tensor]]:
 
 
 def layer_from(tensors: Mapping[str, Tensor], prefix: str, *, decoder: bool) -> LayerMatrices:
-    """Return the layer whose parameters begin with `prefix`. Raises ExportError: a parameter is missing."""
+    """Return the layer whose parameter names start with `prefix`. Raises ExportError if one is missing."""
     attentions = []
     for name in ("self_attn", "encoder_attn")[: 1 + decoder]:
         query, key, value, out = (take(tensors, f"{prefix}.{name}.{theirs}") for theirs, _ in _MAPS)
@@ -58,7 +58,7 @@ def layer_from(tensors: Mapping[str, Tensor], prefix: str, *, decoder: bool) -> 
 
 
 def take(tensors: Mapping[str, Tensor], name: str) -> Affine:
-    """Return the map `name` in fp32. Raises ExportError: it is missing."""
+    """Return the map `name` in fp32. Raises ExportError if it is missing."""
     try:
         return Affine(tensors[f"{name}.weight"].float(), tensors[f"{name}.bias"].float())
     except KeyError as error:
@@ -75,14 +75,14 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
 """Other toolkits' names of activations -> `model.activation`."""
 
 MAX_POSITIONS = 16_384
-"""Most positions of an imported model, four times those of the longest known. The table is computed as a whole, and a
-larger number in a file would fill the memory."""
+"""MAX_POSITIONS is the most positions of an imported model, four times those of the longest known. The whole table is
+computed, so a larger number in a file would fill the memory."""
 
 NORM_EPSILON = 1e-5
-"""Default of torch.nn.LayerNorm, which fairseq and transformers leave as it is."""
+"""NORM_EPSILON is the default of torch.nn.LayerNorm, which fairseq and transformers do not change."""
 
 _UNKNOWN_LOGIT = -1e9
-"""Output bias of a token that the other toolkit does not have."""
+"""_UNKNOWN_LOGIT is the output bias of a token that the other toolkit lacks."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,14 @@ class ForeignModel:
         control: ids of its control symbols on the target side.
         source, target: our tokenizers.
         languages: codes of source and target.
-        decoding: the section `decoding` that searches as the other toolkit is told to.
-        never: its ids that it rules out before it normalises.
-        source_control: those of the source side; None: the same.
-        alignment: the section `training.loss.alignment`: the head that was trained with word alignments; None: there is
-            none.
-        notes: what it is told to do and this package does not, for people.
-        unmatched: what of its dictionary, segmenter and matrices has no counterpart in the others; set by `checked`.
+        decoding: the section `decoding` for the search that the other toolkit is configured to do.
+        never: its ids that are ruled out before it normalises.
+        source_control: ids of the control symbols on the source side; None: the same.
+        alignment: the section `training.loss.alignment` for a head that was trained with word alignments; None: there
+            is none.
+        notes: settings of the other toolkit that have no effect here, for the user.
+        unmatched: parts of its dictionary, segmenter and matrices without a counterpart in the others; set by
+            `checked`.
     """
 
     kind: str
@@ -133,10 +134,10 @@ class ForeignModel:
     unmatched: tuple[Unmatched, ...] = ()
 
     def checked(self, name: str) -> ForeignModel:
-        """Return the model, with its `unmatched`, if its parts fit each other; `name` is its file, for errors.
+        """Return the model with its `unmatched` set, if its parts fit each other; `name` is its file, for errors.
 
-        Raises ExportError: ids beyond the rows of a matrix, a matrix of another shape, heads that do not divide it; too
-        much of the dictionary, the segmenter or the matrices is without a counterpart.
+        Raises ExportError for ids beyond the rows of a matrix, a matrix of the wrong shape, heads that do not divide
+        it, or too many entries of the dictionary, segmenter or matrices without a counterpart.
         """
         reasons, sides = [], []
         for side, stack, ids in (
@@ -181,10 +182,10 @@ class ForeignModel:
         return _rows(self.source, self.source_ids, reading), _rows(self.target, self.target_ids, self.control)
 
     def sharing(self) -> Sharing:
-        """Return which matrices of the other model are one and the same, as far as our vocabularies allow it.
+        """Return which matrices of the other model are shared, as far as our vocabularies allow it.
 
         Begin-of-sentence is a separate token in our vocabularies. Its row is read as the decoder's first input, so it
-        cannot be written as another token of theirs at the same time; and a shared matrix has one row per id.
+        cannot also be written as another of their tokens; and a shared matrix has one row per id.
         """
         encoder, decoder, output = self.anatomy.encoder, self.anatomy.decoder, self.anatomy.output
         start = _rows(self.target, self.target_ids, self.control)[self.target.bos]
@@ -195,13 +196,13 @@ class ForeignModel:
         return "all" if joint and encoder.embedding is decoder.embedding else "decoder"
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the parameters by our names, every row where our tokenizers expect it.
+        """Return the parameters under our names, with every row where our tokenizers expect it.
 
-        A token that the other model does not have is read as its unknown token and never written. The decoder's first
-        input is a token of the other vocabulary (end-of-sentence or padding), but a separate one of ours.
+        A token that the other model lacks is read as its unknown token and never written. The decoder's first input is
+        an ordinary token of the other vocabulary (end-of-sentence or padding), but a separate token of ours.
         """
         encoder, decoder, output = self.anatomy.encoder, self.anatomy.decoder, self.anatomy.output
-        # Rows of the other matrices for each of our ids; None where there is no such token.
+        # Rows of the other matrices for each of our ids; None if there is no such token.
         reading = self.source_control or self.control
         read = _rows(self.source, self.source_ids, reading)
         target_read = _rows(self.target, self.target_ids, self.control)
@@ -215,7 +216,7 @@ class ForeignModel:
         bias = torch.zeros(len(written)) if output.bias is None else output.bias[known]
         target_table = decoder.embedding[_filled(target_read, self.control.unk)]
         source_table = target_table if sharing == "all" else encoder.embedding[_filled(read, reading.unk)]
-        # In a shared matrix a row that is never written is one that is read; the bias rules it out all the same.
+        # In a shared matrix, rows that are never written are still read; the bias rules them out.
         separate = torch.where(rows[:, None], output.weight[known], 0.0) if sharing == "none" else target_table
         anatomy = dataclasses.replace(
             self.anatomy,
@@ -286,23 +287,23 @@ class ForeignModel:
 def _rows(tokenizer: Tokenizer, ids: Mapping[str, int], control: ControlIds) -> list[int | None]:
     """Return, for each of our ids, the other toolkit's, or None."""
     rows = [ids.get(piece) for piece in tokenizer.pieces(range(tokenizer.size))]
-    # Control symbols may be spelt differently there: by purpose, not by piece.
+    # Control symbols may be spelt differently there, so they are matched by purpose, not by piece.
     rows[tokenizer.pad], rows[tokenizer.unk], rows[tokenizer.eos] = control.pad, control.unk, control.eos
-    # A row that is end-of-sentence already must not be written for begin-of-sentence, too.
+    # A row that is already end-of-sentence must not be used to write begin-of-sentence as well.
     if rows[tokenizer.bos] == control.eos:
         rows[tokenizer.bos] = None
     return rows
 
 
 def _filled(rows: Sequence[int | None], unk: int) -> Tensor:
-    """Return the rows, with that of the unknown token where there is none."""
+    """Return the rows, with the unknown token's row where one is None."""
     return torch.tensor([unk if row is None else row for row in rows])
 
 
 def positions_from(first: int, count: int, width: int) -> Tensor:
     """Return sinusoids [count, width] of the positions from `first` on, in fp32 as fairseq and M2M100 compute them."""
     half = width // 2
-    # Divided by half - 1, as the code of fairseq has it; Vaswani et al. divide by half.
+    # Divided by half - 1, as in fairseq's code; Vaswani et al. divide by half.
     step = torch.log(torch.tensor(10000.0)) / (half - 1)
     rates = torch.exp(torch.arange(half, dtype=torch.float32) * -step)
     angles = torch.arange(first, first + count, dtype=torch.float32)[:, None] * rates
@@ -327,13 +328,13 @@ class TokenizerConfig(JsonForm):
     num_madeup_words: int = 8  # the default of M2M100's tokenizer
     additional_special_tokens: _Tokens = None
     extra_special_tokens: _Tokens = None
-    """The same, as transformers writes it from version 5 on."""
+    """The same tokens, as transformers writes them from version 5 on."""
 
     def tags(self, ids: Mapping[str, int], models: Iterable[SentencePieceTokenizer]) -> list[str]:
-        """Return the tokens of `ids`, in this order, that stand before a text and that no text contains.
+        """Return the tokens of `ids`, in this order, that precede a text and that no text contains.
 
-        They are language codes (`>>fra<<` of OPUS-MT, `__fr__` in fairseq's manner), and the special tokens that the
-        SentencePiece models do not have.
+        They are language codes (`>>fra<<` in OPUS-MT, `__fr__` in fairseq's style) and special tokens that the
+        SentencePiece models lack.
         """
         models = list(models)
         segmented = {piece for model in models for piece in model.pieces(range(model.size))}
@@ -341,7 +342,7 @@ class TokenizerConfig(JsonForm):
         return [token for token in ids if token in tags]
 
     def unknown(self, ids: Mapping[str, int]) -> list[str]:
-        """Return a note on the special tokens that `ids` lacks, for people; none where it has them all."""
+        """Return a note for the user on the special tokens that `ids` lacks; none if it has them all."""
         lost = sorted(self._special() - ids.keys())
         return [f"special tokens without an id in vocab.json, such as {printable(lost[0])}"] if lost else []
 
@@ -354,20 +355,20 @@ class TokenizerConfig(JsonForm):
 def refuse_languages_apart(folder: Path, ids: Mapping[str, int], rows: int, made_up: int) -> None:
     """Raise ExportError for a model of M2M100 whose language codes are not in vocab.json.
 
-    M2M100's tokenizer numbers them from the size of that list on, and behind them is a padding of `made_up` rows.
+    M2M100's tokenizer numbers them from the size of that list on; a padding of `made_up` rows follows them.
 
     Args:
         folder: the model, for the message.
         ids: its vocab.json.
-        rows: of its embedding.
+        rows: rows of its embedding.
         made_up: `num_madeup_words` of its tokenizer.
     """
     if (apart := rows - len(ids)) > made_up:
         raise ExportError(
-            f"{folder}: M2M100 with languages that a model here cannot be told: its embedding has {apart:,} rows more "
-            f"than vocab.json has pieces ({len(ids):,}), for codes such as __de__. transformers puts the one of the "
-            "source before the text and forces that of the target to be the first token written. Translate with "
-            "transformers, a corpus to train a model on, for example; or import an OPUS-MT model of the two languages"
+            f"{folder}: M2M100 with languages that models here do not support: its embedding has {apart:,} rows more "
+            f"than vocab.json has pieces ({len(ids):,}), for codes such as __de__. transformers puts the source's code "
+            "before the text and forces the target's code as the first token. Translate with transformers, for "
+            "example a corpus to train a model on; or import an OPUS-MT model of the two languages"
         )
 
 
@@ -377,10 +378,11 @@ def with_vocabularies(
     source_ids: Mapping[str, int],
     target_ids: Mapping[str, int],
 ) -> tuple[SentencePieceTokenizer, SentencePieceTokenizer]:
-    """Return tokenizers with an id for each piece of the other toolkit's vocabularies, which are its ids by piece.
+    """Return tokenizers with an id for each piece of the other toolkit's vocabularies, `ids` by piece.
 
-    Equal vocabularies become one, with equal ids on both sides; with equal models both are one tokenizer. Models of
-    which SentencePiece cannot keep the segmentation stay as they are: they lack the pieces that they never give.
+    Equal vocabularies become one, with equal ids on both sides; if the models are equal too, both sides share one
+    tokenizer. Models whose segmentation SentencePiece cannot preserve stay unchanged: they lack the pieces that they
+    never produce.
     """
     if source_ids != target_ids:
         alone = (_over_vocabulary([source], source_ids), _over_vocabulary([target], target_ids))
@@ -397,9 +399,9 @@ def _over_vocabulary(
 ) -> list[SentencePieceTokenizer] | None:
     """Return tokenizers that segment as before, with an id for each piece of `ids`, and equal ids for equal pieces.
 
-    `tokenizers` are one, or those of both sides, with equal tags; `ids` are the other toolkit's, whose order is ours.
-    Returns None where SentencePiece cannot keep the segmentation: models that are not unigram models (a BPE model also
-    merges to unused pieces, on its way to others), and models whose control symbols contradict each other.
+    `tokenizers` are one, or those of both sides, with equal tags; `ids` are the other toolkit's, whose order we keep.
+    Returns None if SentencePiece cannot preserve the segmentation: for models that are not unigram models (a BPE model
+    also merges to unused pieces, on its way to others), and models whose control symbols contradict each other.
     """
     from sentencepiece import sentencepiece_model_pb2 as written_form
 
@@ -427,15 +429,15 @@ def _over_vocabulary(
 
 
 def _union(*lists: Iterable[str], without: Iterable[str]) -> list[str]:
-    """Return every piece once, in the order of the lists; SentencePiece knows no empty piece."""
+    """Return every piece once, in the order of the lists; SentencePiece does not allow an empty piece."""
     left_out = {"", *without}
     return [piece for piece in dict.fromkeys(piece for pieces in lists for piece in pieces) if piece not in left_out]
 
 
 def read_file(path: Path, limit: int = MAX_MODEL_BYTES, *, remedy: str = "") -> bytes:
-    """Return the bytes of a file of a foreign model, at most `limit`, unpacked where its name ends in `.gz`.
+    """Return the bytes of a foreign model's file, at most `limit`, unpacked if its name ends in `.gz`.
 
-    Raises DataError; `remedy`: where it is missing.
+    Raises DataError; `remedy` is the advice if the file is missing.
     """
     try:
         if path.suffix != ".gz":
@@ -452,9 +454,9 @@ def read_file(path: Path, limit: int = MAX_MODEL_BYTES, *, remedy: str = "") -> 
 
 
 def first_bytes(path: Path, count: int) -> bytes:
-    """Return the first bytes of a file, unpacked where its name ends in `.gz`; none where it is no regular file.
+    """Return the first bytes of a file, unpacked if its name ends in `.gz`; none if it is not a regular file.
 
-    Raises DataError where it cannot be read, or stands for a file that was not downloaded.
+    Raises DataError if it cannot be read, or if it is a placeholder for a file that was not downloaded.
     """
     if not path.is_file():
         return b""
@@ -463,7 +465,7 @@ def first_bytes(path: Path, count: int) -> bytes:
 
 
 def plain_suffix(path: Path) -> str:
-    """Return the ending of a file's name, of `vocab.spm.gz` that before `.gz`."""
+    """Return a file name's suffix; for `vocab.spm.gz` the one before `.gz`."""
     return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 
 

@@ -1,4 +1,4 @@
-"""Import of a plain Transformer that another toolkit trained, as a model directory."""
+"""Import of a plain Transformer trained with another toolkit, as a model directory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ziggurat.system.small_files import check_name
 from ziggurat.system.staging import building, recover
 
 SHORTLIST_FILE = "lexical.shortlist"
-"""SHORTLIST_FILE is the name of a model's lexical shortlist in its directory; `decoding.shortlist` can name it."""
+"""SHORTLIST_FILE is the name of a model's lexical shortlist in its directory, for `decoding.shortlist`."""
 
 
 def import_checkpoint(
@@ -48,15 +48,16 @@ def import_checkpoint(
     """Read a model of transformers, Marian or fairseq and write a model directory; return a summary.
 
     Args:
-        checkpoint: folder of transformers with config.json and model.safetensors, .npz or binary file of Marian or
+        checkpoint: folder of transformers with config.json and model.safetensors, .npz or binary file of Marian or a
             folder with one, or .pt file of fairseq.
-        out: folder to write; must not exist, or be empty.
+        out: folder to write; must be missing or empty.
         force: replace a model in `out`.
         dictionaries: vocabularies; see read_fairseq and read_marian.
         models: SentencePiece models; see read_fairseq, read_huggingface and read_marian.
         languages: codes of source and target, such as `de-en` (language_pair); None: those of the checkpoint.
 
-    Raises ExportError: not a plain Transformer (with all reasons). ConfigError, DataError: faults of the arguments.
+    Raises ExportError if it is not a plain Transformer (with all reasons), ConfigError or DataError for faulty
+    arguments.
     """
     refuse_replacing(out, force=force)
     pair = None if languages is None else language_pair(languages)
@@ -92,12 +93,12 @@ def import_checkpoint(
         warnings.warn(f"{checkpoint}: {one}", UserWarning, stacklevel=2)
     segmenter = segmented_by(model.source_ids)
     if segmenter is not None and not isinstance(model.source, SentencePieceTokenizer):
-        remedy = "Give its model by `--sentencepiece`, or let" if "SentencePiece" in segmenter else "Let"
+        remedy = "Give its model by `--sentencepiece`, or pass" if "SentencePiece" in segmenter else "Pass"
         joined = any(name in segmenter for name in ("@@", "SentencePiece"))
         written = "joined again" if joined else "written as such pieces"
         warnings.warn(
-            f"{checkpoint}: its tokens are pieces of {segmenter}, and nothing that segments text is imported. {remedy} "
-            f"text come segmented; translations are {written}",
+            f"{checkpoint}: its tokens are pieces of {segmenter}, but no segmenter is imported. {remedy} "
+            f"segmented text; translations are {written}",
             UserWarning,
             stacklevel=2,
         )
@@ -118,15 +119,15 @@ def import_checkpoint(
 
 
 _CODE = re.compile(r"[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_]([A-Z]{2}|[0-9]{3}))?")
-"""A language's code with its script and region, cased as usual: pt-BR, zh_Hans, sr-Latn-RS, es-419."""
+"""_CODE is a language code with script and region, cased as usual: pt-BR, zh_Hans, sr-Latn-RS, es-419."""
 _PART = re.compile(r"[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3}")
-"""A script or region."""
+"""_PART is a script or region."""
 
 
 def language_pair(languages: str) -> tuple[str, str]:
     """Return the two codes in a text such as `de-en`, `pt-BR-en` or `pt-br:en`.
 
-    Raises ConfigError for a text that can be cut in several ways, or in none.
+    Raises ConfigError for a text that can be split in several ways, or in none.
     """
     if ":" in languages:
         cuts = [tuple(languages.split(":"))]
@@ -139,35 +140,33 @@ def language_pair(languages: str) -> tuple[str, str]:
         cuts = [cut for cut in cuts if all(map(_CODE.fullmatch, cut))]
     if len(cuts) != 1:
         raise ConfigError(
-            f"`--languages {printable(languages)}`: two codes with a hyphen between them, such as de-en; with a colon "
-            "where a code has hyphens itself, such as pt-br:en"
+            f"`--languages {printable(languages)}`: give two codes with a hyphen between them, such as de-en, or with "
+            "a colon if a code itself has hyphens, such as pt-br:en"
         )
     return cuts[0][0], cuts[0][1]
 
 
 def _is_broken(tensor: Tensor) -> bool:
-    """Return whether a parameter has numbers that no training gives; minus infinity in a bias forbids a token."""
+    """Return whether a parameter has numbers that no training produces; minus infinity in a bias forbids a token."""
     return not bool((tensor.isfinite() | (tensor.isneginf() if tensor.ndim == 1 else False)).all())
 
 
 def _write_imported(model: ForeignModel, out: Path, again: str, listed: ShortlistTable | None) -> int:
     """Write the model directory, with its shortlist if there is one; return the number of parameters.
 
-    `again` is the command that writes the folder again (ziggurat.system.files.write_checksums).
+    `again` is the command that rewrites the folder (ziggurat.system.files.write_checksums).
     """
     try:
         experiment, tensors = model.experiment(str(out)), model.tensors()
-    # Shapes that do not fit show up as any of these; lack of memory is a RuntimeError, too.
+    # Shapes that do not fit raise any of these; lack of memory is also a RuntimeError.
     except (ValidationError, RuntimeError, IndexError, ValueError) as error:
         if isinstance(error, ConfigError) or out_of_memory(error):
             raise
         said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise ExportError(f"{model.kind}: its parts do not fit each other: {printable(str(said), 300)}") from None
     if bad := [name for name, tensor in tensors.items() if _is_broken(tensor)]:
-        raise ExportError(
-            f"{model.kind}: parameters hold numbers that are none, or infinite (NaN, inf), of ours {', '.join(bad[:3])}"
-        )
-    # Built once before anything is written: parameters of a wrong shape are found here.
+        raise ExportError(f"{model.kind}: parameters hold NaN or infinite numbers, here named {', '.join(bad[:3])}")
+    # Built once before anything is written, which finds parameters of the wrong shape.
     load_weights(build_model(experiment.model, model.source.size, model.target.size), tensors, model.kind)
     with building(out) as folder:
         save_tokenizers(folder, model.source, model.target)

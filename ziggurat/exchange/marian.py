@@ -1,7 +1,7 @@
 """Export of a plain Transformer, or one with an SSRU decoder, to a folder for Marian.
 
-Marian computes its positions and the decoder's first input (zeros) itself, and its norms have an epsilon of 1e-6: what
-a model has in their place must be the same. `ziggurat.exchange.import_marian` is the inverse.
+Marian computes its positions and the decoder's first input (zeros) itself, and its norms have an epsilon of 1e-6; a
+model must have the same. `ziggurat.exchange.import_marian` is the inverse.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from ziggurat.system.errors import ExportError
 from ziggurat.system.files import write_atomically
 
 MARIAN_ATTENTIONS = ("full", "ssru")
-"""MARIAN_ATTENTIONS are the kinds of `decoder.attention` that Marian has, too."""
+"""MARIAN_ATTENTIONS are the kinds of `decoder.attention` that Marian also has."""
 _CLOSE_EPSILON = 1.1e-5
-"""Largest epsilon of a model whose norms come out equal but for rounding: 1e-5 changes them by some millionths."""
+"""_CLOSE_EPSILON is the largest epsilon of norms that come out equal up to rounding; 1e-5 changes them by a few
+millionths."""
 _NEVER = -1e9
-"""Output bias of tokens that are no text."""
+"""_NEVER is the output bias of tokens that are not text."""
 _NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 MODEL_FILE, SEARCH_FILE = "model.npz", "decoder.yml"
 """MODEL_FILE and SEARCH_FILE are the files of the weights and of the search."""
@@ -69,7 +70,7 @@ def marian_reasons(experiment: Experiment) -> Iterator[str]:
         yield "`residual`: Marian has pre-norm in both stacks or post-norm in both"
     elif True in places and attention != "ssru":
         yield (
-            f"`decoder.attention: {attention}` beside pre-norm: Marian's own search (1.11 to 1.12.42 at least) leaves "
+            f"`decoder.attention: {attention}` with pre-norm: Marian's own search (1.11 to 1.12.42 at least) leaves "
             "out the norm of its keys and values from the second token on (train with post-norm, or with `ssru`)"
         )
     if config.activation not in _NAMES:
@@ -78,14 +79,14 @@ def marian_reasons(experiment: Experiment) -> Iterator[str]:
         yield "`encoder.d_model` and `encoder.heads`: Marian's stacks are equally wide and have equally many heads"
     if config.embedding.shared_bias:
         yield "`embedding.shared_bias`: Marian adds no vector to embeddings"
-    if data.train:  # the weights of a model that was imported say it themselves
+    if data.train:  # the weights of an imported model show it themselves
         if not config.embedding.zero_start:
             yield _START
         if config.embedding.positions == "learned":
             yield _POSITIONS
     own = (config.encoder.layer_norm_epsilon, config.decoder.layer_norm_epsilon)
     if max(epsilon or config.layer_norm_epsilon for epsilon in own) > _CLOSE_EPSILON:
-        yield "`layer_norm_epsilon`: Marian has 1e-6, from which 1e-5 differs by rounding and more does not"
+        yield "`layer_norm_epsilon`: Marian has 1e-6, and only up to 1e-5 is the difference mere rounding"
     if data.unicode != "none":
         yield f"`data.unicode: {data.unicode}`: Marian does not normalise text (train with `unicode: none`)"
     if data.train and all(corpus.tag for corpus in data.train):
@@ -93,7 +94,7 @@ def marian_reasons(experiment: Experiment) -> Iterator[str]:
 
 
 def places_of_norms(experiment: Experiment) -> set[bool]:
-    """Return for the kinds of residuals of both stacks whether the norm comes before the sub-layer once it is plain."""
+    """Return, for the residual kinds of both stacks, whether the norm precedes the sub-layer in the plain form."""
     kinds = (experiment.model.encoder_residual, experiment.model.decoder_residual)
     return {RESIDUAL[kind].folding in ("pre", "branch_vector", "norm_constant") for kind in kinds}
 
@@ -106,7 +107,7 @@ def write_marian(folder: Path, model: ExportedModel, decoding: DecodingConfig) -
         model: the model.
         decoding: settings of the search.
 
-    Raises ExportError: its first input, its positions or its vocabularies are not as Marian's.
+    Raises ExportError if its first input, its positions or its vocabularies differ from Marian's.
     """
     arrays, options = marian_parameters(model)
     names = _write_vocabularies(folder, model)
@@ -128,7 +129,7 @@ def write_marian(folder: Path, model: ExportedModel, decoding: DecodingConfig) -
 def marian_parameters(model: ExportedModel) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters by Marian's names, in fp32, and the options with which Marian builds the model.
 
-    Raises ExportError: its first input or its positions are not as Marian's.
+    Raises ExportError if its first input or its positions differ from Marian's.
     """
     anatomy = model.anatomy(MARIAN_ATTENTIONS, scaled_input=False)
     _refuse_unlike(model, anatomy)
@@ -141,7 +142,7 @@ def marian_parameters(model: ExportedModel) -> tuple[dict[str, Any], dict[str, A
 
 
 def _refuse_unlike(model: ExportedModel, anatomy: Anatomy) -> None:
-    """Raise ExportError for weights that are not what Marian has in their place."""
+    """Raise ExportError for weights that differ from what Marian has built in."""
     reasons = []
     start = anatomy.decoder.embedding[model.target.bos]
     if not anatomy.decoder.zero_start and bool(start.any()):
@@ -157,7 +158,7 @@ def _refuse_unlike(model: ExportedModel, anatomy: Anatomy) -> None:
 
 
 def _write_vocabularies(folder: Path, model: ExportedModel) -> tuple[str, str]:
-    """Write the vocabularies; return their names. Raises ExportError: Marian could not find the end of a sentence."""
+    """Write the vocabularies; return their names. Raises ExportError if Marian could not find the end of a sentence."""
     joint = model.source is model.target
     names = []
     for side, tokenizer in (("source", model.source), ("target", model.target)):
@@ -173,7 +174,7 @@ def _write_vocabularies(folder: Path, model: ExportedModel) -> tuple[str, str]:
 
 
 def sentencepiece_model(tokenizer: SentencePieceTokenizer, side: str) -> bytes:
-    """Return the content of a SentencePiece model. Raises ExportError, which names `side`: it has no `</s>`."""
+    """Return the content of a SentencePiece model. Raises ExportError, naming `side`, if it has no `</s>`."""
     if tokenizer.eos >= marian_rows(tokenizer):
         raise ExportError(
             f"the SentencePiece model of the {side} has no `</s>`, by which Marian knows the end of a sentence"
@@ -182,16 +183,16 @@ def sentencepiece_model(tokenizer: SentencePieceTokenizer, side: str) -> bytes:
 
 
 def marian_rows(tokenizer: Tokenizer) -> int:
-    """Return how many of a tokenizer's ids are Marian's, too: those of its SentencePiece model, or all."""
+    """Return how many of a tokenizer's ids are also Marian's: those of its SentencePiece model, or all."""
     if not isinstance(tokenizer, SentencePieceTokenizer):
         return tokenizer.size
     return int(sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model).get_piece_size())
 
 
 def _scaled(anatomy: Anatomy) -> Anatomy:
-    """Return the model with embeddings that Marian multiplies as it does: by sqrt(D) where positions are added.
+    """Return the model with embeddings scaled for Marian, which multiplies them by sqrt(D) if positions are added.
 
-    Where the embedding is the output projection, too, the last norm takes the factor back.
+    If the embedding is also the output projection, the last norm divides by the factor.
     """
     stacks: list[StackMatrices] = []
     tied = anatomy.output.weight is anatomy.decoder.embedding
@@ -248,7 +249,7 @@ def _layer(at: str, layer: LayerMatrices, kind: str, suffix: str) -> Iterator[tu
     if isinstance(own, CellMatrices):
         yield f"{at}_rnn_W", own.value.weight.T
         yield from _affine(f"{at}_rnn", "f", own.gate)
-        # Before the sub-layer the name of its norm is the sub-layer's, behind it that of its network.
+        # Before the sub-layer its norm has the sub-layer's name; after it, that of its network.
         yield from _norm(f"{at}_rnn" if suffix else f"{at}_rnn_ffn", own.norms[0], kind, suffix)
     else:
         yield from _attention(f"{at}_self", own, kind, suffix)
@@ -267,7 +268,7 @@ def _attention(at: str, attention: AttentionMatrices, kind: str, suffix: str) ->
 
 
 def _affine(at: str, part: str, affine: Affine) -> Iterator[tuple[str, Tensor]]:
-    """Yield a matrix [in, out] and its bias [1, out], zeros where it has none."""
+    """Yield a matrix [in, out] and its bias [1, out], zeros if there is none."""
     yield f"{at}_W{part}", affine.weight.T
     yield f"{at}_b{part}", (affine.weight.new_zeros(len(affine.weight)) if affine.bias is None else affine.bias)[None]
 
@@ -351,23 +352,23 @@ _USUAL: dict[str, Any] = {
     "ulr-trainable-transformation": False,
     "version": "v1.12.42 00000000",
 }
-"""Options that are the same for all models that are written here; the version is that whose functions are meant."""
+"""Options that are the same for all models written here; the version is the one whose functions are meant."""
 
 
 def options_text(options: Mapping[str, Any]) -> bytes:
-    """Return the options as a model holds them: YAML with NULs behind it, to a multiple of 256 bytes."""
+    """Return the options as a model stores them: YAML padded with NULs to a multiple of 256 bytes."""
     text = yaml.safe_dump(dict(options)).encode() + b"\0"
     return text + bytes(-len(text) % 256)
 
 
 def write_npz(path: Path, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Write an .npz file as Marian reads it: nothing compressed, lengths of 32 bits, its options in bytes with NULs."""
+    """Write an .npz file as Marian reads it: uncompressed, 32-bit lengths, its options in bytes with NULs."""
     stored = {**arrays, OPTIONS_ENTRY: np.frombuffer(options_text(options), np.int8)}
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as packed:
         for name, array in stored.items():
             content = io.BytesIO()
             np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
-            # The date of writing would make equal models unequal files.
+            # The date of writing would make the files of equal models differ.
             packed.writestr(zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0)), content.getvalue())
     write_atomically(path, whole.getvalue())

@@ -1,9 +1,9 @@
-"""Binary models of Marian (`.bin`), as `pymarian convert` and the engine of Firefox have them.
+"""Binary models of Marian (`.bin`), as used by `pymarian convert` and Firefox's engine.
 
-A file is the number 1, the number of arrays, and a head for each (lengths of its name, shape and bytes, and its type);
-then all names, all shapes, and all bytes, from a multiple of 256 on. All of it is little-endian; numbers of heads have
-8 bytes, those of shapes 4. Marian and the browsers' fork of it number quantised types differently, and the fork
-quantises embeddings, too.
+A file starts with the number 1, the number of arrays, and a header for each (lengths of its name, shape and bytes, and
+its type). Then come all names, all shapes, and all bytes, starting at a multiple of 256. All of it is little-endian;
+numbers in headers have 8 bytes, those in shapes 4. Marian and the browsers' fork of it number quantised types
+differently, and the fork also quantises embeddings.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from ziggurat.system.errors import DataError, ExportError, printable
 Array = NDArray[Any]
 
 OPTIONS_ENTRY = "special:model.yml"
-"""OPTIONS_ENTRY is the entry with the options that Marian needs to build the model, as bytes of YAML that NUL ends."""
+"""OPTIONS_ENTRY is the entry with the options that Marian needs to build the model, as NUL-terminated YAML."""
 
 SCALE_OF_INPUT = "_QuantMultA"
-"""SCALE_OF_INPUT ends the names of numbers by which the browsers' fork multiplies what a matrix is applied to."""
+"""SCALE_OF_INPUT is the suffix of numbers by which the browsers' fork multiplies the input of a matrix."""
 
 _VERSION, _ENCRYPTED = 1, 2
 _HEAD = struct.Struct("<4Q")
 _BLOCK = 256
-"""Bytes to a multiple of which the first array and, by Marian itself, all others are moved."""
+"""_BLOCK is the alignment in bytes of the first array and, in Marian's own files, of all others."""
 
 MOST_UNPACKED = 16
-"""MOST_UNPACKED is the number of times its size that a file may unpack to: trained weights shrink by a tenth."""
+"""MOST_UNPACKED limits the unpacked size, as a multiple of the file's: trained weights shrink by only a tenth."""
 _SMALL = 1 << 24
-"""Bytes to which any file may unpack."""
+"""_SMALL is the number of bytes to which any file may unpack."""
 
 _PLAIN = {
     **{0x101: "i1", 0x102: "<i2", 0x104: "<i4", 0x108: "<i8"},
     **{0x201: "u1", 0x202: "<u2", 0x204: "<u4", 0x208: "<u8"},
     **{0x402: "<f2", 0x404: "<f4", 0x408: "<f8"},
 }
-"""Number of a type -> numpy's name of it."""
+"""Number of a type -> its name in numpy."""
 
 
 class _Quantised(NamedTuple):
@@ -59,14 +59,14 @@ _QUANTISED = {
     0x4101: _Quantised("intgemm8", "i1", True),
     0x4102: _Quantised("intgemm16", "<i2", True),
 }
-"""Number of a type -> matrices of integers, transposed, with the factor that they were multiplied by behind them."""
+"""Number of a type -> transposed integer matrices, followed by the factor that they were multiplied by."""
 
 _OF_ONE_PROCESSOR = {
     **{0x802: "packed16", 0x1801: "packed8avx2", 0x2801: "packed8avx512"},
     **{0x18001: "intgemm8ssse3", 0x11001: "intgemm8avx2", 0x12001: "intgemm8avx512", 0x13001: "intgemm8avx512vnni"},
     **{0x14002: "intgemm16sse2", 0x11002: "intgemm16avx2", 0x12002: "intgemm16avx512"},
 }
-"""Number of a type -> matrices in an order that one kind of processor wants, which is no part of any documentation."""
+"""Number of a type -> matrices in an undocumented order for one kind of processor."""
 
 
 class _Head(NamedTuple):
@@ -77,17 +77,17 @@ class _Head(NamedTuple):
 
 
 def is_binary_model(path: Path) -> bool:
-    """Return True for a file that begins as a binary model of Marian does, encrypted or not."""
+    """Return True for a file that starts like a binary model of Marian, encrypted or not."""
     return first_bytes(path, 8) in (struct.pack("<Q", _VERSION), struct.pack("<Q", _ENCRYPTED))
 
 
 def read_binary(path: Path) -> tuple[dict[str, Array], dict[str, int]]:
     """Return the arrays of a binary model by name, and the number of matrices of each quantised type.
 
-    Quantised matrices are divided by the factor that is stored with each. No memory is taken by a number of the file
-    that the bytes behind it do not bear out.
+    Quantised matrices are divided by their stored factor. Numbers in the file never cause memory to be allocated unless
+    the bytes that follow bear them out.
 
-    Raises DataError: damaged, or no such file. ExportError: a type that cannot be read, by name.
+    Raises DataError if the file is damaged or missing, ExportError for an unreadable type, by name.
     """
     size = path.stat().st_size if path.is_file() else 0
     content = read_file(path, size if path.suffix != ".gz" else MOST_UNPACKED * size + _SMALL)
@@ -121,7 +121,7 @@ def _entries(content: bytes) -> Iterator[tuple[str, int, tuple[int, ...], memory
     place += count * _HEAD.size
     named = sum(head.name_bytes + 4 * head.dimensions for head in heads)
     if named + sum(head.bytes for head in heads) > len(content) - place:
-        raise ValueError("its heads name more bytes than it has")
+        raise ValueError("its headers name more bytes than it has")
     names = []
     for head in heads:
         names.append(content[place : place + head.name_bytes].rstrip(b"\0").decode("utf-8"))
@@ -140,7 +140,7 @@ def _entries(content: bytes) -> Iterator[tuple[str, int, tuple[int, ...], memory
 
 
 def _array(name: str, kind: int, shape: tuple[int, ...], data: memoryview) -> Array:
-    """Return the array of an entry, in fp32 where it is quantised. Raises ValueError where its bytes are not enough."""
+    """Return the array of an entry, in fp32 if it is quantised. Raises ValueError if it has too few bytes."""
     quantised = _QUANTISED.get(kind)
     stored = _PLAIN.get(kind) if quantised is None else quantised.stored
     if stored is None:
@@ -159,7 +159,7 @@ def _array(name: str, kind: int, shape: tuple[int, ...], data: memoryview) -> Ar
     if len(shape) != 2 or not 0 < factor < float("inf"):
         raise ValueError(f"{name} of shape {list(shape)}, multiplied by {factor}")
     rows, columns = shape
-    # The fork leaves the embedding as it is, since single rows of it are read.
+    # The fork does not transpose the embedding, because single rows of it are read.
     placed = values.reshape(rows, columns) if quantised.browser and "Wemb" in name else values.reshape(columns, rows).T
     return np.ascontiguousarray(placed, np.float32) / np.float32(factor)
 
@@ -171,9 +171,9 @@ def browser_binary(arrays: Mapping[str, Array], options: bytes, quantised: Colle
     """Return the content of a binary model as the browsers' fork of Marian reads it.
 
     Args:
-        arrays: in fp32, by name.
-        options: YAML, which NUL ends.
-        quantised: names of the matrices that are stored as integers of 8 bits, each multiplied by 127 / max |w|.
+        arrays: arrays in fp32, by name.
+        options: NUL-terminated YAML.
+        quantised: names of the matrices that are stored as 8-bit integers, each multiplied by 127 / max |w|.
     """
     entries = []
     for name, array in sorted(arrays.items()):
@@ -186,14 +186,14 @@ def browser_binary(arrays: Mapping[str, Array], options: bytes, quantised: Colle
     parts += [_HEAD.pack(len(name), kind, len(shape), len(data)) for name, kind, shape, data in entries]
     parts += [name for name, *_ in entries]
     parts += [struct.pack(f"<{len(shape)}i", *shape) for _, _, shape, _ in entries]
-    # One whole block more where nothing would have to be skipped, as Marian has it.
+    # A whole extra block if nothing would have to be skipped, as in Marian.
     skipped = _BLOCK - (sum(map(len, parts)) + 8) % _BLOCK
     parts += [struct.pack("<Q", skipped), bytes(skipped), *(data for *_, data in entries)]
     return b"".join(parts)
 
 
 def _integers(matrix: Array) -> bytes:
-    """Return a matrix as integers of 8 bits, row by row, and the factor that it was multiplied by."""
+    """Return a matrix as 8-bit integers, row by row, and the factor that it was multiplied by."""
     largest = np.abs(matrix).max()
     factor = np.float32(127) / np.float32(largest if largest > 0 else 1)
     return np.rint(matrix * factor).clip(-127, 127).astype(np.int8).tobytes() + struct.pack("<f", factor)

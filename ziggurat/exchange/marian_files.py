@@ -1,9 +1,9 @@
-"""Files of Marian: weights with the options inside, vocabularies as YAML, JSON or text, `decoder.yml`.
+"""Files of Marian: weights with their options inside, vocabularies as YAML, JSON or text, `decoder.yml`.
 
-Weights are `.npz` files or binary ones (ziggurat.exchange.marian_binary).
+Weights are `.npz` or binary files (ziggurat.exchange.marian_binary).
 
-An .npz file is a zip of arrays. They are read here rather than by numpy.load, since each header is compared with its
-entry before memory is taken for it; nothing is unpickled.
+An .npz file is a zip of arrays. They are read here rather than by numpy.load, so that each header is compared with its
+entry before memory is allocated for it; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MarianWeights:
 
     Attributes:
         arrays: parameters by name, in fp32 where they were quantised.
-        options: with which Marian builds the model.
+        options: the options with which Marian builds the model.
         quantised: number of matrices of each quantised type.
     """
 
@@ -53,7 +53,7 @@ class MarianWeights:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Losses of precision that reading cannot undo, in words for the import's report."""
+        """Losses of precision that reading cannot undo, worded for the import's report."""
         return tuple(
             f"the weights from before they were quantised ({count:,} matrices of {kind}, each divided by its own scale)"
             for kind, count in self.quantised.items()
@@ -63,8 +63,8 @@ class MarianWeights:
 def read_weights(path: Path) -> MarianWeights:
     """Return the weights in an .npz or a binary file, and the options inside it.
 
-    Raises DataError: not such a file, damaged, without options, or unpacking to more than 16 times its size.
-    ExportError: a binary file of a type that cannot be read.
+    Raises DataError if the file is of another kind, damaged, without options, or unpacks to more than 16 times its
+    size; ExportError for a binary file of an unreadable type.
     """
     arrays, quantised = read_binary(path) if is_binary_model(path) else (_read_npz(path), {})
     if OPTIONS_ENTRY not in arrays:
@@ -90,13 +90,13 @@ def _read_npz(path: Path) -> dict[str, Array]:
     except (OSError, ValueError, EOFError, SyntaxError, NotImplementedError, RuntimeError) as error:
         refuse_passing(path, error)
         raise DataError(f"{path}: damaged, or not an .npz file of Marian ({printable(str(error), 120)})") from None
-    # numpy takes a header that is no Python for one of Python 2, and reads its words.
+    # numpy takes a header that is not Python for one of Python 2, and reads its words.
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError) as error:
         raise DataError(f"{path}: damaged, or not an .npz file of Marian ({error})") from None
 
 
 def _array(content: bytes) -> Array:
-    """Return the array of an entry. Raises ValueError when it is no array of plain numbers, or of another length."""
+    """Return the array of an entry. Raises ValueError unless it is an array of plain numbers of the right length."""
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
@@ -120,7 +120,7 @@ def _mapping(text: bytes, name: str) -> dict[str, Any]:
 def is_marian(path: Path) -> bool:
     """Return True for a model of Marian, .npz or binary, and for a folder with one, or with a decoder.yml.
 
-    Folders of transformers, with their config.json, are none.
+    Folders of transformers, recognised by their config.json, do not count.
     """
     if not path.is_dir():
         return path.suffix == ".npz" or (path.name.endswith((".bin", ".bin.gz")) and is_binary_model(path))
@@ -148,10 +148,10 @@ class MarianFiles:
     Attributes:
         weights: the .npz or binary file.
         vocabularies: of source and target, or one for both.
-        options: of decoder.yml: beam size, length normalisation; Firefox's for weights that are called as its are; else
-            empty where there is none.
-        training: options of the training, which Marian writes beside the weights; empty where they are not there.
-        shortlist: the lexical shortlist that decoder.yml names, or the one binary file that is called as Firefox's are.
+        options: content of decoder.yml (beam size, length normalisation), or Firefox's settings for weights named like
+            Firefox's; otherwise empty.
+        training: options of the training, which Marian writes next to the weights; empty if they are missing.
+        shortlist: the lexical shortlist named in decoder.yml, or the only binary file named like Firefox's.
     """
 
     weights: Path
@@ -164,10 +164,10 @@ class MarianFiles:
 def find_files(path: Path) -> MarianFiles:
     """Return the files of the model in the folder `path`, or of the .npz or binary file `path`.
 
-    Marian writes a `decoder.yml` (or `model.npz.decoder.yml`) that names them; without one a folder has to hold one
-    model, or a final .npz file, and vocabularies are left to the caller, unless they are called as Firefox's are.
+    Marian writes a `decoder.yml` (or `model.npz.decoder.yml`) that names them. Without one, a folder must hold one
+    model, or a final .npz file, and the caller must name the vocabularies unless they are named like Firefox's.
 
-    Raises DataError saying which files are missing, or too many to choose from.
+    Raises DataError naming the files that are missing, or that there are too many of.
     """
     folder = path if path.is_dir() else path.parent
     weights = None if folder == path else path
@@ -201,11 +201,11 @@ def find_files(path: Path) -> MarianFiles:
 
 
 _UNFINISHED = re.compile(r"(?P<final>.+\.npz)\.(best-.+|orig|optimizer)\.npz|(?P<stem>.+)\.iter[0-9]+\.npz")
-"""Names of files that Marian saves beside a model: the best by some metric, the state of training, snapshots."""
+"""Names of files that Marian saves next to a model: the best by some metric, the state of training, snapshots."""
 
 
 def _final(folder: Path) -> Path:
-    """Return the only model of a folder, other than those that Marian saves beside it in training."""
+    """Return the only model of a folder, ignoring the files that Marian saves next to it in training."""
     models = _models_in(folder)
     names = [file.name for file in models if not file.name.endswith(".optimizer.npz")]
     others = [
@@ -239,9 +239,9 @@ def _names(names: Any, written: Path) -> list[str]:
 
 
 def _start(weights: Path, folder: Path, models: list[str], options: Mapping[str, Any]) -> Path:
-    """Return the folder in which paths of decoder.yml begin: its own, or that where Marian was started.
+    """Return the folder that paths in decoder.yml are relative to: its own, or the one where Marian was started.
 
-    The latter is known where the path of the weights ends as `models` has it.
+    The latter is known if the path of the weights ends as `models` has it.
     """
     if options.get("relative-paths"):
         return folder
@@ -254,7 +254,7 @@ def _start(weights: Path, folder: Path, models: list[str], options: Mapping[str,
 
 
 def _vocabulary(folder: Path, start: Path, name: str, written: Path) -> Path:
-    """Return the vocabulary that decoder.yml names: beside the weights, otherwise below `start`."""
+    """Return the vocabulary that decoder.yml names: next to the weights, otherwise below `start`."""
     named = PurePosixPath(name)
     beside = inside(folder, named.name)
     if beside.is_file() or named.is_absolute() or ".." in named.parts or not (start / named).is_file():
@@ -266,7 +266,7 @@ def _vocabulary(folder: Path, start: Path, name: str, written: Path) -> Path:
 
 
 def read_ids(path: Path) -> dict[str, int]:
-    """Return the ids by token of a vocabulary: .yml or .yaml as Marian writes it, .json, or text with a token per line.
+    """Return a vocabulary's ids by token: .yml or .yaml as Marian writes it, .json, or text with one token per line.
 
     Raises DataError naming the file and line.
     """
@@ -288,14 +288,14 @@ def read_ids(path: Path) -> dict[str, int]:
         return ids
     for line, token in enumerate(text.removesuffix("\n").split("\n"), start=1):
         token = token.removesuffix("\r")
-        if token in ids or not token:  # Marian refuses both: ids are places, and those behind it are not known
+        if token in ids or not token:  # Marian refuses both, since ids are line numbers: later ones would be wrong
             raise DataError(f"{path}: line {line}: {repr(printable(token)) + ' again' if token else 'no token'}")
         ids[token] = len(ids)
     return ids
 
 
 def _whole(token: str, place: str) -> str:
-    """Return a token with each pair of surrogates as the one character that it stands for, escaped as JSON does it.
+    """Return a token with each surrogate pair, as JSON escapes it, replaced by the one character that it stands for.
 
     Raises DataError for half of such a pair; `place` is the file and line.
     """
@@ -306,9 +306,9 @@ def _whole(token: str, place: str) -> str:
 
 
 def _entries(text: str, path: Path) -> Iterator[tuple[int, str, int]]:
-    """Yield lines, tokens and ids: YAML would read `1` and `01`, or `~` and `null`, as the same key.
+    """Yield lines, tokens and ids; YAML itself would read `1` and `01`, or `~` and `null`, as the same key.
 
-    A line is `token: 5`, the token bare or in quotes, or `? token` and then `: 5`.
+    A line is `token: 5`, with the token bare or in quotes, or `? token` followed by `: 5`.
     """
     key: str | None = None
     for number, line in enumerate(text.split("\n"), start=1):

@@ -1,4 +1,4 @@
-"""Marian itself, where its commands are installed (`make marian`), and its translations."""
+"""Marian itself, if its commands are installed (`make marian`), and its translations."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ MARIAN_VARIABLE = "ZIGGURAT_MARIAN"
 """MARIAN_VARIABLE is the environment variable that names the folder of Marian's environment."""
 
 WITHOUT_MARIAN = f"Marian is not installed: `make marian`, or ${MARIAN_VARIABLE} names the folder of its environment"
-"""WITHOUT_MARIAN is the reason why something that needs Marian is left out."""
+"""WITHOUT_MARIAN is the reason for skipping whatever needs Marian."""
 
 
 def marian_program() -> Path | None:
-    """Return the command `pymarian`, or None where it is not installed.
+    """Return the command `pymarian`, or None if it is not installed.
 
-    It is looked for in the environment $ZIGGURAT_MARIAN (and nowhere else if that is set; the command itself may be
-    named, too), beside this Python, and in
-    the user's cache, where `make marian` puts it.
+    It is looked up in the environment $ZIGGURAT_MARIAN (and nowhere else if that is set; it may also name the command
+    itself), next to this Python, and in the user's cache, where `make marian` puts it.
     """
     if given := os.environ.get(MARIAN_VARIABLE):
         if (program := Path(given).expanduser()).is_file():
@@ -44,9 +43,9 @@ def run_marian(*words: str | Path, text: str | None = None, folder: Path | None 
     Args:
         words: the command and its options.
         text: its standard input.
-        folder: where it runs; None: here.
+        folder: its working directory; None: the current one.
 
-    Raises ExportError: it is not installed, or fails; the message has the last thing that it says.
+    Raises ExportError if it is not installed or fails; the message has the last line of its output.
     """
     program = marian_program()
     if program is None:
@@ -66,7 +65,7 @@ class MarianTranslator:
     Args:
         path: the folder.
 
-    Raises ExportError when Marian is not installed.
+    Raises ExportError if Marian is not installed.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -76,10 +75,10 @@ class MarianTranslator:
         self._options = ["--cpu-threads", "1", "--mini-batch", "16", "--maxi-batch", "100", "--maxi-batch-sort", "src"]
 
     def translate_stream(self, lines: Sequence[str], **decoding: Any) -> list[Translation]:
-        """Return one Translation per line, by the search of decoder.yml, or with settings of `decoding`.
+        """Return one Translation per line, with the search of decoder.yml or the settings in `decoding`.
 
-        Only `beam_size`, `length_penalty.alpha` and `max_length.ratio` of `decoding` are used. Scores of tokens are
-        rounded by Marian to five places.
+        Only `beam_size`, `length_penalty.alpha` and `max_length.ratio` of `decoding` are used. Marian rounds the scores
+        of tokens to five decimals.
         """
         options = list(self._options)
         if decoding:

@@ -1,12 +1,12 @@
 """Lexical shortlists of Marian: as text (`lex.s2t.gz`) and as binary files (`lex.50.50.deen.s2t.bin`).
 
-A text has a line for each pair of pieces: target, source, probability. A binary file has six numbers of 8 bytes (a
-mark, a checksum, how many of the first pieces of the target each sentence has, how many pieces at most a source piece
-has, and the lengths of the two arrays behind them): where the pieces of each source piece begin, 8 bytes each, and the
-pieces themselves, 4 bytes each, in ascending order. All of it is little-endian.
+A text has a line for each pair of pieces: target, source, probability. A binary file starts with six numbers of 8
+bytes: a magic number, a checksum, how many of the target's first pieces are allowed in every sentence, the most pieces
+per source piece, and the lengths of the two arrays that follow. These are the offset of each source piece's list, 8
+bytes each, and the pieces themselves, 4 bytes each, in ascending order. All of it is little-endian.
 
-Marian also lets a sentence have more pieces until their number is a multiple of eight, whichever come first in the
-vocabulary: here it does not.
+Marian also pads each sentence's list to a multiple of eight with the first pieces of the vocabulary; this is not done
+here.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _MARK = 0xF11A48D5013417F5
 _HEAD = struct.Struct("<6Q")
 _MASK = (1 << 64) - 1
 MAX_SHORTLIST_BYTES = 1 << 28
-"""MAX_SHORTLIST_BYTES is the size of the largest shortlist that is read, 256 MiB; Firefox's have 2 to 6."""
+"""MAX_SHORTLIST_BYTES is the size of the largest shortlist that is read, 256 MiB; Firefox's have 2 to 6 MiB."""
 
 FIRST = BEST = 100
-"""FIRST and BEST are Marian's own numbers for a text: the target's first pieces, and the best of each source piece."""
+"""FIRST and BEST are Marian's defaults for a text: the target's first pieces, and the best of each source piece."""
 
 
 @dataclass(frozen=True)
 class MarianShortlist:
-    """A shortlist by Marian's ids.
+    """A shortlist in Marian's ids.
 
     Attributes:
-        first: each sentence has the pieces 0 to `first` - 1.
+        first: the pieces 0 to `first` - 1 are allowed in every sentence.
         rows: the target ids of each source id.
     """
 
@@ -52,10 +52,10 @@ class MarianShortlist:
     def table(
         self, source: Tokenizer, target: Tokenizer, places: tuple[Sequence[int | None], Sequence[int | None]]
     ) -> ShortlistTable:
-        """Return the shortlist by our ids; `places` are Marian's ids for each of ours, None for those that it lacks.
+        """Return the shortlist in our ids; `places` are Marian's ids for each of ours, None for those that it lacks.
 
-        A source piece also allows the target piece of the same spelling where both sides have one vocabulary, as
-        Marian has it.
+        As in Marian, a source piece also allows the target piece with the same spelling if both sides share one
+        vocabulary.
         """
         ours = {theirs: number for number, theirs in enumerate(places[1]) if theirs is not None}
         first = {target.eos, target.unk, *(ours[number] for number in range(self.first) if number in ours)}
@@ -72,7 +72,7 @@ class MarianShortlist:
 
 
 def shortlist_beside(path: Path, model: ForeignModel) -> ShortlistTable | None:
-    """Return the shortlist of the model of Marian `path`, by the ids of `model`, which it was imported as; None: none.
+    """Return the shortlist next to the Marian model `path`, in the ids of `model`, its imported form; None: none.
 
     Raises DataError: see read_marian_shortlist.
     """
@@ -88,7 +88,7 @@ def shortlist_beside(path: Path, model: ForeignModel) -> ShortlistTable | None:
 
 
 def is_binary_shortlist(path: Path) -> bool:
-    """Return True for a file that begins as a binary shortlist does."""
+    """Return True for a file that starts like a binary shortlist."""
     return first_bytes(path, 8) == struct.pack("<Q", _MARK)
 
 
@@ -97,9 +97,9 @@ def read_marian_shortlist(path: Path, pieces: tuple[Sequence[str], Sequence[str]
 
     Args:
         path: the file.
-        pieces: Marian's vocabularies of source and target, in the order of its ids; `<unk>` stands for others.
+        pieces: Marian's vocabularies of source and target, in the order of its ids; `<unk>` stands for all others.
 
-    Raises DataError: damaged, or for larger vocabularies.
+    Raises DataError if the file is damaged, or for larger vocabularies.
     """
     if is_binary_shortlist(path):
         first, rows = _binary(path, read_file(path, MAX_SHORTLIST_BYTES))
@@ -117,21 +117,21 @@ def read_marian_shortlist(path: Path, pieces: tuple[Sequence[str], Sequence[str]
 
 def _binary(path: Path, content: bytes) -> tuple[int, list[NDArray[np.int64]]]:
     if len(content) < _HEAD.size:
-        raise DataError(f"{path}: damaged: ends within its head")
+        raise DataError(f"{path}: damaged: ends within its header")
     _, checksum, first, _, offsets_count, pieces_count = _HEAD.unpack_from(content)
     if _HEAD.size + 8 * offsets_count + 4 * pieces_count != len(content):
-        raise DataError(f"{path}: damaged: its head names {offsets_count:,} places and {pieces_count:,} pieces")
+        raise DataError(f"{path}: damaged: its header names {offsets_count:,} offsets and {pieces_count:,} pieces")
     if _checksum(content) != checksum:
-        raise DataError(f"{path}: damaged: its checksum is another one")
+        raise DataError(f"{path}: damaged: its checksum does not match")
     offsets = np.frombuffer(content, "<u8", offsets_count, _HEAD.size)
     pieces = np.frombuffer(content, "<u4", pieces_count, _HEAD.size + 8 * offsets_count).astype(np.int64)
     if not offsets_count or offsets[0] or offsets[-1] != pieces_count or (offsets[1:] < offsets[:-1]).any():
-        raise DataError(f"{path}: damaged: places that are not in order")
+        raise DataError(f"{path}: damaged: offsets that are not in order")
     return first, np.split(pieces, offsets[1:-1].astype(np.int64)) if offsets_count > 1 else []
 
 
 def _checksum(content: bytes) -> int:
-    """Return the hash of all but the mark and the hash itself; bytes behind the last whole number do not count."""
+    """Return the hash of everything after itself; bytes after the last whole number do not count."""
     found = 0
     for (word,) in struct.iter_unpack("<Q", content[16 : 16 + (len(content) - 16) // 8 * 8]):
         found ^= (word + 0x9E3779B9 + (found << 6) + (found >> 2)) & _MASK
@@ -145,7 +145,7 @@ def _text(path: Path, pieces: tuple[Sequence[str], Sequence[str]]) -> list[NDArr
     for target, source, probability in _pairs(path):
         row, piece = found[ids[0].get(source, unknown[0])], ids[1].get(target, unknown[1])
         row[piece] = max(row.get(piece, 0.0), probability)
-    # The most probable, and of equals the largest id, as a queue of pairs gives them.
+    # The most probable; ties go to the largest id, as in a queue of pairs.
     best = [sorted(row, key=lambda piece: (row[piece], piece), reverse=True)[:BEST] for row in found]
     return [np.array(sorted(row), np.int64) for row in best]
 
@@ -158,16 +158,16 @@ def _pairs(path: Path) -> Iterator[tuple[str, str, float]]:
                 target, source, probability = words[0], words[1], float(words[2])
             except (IndexError, ValueError):
                 raise DataError(
-                    f"{path}: line {number}: {printable(line, 60)!r} is no `target source probability`"
+                    f"{path}: line {number}: {printable(line, 60)!r} is not `target source probability`"
                 ) from None
             if "NULL" not in (target, source):
                 yield target, source, probability
 
 
 def binary_shortlist(rows: Iterable[Iterable[int]], *, first: int, best: int) -> bytes:
-    """Return the content of a binary shortlist with the target ids of each source id, by Marian's ids.
+    """Return the content of a binary shortlist with the target ids of each source id, in Marian's ids.
 
-    `first` and `best` are what Marian calls `firstNum` and `bestNum`: the second only says how the rows were made.
+    `first` and `best` are Marian's `firstNum` and `bestNum`; the second only records how the rows were made.
     """
     listed = [sorted(set(row)) for row in rows]
     offsets = np.cumsum([0, *map(len, listed)]).astype("<u8")

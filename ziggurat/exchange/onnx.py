@@ -1,4 +1,4 @@
-"""Export to ONNX of any model, as two graphs of tensors: the encoder, and one step from its state to the next one."""
+"""Export of any model to ONNX, as two graphs of tensors: the encoder, and one step from one state to the next."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Port:
 
     Attributes:
         name: its name in the graphs.
-        shape: numbers, and the names of axes that vary: `sentences`, `beams`, `source`, `steps`.
+        shape: numbers, and the names of varying axes: `sentences`, `beams`, `source`, `steps`.
         initial: for a state, the encoder's output [sentences, ...] that every beam starts with; None: zeros.
     """
 
@@ -51,7 +51,7 @@ class Ports(Protocol):
     memory: list[Port]
     """Tensors of the source, which every step reads."""
     states: list[Port]
-    """Tensors that each step passes to the next; those with an axis `steps` grow by one each time."""
+    """Tensors that each step passes to the next; an axis `steps` grows by one each time."""
 
     def remember(self, memory: Memory) -> list[Tensor]:
         """Return the tensors `memory` of encoded sentences, followed by the `initial` ones of states."""
@@ -73,7 +73,7 @@ def _ports_of(model: Seq2Seq, longest: int) -> Ports:
 
 
 class _TransformerPorts:
-    """Layout per layer: keys and values of the memory, and of the target so far; a sum or cells in their place."""
+    """Layout per layer: keys and values of the memory, and those of the target so far or else a sum or cells."""
 
     def __init__(self, decoder: Decoder, longest: int) -> None:
         self.longest = longest
@@ -117,7 +117,7 @@ class _TransformerPorts:
 
 
 class _RnmtPorts:
-    """Layout: keys and values of the memory, the states of all LSTM layers, and the last attention's result."""
+    """Layout: keys and values of the memory, the states of all LSTM layers, and the result of the last attention."""
 
     def __init__(self, decoder: RnmtDecoder) -> None:
         self._aligned = decoder.aligned
@@ -133,7 +133,7 @@ class _RnmtPorts:
     def remember(self, memory: Memory) -> list[Tensor]:
         states = memory.of(0)
         cache = self._attention.remember(states, Mask(padding_bias(memory.mask, states.dtype)))
-        # The first step needs the result of an attention before it: that of a query of zeros, as in RnmtDecoder.admit.
+        # The first step needs the result of a previous attention: that of a query of zeros, as in RnmtDecoder.admit.
         context = self._attention(torch.zeros_like(states[:, :1]), cache)
         return [cache.key, cache.value, context.squeeze(1)]
 
@@ -190,23 +190,23 @@ class StepGraph(nn.Module):
 
         Args:
             tokens: ids [sentences, beams]; begin-of-sentence at position 0.
-            positions: [sentences], number of tokens that each sentence has taken before.
+            positions: [sentences], number of tokens that each sentence has already taken.
             source_mask: [sentences, source], True at real tokens.
             memory: results of EncoderGraph, without the `initial` ones.
             states: the states after the previous step; their axis `steps` is at least the largest position.
         """
         padding = Mask(padding_bias(source_mask, memory[0].dtype))
         cache = self.ports.cache(positions, padding, memory, states)
-        # The decoder's own step, since that of Seq2Seq keeps its state in buffers.
+        # The decoder's own step, because Seq2Seq's step keeps its state in buffers.
         advance = cast(Callable[..., Tensor], self.model.decoder.step)
         hidden = advance(self.model.target_embedding.step(tokens, positions, self.longest), cache)
         attention = cache.cross_attention
-        assert attention is not None  # every layout keeps that of one layer
+        assert attention is not None  # every layout keeps the attention of one layer
         return (self.model.logits(hidden), attention, *self.ports.states_of(cache))
 
 
 def _exportable(model: Seq2Seq) -> Seq2Seq:
-    """Return the model with modules that a graph can contain: the loops of a recurrent encoder as scans."""
+    """Return the model with modules that a graph can contain: a recurrent encoder's loops become scans."""
     if not isinstance(model.encoder, RnmtEncoder):
         return model
     # The caller's model keeps its loops.
@@ -221,11 +221,11 @@ ENCODER_FILE = "encoder.onnx"
 STEP_FILE = "step.onnx"
 MANIFEST_FILE = "onnx.json"
 FORMAT = 1
-"""Version of the manifest, and of the graphs' inputs and outputs."""
+"""FORMAT is the version of the manifest, and of the graphs' inputs and outputs."""
 _OPSET = 20
-"""Version of ai.onnx; onnxruntime has it since 1.17 (January 2024)."""
+"""_OPSET is the version of ai.onnx; onnxruntime has supported it since 1.17 (January 2024)."""
 _EXAMPLE = {"sentences": 2, "beams": 3, "source": 5, "steps": 7}
-"""Sizes while a graph is traced; none is 1, which the graph would take for a constant."""
+"""Sizes while a graph is traced; none is 1, which would be baked into the graph as a constant."""
 
 
 def write_onnx(folder: Path, model: Seq2Seq, config: ModelConfig, *, positions: int) -> None:
@@ -235,11 +235,11 @@ def write_onnx(folder: Path, model: Seq2Seq, config: ModelConfig, *, positions: 
         folder: an existing folder.
         model: the model, in evaluation mode, on the CPU, in fp32.
         config: its architecture.
-        positions: size of tables of sinusoids, which cannot grow in a graph: the longest source and target, begin- or
-            end-of-sentence counted. Used only with sinusoidal or rotary positions; learned ones have a limit already,
+        positions: size of sinusoid tables, which cannot grow in a graph: the longest source and target, including
+            begin- or end-of-sentence. Used only with sinusoidal or rotary positions; learned ones already have a limit,
             and other models have none.
 
-    A graph of more than 2 GB keeps its weights in a file `*.onnx.data` beside it. Raises ConfigError when a package of
+    A graph of more than 2 GB keeps its weights in a file `*.onnx.data` next to it. Raises ConfigError if a package of
     the extra `export` is missing, and OSError.
     """
     try:
@@ -270,19 +270,19 @@ def write_onnx(folder: Path, model: Seq2Seq, config: ModelConfig, *, positions: 
     )
     for name in (ENCODER_FILE, STEP_FILE):
         onnx.checker.check_model(str(folder / name), full_check=True)
-    # Last: a folder without a manifest is incomplete.
+    # Last, because a folder without a manifest is incomplete.
     write_atomically(folder / MANIFEST_FILE, json.dumps(_manifest(model, ports, limit), indent=1).encode())
 
 
 def _position_limit(config: ModelConfig, positions: int) -> int | None:
-    """Return the number of positions of the graphs, or None where they have no limit."""
+    """Return the number of positions of the graphs, or None if they have no limit."""
     if config.family == "rnmt" or config.embedding.positions == "none":
         return None
     return config.embedding.limit or positions
 
 
 def _make_room(model: nn.Module, positions: int | None) -> None:
-    """Grow tables of sinusoids to `positions` by using them once."""
+    """Grow sinusoid tables to `positions` by using them once."""
     for module in model.modules():
         if isinstance(module, SinusoidalPositions) and positions is not None:
             module(positions)
@@ -312,8 +312,8 @@ def _write(
             dynamo=True,
             verbose=False,
         )
-    assert program is not None  # it is with dynamo
-    # Lines of our source, and paths of this machine: half the size of the file.
+    assert program is not None  # never None with dynamo
+    # Lines of our source and paths of this machine make up half the size of the file.
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()
     program.save(path)

@@ -1,7 +1,7 @@
-"""Caches of a decoder as tensors that enter and leave a graph, and an LSTM's loop as one scan.
+"""Decoder caches as tensors that enter and leave a graph, and an LSTM's loop as one scan.
 
 The caches of ziggurat.model.attention write into buffers that stay between steps; a graph has no such buffers. The
-classes here serve the same modules with tensors alone.
+classes here serve the same modules using only tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Rows:
 
     Args:
         positions: [rows].
-        entries: number of positions that the keys have, from 0.
+        entries: number of positions that the keys cover, from 0.
         longest: an upper bound of the positions.
     """
 
@@ -38,13 +38,13 @@ class _Rows:
         return self.away
 
     def seen(self, entries: int) -> Mask:
-        """Hide entries beyond a row's position: they are empty, or belong to longer rows."""
+        """Hide entries beyond a row's position, which are empty or belong to longer rows."""
         bias = torch.zeros(self.away.shape, device=self.away.device)
         return Mask(bias.masked_fill(self.away > 0, -math.inf)[:, None, None])
 
 
 class GrowingCache:
-    """Keys and values of the positions so far; position p of a sentence is at index p, however far the others are.
+    """Keys and values of the positions so far; position p of a sentence is always at index p.
 
     Args:
         parts: keys and values, [N, K, heads, steps, d_head]; entries from a sentence's position on are not read.
@@ -64,12 +64,12 @@ class GrowingCache:
 
     def attend(self, module: OwnAttention, x: Tensor, first: FirstValues) -> Tensor:
         """Let `module` attend from the newest position `x` [N, K, d_model], every hypothesis as a separate row."""
-        rows = x.flatten(-3, -2).unsqueeze(-2)  # every hypothesis alone; a leading axis is of queries, keys and values
+        rows = x.flatten(-3, -2).unsqueeze(-2)  # one row per hypothesis; a leading axis is for queries, keys, values
         return module.step(rows, cast(OwnCache, self), first).view(x.shape[-3:])
 
     def append(self, key: Tensor, value: Tensor) -> list[KeyValueBlock]:
         """Add one position, [rows, heads, 1, d_head] each; return one block [rows, heads, steps + 1, d_head]."""
-        # Not at the end: a sentence that entered later has empty places there, and continues at its own position.
+        # Not at the end: a sentence that entered later has empty entries there, and continues at its own position.
         here = (self.live.away == 0)[:, None, :, None]
         rows = []
         for old, new in zip(self.parts, (key, value), strict=True):
@@ -85,7 +85,7 @@ class RunningSum:
     Args:
         parts: the sum, [N, K, d_model].
         positions: [N], positions of the newest tokens.
-        longest: not used; here so that both caches are created alike.
+        longest: not used; present so that both caches are created in the same way.
 
     Attributes:
         parts: the sum after `attend`.
@@ -98,7 +98,7 @@ class RunningSum:
         self.count = (positions + 1)[:, None, None]
 
     def attend(self, module: OwnAttention, x: Tensor, first: FirstValues) -> Tensor:
-        """Let `module` attend from the newest position `x` [N, K, d_model]; it has no values of heads to share."""
+        """Let `module` attend from the newest position `x` [N, K, d_model]; it has no head values to share."""
         return module.step(x, cast(OwnCache, self))
 
     def append(self, x: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class LayerCache:
     Args:
         own: cache of the attention to the target.
         cross: cache of the attention to the memory.
-        first: where the first layer leaves its values of the newest position, if there is a value residual.
+        first: slot for the first layer's values of the newest position, if there is a value residual.
     """
 
     def __init__(self, own: GrowingCache | RunningSum, cross: CrossAttentionCache, first: FirstValues) -> None:
@@ -142,7 +142,7 @@ class LayerCache:
 
 
 class RecurrentCache:
-    """Cache of the decoder of RNMT+ in a step, in place of ziggurat.model.rnmt.RnmtCache.
+    """Cache of the RNMT+ decoder in a step, in place of ziggurat.model.rnmt.RnmtCache.
 
     Args:
         memory: the projected memory.

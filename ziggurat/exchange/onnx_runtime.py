@@ -1,4 +1,4 @@
-"""Models exported to ONNX, translated with by our own search: onnxruntime computes, `OnnxScorer` keeps the state."""
+"""Translation with models exported to ONNX by our own search: onnxruntime computes, `OnnxScorer` keeps the state."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class OnnxManifest(JsonForm):
 
 
 class OnnxModel(NamedTuple):
-    """Two graphs ready to run: (source, source_mask) -> memory, and one step; and their manifest."""
+    """Two graphs ready to run, (source, source_mask) -> memory and one step, with their manifest."""
 
     encoder: InferenceSession
     step: InferenceSession
@@ -60,13 +60,13 @@ class OnnxModel(NamedTuple):
 
 
 def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel:
-    """Open the folder that `ziggurat export --to onnx` wrote, on the CPU.
+    """Open a folder written by `ziggurat export --to onnx`, on the CPU.
 
     Args:
         directory: the folder.
         threads: threads of each operator; None: as many as torch has.
 
-    Raises ConfigError: onnxruntime is missing. CheckpointError: files are missing, damaged or of another format.
+    Raises ConfigError if onnxruntime is missing, CheckpointError if files are missing, damaged or of another format.
     """
     try:
         import onnxruntime
@@ -81,11 +81,11 @@ def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel
     options.log_severity_level = 3
     sessions = {}
     for name in (ENCODER_FILE, STEP_FILE):
-        if not (folder / name).is_file():  # onnxruntime would wait for ever on a pipe
+        if not (folder / name).is_file():  # onnxruntime would wait forever on a pipe
             raise CheckpointError(f"{folder / name}: cannot be opened: no such file, or not a regular one")
         try:
             sessions[name] = onnxruntime.InferenceSession(folder / name, options, ["CPUExecutionProvider"])
-        except Exception as error:  # the classes of onnxruntime have no other public base
+        except Exception as error:  # onnxruntime's error classes have no other public base
             raise CheckpointError(f"{folder / name}: cannot be opened: {error}") from None
     _refuse_other_graphs(folder, manifest, sessions[ENCODER_FILE], sessions[STEP_FILE])
     return OnnxModel(sessions[ENCODER_FILE], sessions[STEP_FILE], manifest)
@@ -110,12 +110,12 @@ def _refuse_other_graphs(
 
 
 def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: Any) -> Translator:
-    """Open the folder that `ziggurat export --to onnx` wrote, for translation.
+    """Open a folder written by `ziggurat export --to onnx`, for translation.
 
     Args:
         directory: the folder.
         threads: threads of each operator; None: as many as torch has.
-        decoding: keys of the `decoding` section that replace the saved ones; the graphs have one precision, float32.
+        decoding: keys of the `decoding` section that replace the saved ones; the graphs' only precision is float32.
 
     Raises the errors of open_onnx and of ziggurat.translate.translator.load_translator.
     """
@@ -128,7 +128,7 @@ def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: 
     experiment = load_experiment(Path(directory) / CONFIG_FILE)
     settings = change_section(experiment.decoding, {**decoding, "precision": "float32"}, "decoding")
     if settings.shortlist is not None:
-        raise ConfigError("`decoding.shortlist` does not go with ONNX; set it to null")
+        raise ConfigError("`decoding.shortlist` does not work with ONNX; set it to null")
     source, target = load_tokenizers(directory)
     if target.size != (size := model.manifest.vocabulary_size):
         raise CheckpointError(f"{directory}: the vocabulary has {target.size} pieces, the graphs {size}; export again")
@@ -160,10 +160,10 @@ class OnnxScorer:
     """Scorer (ziggurat.translate.scorers.Scorer) of an exported model.
 
     Sentences are the rows of every tensor, beams the second axis of states. A sentence that entered later has taken
-    fewer steps: its keys and values fill only the first places of the axis `steps`.
+    fewer steps: its keys and values fill only the first entries of the axis `steps`.
 
     Args:
-        model: opened by open_onnx.
+        model: a model opened by open_onnx.
     """
 
     def __init__(self, model: OnnxModel) -> None:
@@ -174,7 +174,7 @@ class OnnxScorer:
         self.start(1, 0)
 
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
-        """Begin without sentences; each will have `beam_size` beams. `slots` is not used."""
+        """Start without sentences; each will have `beam_size` beams. `slots` is not used."""
         self._beams = beam_size
         self._keep_attention = keep_attention
         self.attention = None
@@ -184,9 +184,9 @@ class OnnxScorer:
         self._states = [self._zeros(port, 0) for port in self.manifest.states]
 
     def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
-        """Encode source ids [n, S] (mask: True at real tokens) of new sentences, behind those in the batch.
+        """Encode source ids [n, S] (mask: True at real tokens) of new sentences, and append them to the batch.
 
-        Each may then take `max_steps` steps. Raises ConfigError when the graphs have fewer positions.
+        Each may then take `max_steps` steps. Raises ConfigError if the graphs have fewer positions.
         """
         limit = self.manifest.max_positions
         if limit is not None and max(source.shape[1], max_steps) > limit:
@@ -205,11 +205,11 @@ class OnnxScorer:
         self._mask = _below(self._mask, source_mask)
         memory = [given[port.name] for port in self.manifest.memory]
         self._memory = [_below(old, new) for old, new in zip(self._memory, memory, strict=True)]
-        # New sentences have no steps yet: zeros fill up their states to the longest.
+        # New sentences have no steps yet: their states are padded with zeros to the longest.
         self._states = [_below(old, new) for old, new in zip(self._states, states, strict=True)]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Return logits [N, K, V] of the token after `tokens` [N, K]; each sentence is one position further."""
+        """Return logits [N, K, V] of the token after `tokens` [N, K]; each sentence advances by one position."""
         inputs = {"tokens": tokens, "positions": self._positions, "source_mask": self._mask}
         inputs |= {port.name: part for port, part in zip(self.manifest.memory, self._memory, strict=True)}
         inputs |= {f"state.{port.name}": part for port, part in zip(self.manifest.states, self._states, strict=True)}
@@ -226,7 +226,7 @@ class OnnxScorer:
         if self._beams == 1 or not len(parents):
             return
         rows = (parents + torch.arange(len(parents))[:, None] * self._beams).flatten()
-        # A copy of all states is worth a comparison: often every beam continues itself.
+        # Comparing is cheaper than copying all states: often every beam continues itself.
         if not torch.equal(rows, torch.arange(len(rows))):
             self._states = [part.flatten(0, 1).index_select(0, rows).view_as(part) for part in self._states]
 
@@ -235,7 +235,7 @@ class OnnxScorer:
         self._positions = self._positions[sentences]
         self._mask = self._mask[sentences]
         self._memory = [part.index_select(0, sentences) for part in self._memory]
-        # When the sentence that is furthest leaves, the axis `steps` shrinks.
+        # When the longest sentence leaves, the axis `steps` shrinks.
         longest = int(self._positions.max()) if len(sentences) else 0
         self._states = [
             _first_steps(part, port, longest).index_select(0, sentences)
@@ -251,11 +251,11 @@ class OnnxScorer:
 
 
 def _run(graph: InferenceSession, wanted: Sequence[str] | None, inputs: Mapping[str, Tensor]) -> list[Any]:
-    """Return the outputs of a graph. Raises CheckpointError where its manifest does not describe it."""
+    """Return the outputs of a graph. Raises CheckpointError if its manifest does not describe it."""
     given = {name: part.contiguous().numpy() for name, part in inputs.items()}
     try:
         return list(graph.run(wanted, given))
-    except Exception as error:  # the classes of onnxruntime have no other public base
+    except Exception as error:  # onnxruntime's error classes have no other public base
         raise CheckpointError(
             f"the exported graph cannot be run as {MANIFEST_FILE} describes it; export again ({error})"
         ) from None
@@ -267,7 +267,7 @@ def _first_steps(state: Tensor, port: ManifestPort, steps: int) -> Tensor:
 
 
 def _below(upper: Tensor, lower: Tensor) -> Tensor:
-    """Return `lower` below `upper` (axis 0), each filled up with zeros at the end of its other axes."""
+    """Return `lower` appended to `upper` along axis 0, each padded with zeros at the end of its other axes."""
     if upper.shape[1:] == lower.shape[1:]:
         return torch.cat([upper, lower])
     sizes = [max(pair) for pair in zip(upper.shape[1:], lower.shape[1:], strict=True)]

@@ -1,7 +1,7 @@
-"""OpusTrainer files (https://github.com/hplt-project/OpusTrainer) as corpora, stages and modifiers of our own.
+"""OpusTrainer files (https://github.com/hplt-project/OpusTrainer) as our own corpora, stages and modifiers.
 
-`trainer` and `seed` are passed over: training is `ziggurat train`, its seed `training.seed`. Text is taken as it is:
-files that are to be detokenised first are refused (`Retokenize`, `custom_detok_src`, `custom_detok_trg`).
+`trainer` and `seed` are ignored: `ziggurat train` does the training, with the seed `training.seed`. Text is used
+unchanged; options that detokenise files first are refused (`Retokenize`, `custom_detok_src`, `custom_detok_trg`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OPTIONS: dict[str, dict[str, str]] = {
     "Typos": {kind: kind for kind in TYPO_KINDS},
     "Noise": {
         "min_word_length": "min_word_length",  # as OpusTrainer documents it
-        "min_word_legnth": "min_word_length",  # as its code spells it, so that files that work there have this
+        "min_word_legnth": "min_word_length",  # as its code spells it, and so do the files that work there
         "max_word_length": "max_word_length",
         "max_words": "max_words",
     },
@@ -53,9 +53,9 @@ _VOCABULARIES = ("spm_vocab", "spm_vocab_src", "spm_vocab_trg")
 
 
 def opustrainer_text(path: str) -> str:
-    """Return an OpusTrainer file as YAML of our section `data`; comments name what of it has no effect here.
+    """Return an OpusTrainer file as YAML for our section `data`; comments name the parts without effect here.
 
-    Languages and the store are not in such a file; comments say where they go. Raises ConfigError as read_opustrainer.
+    Such a file has no languages and no store; comments show where they go. Raises ConfigError as read_opustrainer does.
     """
     found = read_opustrainer(path)
     said = found.pop("said")
@@ -71,10 +71,10 @@ def opustrainer_text(path: str) -> str:
 def read_opustrainer(path: str) -> dict[str, Any]:
     """Return `train`, `stages`, `modifiers` and, where pairs have alignments, `alignment` of the data section.
 
-    Under `said` are sentences on what of the file has no effect here.
+    `said` holds sentences about the parts of the file without effect here.
 
-    Paths in the file are relative to its folder. Raises ConfigError: no such file, or one that OpusTrainer would not
-    take, or that asks for what we do not have; with the line and what is known.
+    Paths in the file are relative to its folder. Raises ConfigError if the file is missing, invalid for OpusTrainer, or
+    needs a feature that we lack; the message gives the line and the known values.
     """
     file = Path(path).expanduser()
     try:
@@ -92,7 +92,7 @@ class _File:
     def __init__(self, path: Path, content: dict[str, Any], lines: Lines) -> None:
         self._path, self._content, self._lines = path, content, lines
         self._said: list[str] = []
-        """Sentences on what has no effect."""
+        """Sentences about parts without effect."""
         self._retokenized = False
         """True if there is a `Retokenize`, which needs alignments."""
 
@@ -236,11 +236,11 @@ class _File:
         self._pieces_without_effect(place, f"`{_RETOKENIZE}`")
 
     def _tokenised(self, place: tuple[str | int, ...], option: str, how: str) -> ConfigError:
-        """Return the fault of an option by which the files are tokenised."""
+        """Return the error for an option according to which the files are tokenised."""
         return self._fault(
             place,
             f"{option}: {printable(how, 60)} changes the text, which is not done here: detokenise the files, align "
-            "their words anew (`ziggurat align`), and leave this out",
+            "their words again (`ziggurat align`), and leave this out",
         )
 
     def _pieces_without_effect(self, place: tuple[str | int, ...], option: str) -> None:
@@ -252,7 +252,7 @@ class _File:
     def _modifier(
         self, name: str, probability: float, options: dict[str, Any], place: tuple[str | int, ...]
     ) -> dict[str, Any]:
-        """Return one modifier; that of `Tags` may become two."""
+        """Return one modifier; `Tags` may become two."""
         known = {
             **_OPTIONS.get(name, {}),
             **(dict.fromkeys([*_TAG_SHARES, *_DETOKENISERS, *_VOCABULARIES], "") if name == "Tags" else {}),
@@ -260,7 +260,7 @@ class _File:
         if unknown := [key for key in options if key not in known]:
             raise self._fault(place, f"`{name}` has no `{printable(str(unknown[0]), 60)}`; it has: {', '.join(known)}")
         ours = {known[key]: value for key, value in options.items() if known[key]}
-        if name == "Typos" and options:  # as there: kinds that are not named are not made
+        if name == "Typos" and options:  # as in OpusTrainer, kinds that are not named are not made
             ours = {**dict.fromkeys(TYPO_KINDS, 0.0), **{kind: self._number(p, place) for kind, p in ours.items()}}
         if name != "Tags":
             return {_NAMES[name]: {"probability": probability, **ours}}
@@ -272,7 +272,7 @@ class _File:
                 self._pieces_without_effect((*place, key), f"`Tags`: {key}")
         shares = {key: self._number(options.get(key, share), place) for key, share in _TAG_SHARES.items()}
         augment, replace = shares["augment"], shares["replace"]
-        hints = 1 - augment  # of the words that are chosen; `tag` takes what the other two leave
+        hints = 1 - augment  # share of the chosen words; `tag` takes what the other two leave
         if min(augment, replace) < 0 or augment + replace > 1 or augment + replace + shares["tag"] < 1:
             raise self._fault(place, "`Tags`: `augment`, `replace` and `tag` must be shares that add up to 1")
         made: dict[str, Any] = {}
@@ -286,7 +286,7 @@ class _File:
         return ConfigError(f"{self._at(place)}: {said}")
 
     def _at(self, place: tuple[str | int, ...]) -> str:
-        """Return file and line of a key, or of what it stands in."""
+        """Return file and line of a key, or of the key that contains it."""
         while place and place not in self._lines:
             place = place[:-1]
         return f"{self._path}{f', line {self._lines[place]}' if place else ''}"

@@ -1,4 +1,4 @@
-"""The plain Transformer that a trained model is or folds into, and the model as exporters take it."""
+"""The plain Transformer that a trained model is or folds into, and the model in the form that exporters take."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLAIN_ATTENTIONS = ("full", "relative")
 
 
 class NotPlainError(ConfigError):
-    """No plain Transformer computes what the model does; `reasons` has every one."""
+    """No plain Transformer computes the same as the model; `reasons` lists every one."""
 
     def __init__(self, reasons: list[str]) -> None:
         super().__init__(f"not equal to any plain Transformer: {'; '.join(reasons)}")
@@ -43,32 +43,31 @@ class NotPlainError(ConfigError):
 def fold(
     config: ModelConfig, tensors: Mapping[str, Tensor], entries: dict[str, Tensor] | None = None
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Return configuration and weights of a plain Transformer with the outputs of the given model in evaluation mode.
+    """Return configuration and weights of a plain Transformer with the same outputs as the model in evaluation mode.
 
-    Exact, whatever the weights (equal outputs up to rounding), are:
+    These conversions are exact for any weights (outputs are equal up to rounding):
 
-    - `admin` to `post`: omega_i, i >= 2, goes into gain and bias of the norm before sub-layer i, and 1/omega_i into
-      the matrices by which that sub-layer reads the stream: queries, keys and values of self-attention, queries of
-      cross-attention, W_1. That norm must be read by nobody else. omega_1 goes into the embedding and learned
-      positions: sinusoidal ones cannot take it, nor what both stacks share, and then it must be 1. Where the embedding
-      is the output projection too, 1/omega_1 goes into the last norm. Where all of a stack's omegas are one number, it
-      is folded as DeepNorm's alpha instead.
+    - `admin` to `post`: omega_i, i >= 2, goes into gain and bias of the norm before sub-layer i, and 1/omega_i into the
+      matrices through which that sub-layer reads the stream: queries, keys and values of self-attention, queries of
+      cross-attention, W_1. Nothing else may read that norm. omega_1 goes into the embedding and learned positions. It
+      must be 1 if these cannot be scaled, because positions are sinusoidal or both stacks share them. If the embedding
+      is also the output projection, 1/omega_1 goes into the last norm. If a stack's omegas are all equal, they are
+      folded like DeepNorm's alpha instead.
     - `deepnorm` to `post`: LN_e(alpha x + f(x)) = LN_e'(x + f(x) / alpha) with e' = e / alpha^2, so 1/alpha goes into
-      the maps by which sub-layers write, and the stacks have two `layer_norm_epsilon`, since their alphas differ.
-    - `layer_scale` to `pre`, and `transfer`: lambda, or the stack's factor, goes into the maps by which sub-layers
-      write; that of the logits into the last norm.
+      the maps through which sub-layers write. The stacks get separate `layer_norm_epsilon`, since their alphas differ.
+    - `layer_scale` to `pre`: lambda goes into the maps through which sub-layers write.
     - `ln_scaling` to `pre`: 1/sqrt(l) goes into gain and bias of the norms before the sub-layers of layer l.
-    - `norm: scale` to `rms`, with the gain g / sqrt(d_model) in every channel; `embedding.unit_length`: rows get it.
-    - `transfer`: a stack's factor goes into the maps by which sub-layers write, that of the logits into the last norm.
+    - `norm: scale` to `rms`, with the gain g / sqrt(d_model) in every channel; `embedding.unit_length`: scaled rows.
+    - `transfer`: a stack's factor goes into the maps through which sub-layers write, the logits' into the last norm.
 
-    `post` and `pre` stay as they are, and tied layers are written out. The two stacks may be of different kinds, and so
-    may ranges of layers that all become `pre`; all else is kept. Only evaluation is the same: in training, norms and
-    matrices would learn at other speeds, and LayerDrop would skip a layer's omega.
+    `post` and `pre` stay unchanged, and tied layers are written out. The two stacks may be of different kinds, as may
+    ranges of layers that all become `pre`; everything else is kept. Only evaluation is equivalent: in training, norms
+    and matrices would learn at different speeds, and LayerDrop would skip a layer's omega.
 
     Args:
-        config: of the model.
+        config: the model's configuration.
         tensors: its parameters by name (ziggurat.model.tensors.weights); they are not changed.
-        entries: for formats that can multiply a stack's input (embedding and position) by a factor [d_model]: receives
+        entries: for formats that can multiply a stack's input (embedding and position) by a factor [d_model]; receives
             that factor by stack, and omega_1 need not be 1. None: the format has no such factor.
 
     Raises NotPlainError with all reasons why this model cannot be folded.
@@ -105,10 +104,10 @@ class _Sublayer(NamedTuple):
     """A sub-layer by the names of its linear maps.
 
     Attributes:
-        prefix: of the names of its parameters, in its layer or in the model.
-        reads: maps that read the stream and nothing else; None: something that is no such map reads it.
-        writes: maps whose sum is the sub-layer's output; None: its output is something else.
-        norm: the norm whose output it reads, and nothing else reads; None: there is no such norm.
+        prefix: prefix of its parameters' names, in its layer or in the model.
+        reads: linear maps that read the stream and nothing else; None: something other than a linear map reads it too.
+        writes: linear maps whose sum is the sub-layer's output; None: its output is computed differently.
+        norm: the norm whose only reader it is; None: there is no such norm.
     """
 
     prefix: str
@@ -132,7 +131,7 @@ def _branches(config: ModelConfig, decoder: bool) -> list[_Sublayer]:
 
 
 class _Stack:
-    """One stack of a model; its entries of `tensors` are replaced, and obstacles are added to `reasons`."""
+    """One stack of a model; `fold` replaces its entries of `tensors` and adds obstacles to `reasons`."""
 
     def __init__(
         self,
@@ -190,12 +189,12 @@ class _Stack:
                 if number == 0 or split:
                     norm = self._norm_read(layer * len(branches) + number if split else layer, below)
                 if number == 0 and not self.decoder and self._is_mixed():
-                    norm = None  # the mixtures read it too
+                    norm = None  # the mixtures also read it
                 yield branch._replace(prefix=prefix, norm=norm)
                 below = f"{prefix}_residual.out_norm"
 
     def _norm_read(self, unit: int, below: str | None) -> str | None:
-        """Return the norm whose output layer `unit`, from 0, reads and nothing else does; None: there is none.
+        """Return the norm whose only reader is layer `unit`, counted from 0; None if there is none.
 
         `below` is the norm at the end of the layer below. With a split history a unit is a sub-layer.
         """
@@ -217,7 +216,7 @@ class _Stack:
 
     def _skip_vector(self) -> _Folded:
         omegas = [self.tensors.pop(f"{sublayer.prefix}_residual.skip") for sublayer in self._sublayers()]
-        # One number everywhere: norms undo it as they undo DeepNorm's alpha, and the embedding need not take a factor.
+        # If all are equal, norms undo them as they undo DeepNorm's alpha, and the embedding needs no factor.
         if not bool((omegas[0] == 1).all()) and bool((torch.stack(omegas) == omegas[0][0]).all()):
             return self._skip_constant(float(omegas[0][0]))
         for sublayer, omega in zip(self._sublayers(), omegas, strict=True):
@@ -226,9 +225,9 @@ class _Stack:
         return _Folded("post")
 
     def _move(self, sublayer: _Sublayer, omega: Tensor) -> None:
-        """Let the norm that feeds a sub-layer give omega times as much and the sub-layer's maps read 1/omega of it.
+        """Multiply the norm that feeds a sub-layer by omega, and the maps with which the sub-layer reads it by 1/omega.
 
-        Where no norm feeds it but the stack's input alone, that input is multiplied.
+        If it is fed by the stack's input instead of a norm, that input is multiplied.
         """
         at_entry = sublayer.norm is None and self._is_entry(sublayer)
         if sublayer.norm is None and not at_entry:
@@ -261,7 +260,7 @@ class _Stack:
         return plain and sublayer.prefix == f"{self.name}.layers.0.self_attn"
 
     def _fixed_input(self) -> str:
-        """Return what of the stack's input, embedding and position, cannot be multiplied by a vector; "": nothing."""
+        """Return which part of the stack's input cannot be multiplied by a vector; "" if all of it can."""
         embedding = self.config.embedding
         if embedding.positions == "sinusoidal":
             return "`embedding.positions: sinusoidal` are no weights"
@@ -272,7 +271,7 @@ class _Stack:
     def _scale_input(self, omega: Tensor) -> None:
         """Multiply embedding and positions by omega [d_model].
 
-        Where the embedding is the output projection too, the last norm, which nothing else reads, gives 1/omega of it.
+        If the embedding is also the output projection, the last norm, read by nothing else, gives 1/omega as much.
         """
         side = "target_embedding" if self.decoder else "source_embedding"
         for module in (f"{side}.tokens", f"{side}.positions"):
@@ -285,7 +284,7 @@ class _Stack:
             self.tensors[name] = self.tensors[name] * factor
 
     def _skip_constant(self, skip: float) -> _Folded:
-        """Divide norms' inputs by the one skip factor of the stack, which a norm undoes but for its epsilon."""
+        """Divide norms' inputs by the stack's single skip factor, which a norm undoes except for its epsilon."""
         if any(name.startswith(f"{self.name}.history.norms.") for name in self.tensors):
             self._refuse(
                 f"the norms of `history: {self.stack.history}` keep their epsilon while those of sub-layers change it"
@@ -296,7 +295,7 @@ class _Stack:
         return _Folded("post", epsilon / skip**2)
 
     def _base(self) -> None:
-        """Multiply what `transfer` multiplies: the branches, and what the output projection reads."""
+        """Multiply the branches and the output projection's input by the factors of `transfer`."""
         factor, last = branch_factor(self.config, self.decoder), output_factor(self.config)
         assert factor is not None
         assert last is not None
@@ -334,7 +333,7 @@ class _Stack:
 
 
 SearchRules = Callable[[DecodingConfig], Collection[str]]
-"""Settings of a search -> keys of what a toolkit has beyond the beam search that all have."""
+"""SearchRules maps a search's settings to the keys that a toolkit supports beyond the plain beam search."""
 
 
 @dataclass(frozen=True)
@@ -346,7 +345,7 @@ class ExportedModel:
         tensors: its parameters by name.
         directory: folder with the vocabulary files.
         source, target: its tokenizers.
-        sample: text of the kind that it translates, by which the scales of quantised inputs are measured.
+        sample: text of the kind that it translates, for measuring the scales of quantised inputs.
     """
 
     experiment: Experiment
@@ -363,7 +362,7 @@ class ExportedModel:
 
     @property
     def positions(self) -> int:
-        """Positions of either side in exported tables; begin- or end-of-sentence and a tag are counted."""
+        """Positions of either side in exported tables, including begin- or end-of-sentence and a tag."""
         return positions_for(self.experiment.model, self.experiment.decoding)
 
     def seq2seq(self) -> Seq2Seq:
@@ -375,7 +374,7 @@ class ExportedModel:
 
     @property
     def aligned(self) -> AlignmentHead:
-        """The attention that alignments are taken from."""
+        """The attention head that provides alignments."""
         return AlignmentHead.of(self.experiment.training.loss.alignment)
 
     def plain(self) -> ExportedModel:
@@ -392,12 +391,12 @@ class ExportedModel:
         return dissect(config, tensors, self.positions, entries)
 
     def searching_as_others(self, also: SearchRules = lambda decoding: ()) -> Experiment:
-        """Return the experiment with the search of other toolkits: a beam, `power` penalties, no rules but `also`."""
+        """Return the experiment with other toolkits' search: a beam, `power` penalties, and only the rules `also`."""
         decoding, usual = self.experiment.decoding, DecodingConfig()
         kept = also(decoding)
         changes: dict[str, object] = {"endings": "beam", "shortlist": None}
         changes |= {key: getattr(usual, key) for key in unsupported_keys(dict(decoding)) if key not in kept}
-        if decoding.search == "sample":  # of samples there may be more than the beam has hypotheses
+        if decoding.search == "sample":  # there may be more samples than the beam has hypotheses
             changes["n_best"] = 1
         none = {"kind": "none", "alpha": 0.0, "coverage": 0.0}
         kind = {} if decoding.length_penalty.kind == "power" else none
@@ -426,8 +425,8 @@ def not_plain(
 ) -> list[str]:
     """Return all reasons why no model of this configuration is, or folds into, a plain Transformer.
 
-    With `scaled_input` each stack's input may have a factor per channel: in other formats every stack has separate
-    embeddings, which can take it. `attentions` are the kinds that the decoder may have.
+    With `scaled_input` each stack's input may have a factor per channel, as in formats where every stack has separate
+    embeddings. `attentions` are the kinds that the decoder may have.
     """
     if config.family == "rnmt":
         return ["`family: rnmt` is no Transformer"]
@@ -465,9 +464,9 @@ def _shape(config: ModelConfig, attentions: Collection[str]) -> Iterator[str]:
 
 
 def _unfoldable(config: ModelConfig, entries: dict[str, Tensor] | None) -> list[str]:
-    """Return the reasons of `fold` for a narrow model of the same structure, with weights as training may leave them.
+    """Return the reasons that `fold` gives for a narrow model of the same structure, with arbitrary trained weights.
 
-    `fold` decides by the weights, which a configuration alone does not have; a narrow model takes no time.
+    `fold` decides by the weights, which a configuration alone lacks; a narrow model takes no time.
     """
     values = config.model_dump()
     values |= {"preset": None, "d_model": 4, "d_ff": 4, "heads": 1, "dropout": {}}
@@ -479,8 +478,8 @@ def _unfoldable(config: ModelConfig, entries: dict[str, Tensor] | None) -> list[
     generator = torch.Generator().manual_seed(0)
     first = dict.fromkeys(("encoder", "decoder"), True)
     for name, tensor in tensors.items():
-        # Away from 0 and 1, and all different: no factor of a trained model can be counted on to be trivial. Skips that
-        # are not trained keep the values of their initialisation; profiling leaves the first one of a stack at 1.
+        # Not 0 or 1, and all different, because a trained model's factors cannot be relied on to be trivial. Untrained
+        # skips keep their initial values; profiling leaves the first one of a stack at 1.
         noise = 1.5 + 0.1 * torch.randn(tensor.shape, generator=generator)
         stack = name.split(".")[0]
         if name.endswith("_residual.skip") and not config.wiring.omega_trainable:

@@ -1,4 +1,4 @@
-"""Table of export targets: reasons why a configuration does not reach them, their writers and their translators."""
+"""Table of export targets: reasons why a configuration cannot reach them, their writers and their translators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ziggurat.translate.translator import Translator, load_translator
 
 
 class ExportTranslator(Protocol):
-    """Translator that uses the result of an export."""
+    """A translator that uses the result of an export."""
 
     def translate_stream(self, lines: Sequence[str], **decoding: Any) -> Iterable[Translation]:
         """Yield one Translation per line; `decoding` are keys of that section."""
@@ -47,21 +47,21 @@ class ExportTranslator(Protocol):
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """Format that a model can be exported to.
+    """A format that a model can be exported to.
 
     Attributes:
-        reasons: experiment -> all reasons why its models do not reach the target; none: they do.
+        reasons: experiment -> all reasons why its models cannot reach the target; empty if they can.
         write: (folder, model, quantization) -> None; writes the result into an empty folder.
-        translator: folder -> a translator that uses the result, for the check.
-        quantizations: types besides fp32 in which matrices may be stored.
+        translator: folder -> a translator that uses the result, for verification.
+        quantizations: types other than fp32 in which matrices may be stored.
         own_search: the result is searched with its toolkit's search, not with ours.
-        rules: what of `decoding` this search has beyond what all have.
-        settings: of the comparison's search, where the toolkit cannot do the usual one.
-        text_only: tokens that are no text have no probability in it; the unknown one has, and is not written.
-        checked_by: what computes the comparison's translations, for the report; None: the toolkit itself.
-        usual: type of the matrices where none is asked for; None: fp32.
+        rules: keys of `decoding` that this search supports beyond those that all support.
+        settings: settings of the comparison's search, if the toolkit cannot use the usual ones.
+        text_only: tokens that are not text have no probability, except the unknown token, which is never written.
+        checked_by: description for the report of what computes the comparison's translations; None: the toolkit itself.
+        usual: type of the matrices if none is requested; None: fp32.
         shortlists: our search on the result may have a lexical shortlist.
-        search: with which texts are translated before and after quantisation; empty: the model's own.
+        search: options with which texts are translated before and after quantisation; empty: the model's own.
     """
 
     reasons: Callable[[Experiment], list[str]]
@@ -78,7 +78,7 @@ class ExportTarget:
     search: Mapping[str, Any] = field(default_factory=dict)
 
     def left_out(self, model: ExportedModel) -> list[str]:
-        """Return the settings of the model's search that the result is written without, for messages."""
+        """Return the settings of the model's search that the result lacks, for messages."""
         if self.own_search:
             return model.unlike_others(self.rules)
         listed = model.experiment.decoding.shortlist
@@ -86,7 +86,7 @@ class ExportTarget:
 
 
 def _unlike_plain(config: ModelConfig) -> Iterator[str]:
-    """Yield the choices inside attention that matrices alone do not express in other toolkits."""
+    """Yield the attention options that other toolkits cannot express by matrices alone."""
     if config.attention.qk_norm != "none":
         yield f"`attention.qk_norm: {config.attention.qk_norm}`: other toolkits do not normalise queries and keys"
     if config.attention.value_norm != "none":
@@ -116,9 +116,9 @@ def _huggingface_reasons(experiment: Experiment) -> list[str]:
 
 
 def _in_fp32(folder: Path) -> Translator:
-    """Return the translator of a model directory as it is compared: in fp32 and without a shortlist, as the model is.
+    """Return the translator of a model directory for comparisons: in fp32 and without a shortlist, like the model.
 
-    A shortlist's pieces are those of all sentences of a batch, so that it may change texts of the same model.
+    A shortlist allows the pieces of all sentences in a batch, so it may change texts of the same model.
     """
     return load_translator(folder, precision="float32", shortlist=None)
 
@@ -151,7 +151,7 @@ def _write_huggingface(folder: Path, model: ExportedModel, quantization: str | N
 
 def _write_onnx(folder: Path, model: ExportedModel, quantization: str | None) -> None:
     copy_tokenizers(model.directory, folder)
-    # The graphs give a score to every piece.
+    # The graphs score every piece.
     decoding = change_section(model.experiment.decoding, {"shortlist": None}, "decoding")
     experiment = model.experiment.model_copy(update={"decoding": decoding})
     write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
@@ -176,7 +176,7 @@ def _write_marian(folder: Path, model: ExportedModel, quantization: str | None) 
 
 
 def _marian_translator(folder: Path) -> ExportTranslator:
-    """Return Marian on the folder; where it is not installed, our own forward pass over its files."""
+    """Return Marian on the folder or, if it is not installed, our own forward pass over its files."""
     return MarianTranslator(folder) if marian_program() is not None else imported_translator(folder)
 
 
@@ -198,7 +198,7 @@ _FIREFOX_SEARCH = {
 _MARIAN_SEARCH = {
     "min_length": 0,
     "endings": "marian",
-    # Marian's limit: three times the source, end-of-sentence counted.
+    # Marian's limit: three times the source, including end-of-sentence.
     "max_length": {"ratio": 3.0, "extra": 3, "limit": POSITIONS - 1},
 }
 
@@ -245,13 +245,13 @@ TARGETS: dict[str, ExportTarget] = {
     ),
     "onnx": ExportTarget(lambda _: [], _write_onnx, load_onnx, shortlists=False),
 }
-"""Targets by name."""
+"""TARGETS are the export targets by name."""
 
 
 def target_named(name: str, package: PackageChoices | None = None) -> ExportTarget:
-    """Return the target; `package` is what a user says of a package.
+    """Return the target; `package` are a user's choices for a package.
 
-    Raises ConfigError for an unknown name, or choices for a package where the target is none.
+    Raises ConfigError for an unknown name, or for a package's choices if the target is not a package.
     """
     if name not in TARGETS:
         raise ConfigError(f"`--to {name}`: choose one of {', '.join(TARGETS)}")

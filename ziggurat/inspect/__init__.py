@@ -1,3 +1,1 @@
-"""Inspection: whether a depth trains, what it costs, what each layer is worth, which rate it needs; reports and figures
-of runs.
-"""
+"""Inspection: whether a depth trains, its cost, the worth of each layer, the best rate; reports and figures."""

@@ -1,8 +1,9 @@
-"""The depth check: a trial of a configuration, the verdict on it, and the remedies tried where it does not train.
+"""The depth check: a trial of a configuration, the verdict on it, and remedies tried if it does not train.
 
 How much can be learned in a few dozen updates depends on the data: a nat on captions, a tenth on news. So the bar is a
-share of what the reference, a plain pre-norm model of three layers at a rate that suits it, learns on the same pairs in
-as many updates. It depends on the data (with stages and modifiers) and the width alone, and is kept in the store.
+share of what the reference learns on the same pairs in as many updates. The reference is a plain pre-norm model of
+three layers at a suitable rate; it depends only on the data (with stages and modifiers) and the width, and is stored
+with the data.
 
 Remedies are published methods, tried in the same way on the same data, so that they can be ranked.
 """
@@ -30,30 +31,30 @@ from ziggurat.system.terminal import duration
 Label = Literal["trains", "risky", "too early to tell", "will not train"]
 
 LEARNING = 0.1
-"""Nats per token below the entropy of word frequencies, from which a model has learned more than these: stuck runs come
-to be 0.08 below it."""
+"""LEARNING is the distance of the loss below the entropy of word frequencies, in nats per token, at which a model has
+learned more than frequencies; stuck runs get 0.08 below it."""
 
 SHARE = 0.2
-"""Share of what the reference has learned, from which a model trains."""
+"""SHARE is the share of the reference's learning at which a model counts as training."""
 
 ENOUGH = 0.3
-"""Nats per token that the reference must have learned before a trial that has not reached the bar is held against
-it."""
+"""ENOUGH is the number of nats per token that the reference must have learned before a trial is judged against the
+bar."""
 
 STARVED = 1e-3
-"""Evenness of a stack, below which its lowest layers hardly learn."""
+"""STARVED is the evenness of a stack below which its lowest layers hardly learn."""
 
 DEAD = 1e-5
-"""Geometric mean of the evenness of encoder and decoder, below which a model that has learned only word frequencies
-does not learn more."""
+"""DEAD is the geometric mean of the evenness of encoder and decoder below which a model that has learned only word
+frequencies learns nothing more."""
 
 CUT_OFF = 1e-6
-"""Evenness of the decoder, below which the same is true whatever the encoder's is. (An encoder so uneven may still be
-that of a model that learns, as post-norm of 36-6 layers: its decoder begins as a language model.)"""
+"""CUT_OFF is the evenness of the decoder below which the same holds, whatever the encoder's. (A model with so uneven an
+encoder may still learn, such as post-norm with 36-6 layers, whose decoder starts as a language model.)"""
 
 READS = 0.01
-"""Rise of the loss with another sentence's source, in nats per token, from which the decoder reads the source. In a
-short trial it may not do so yet, so a lower value is unhealthy only together with a starved stack."""
+"""READS is the rise of the loss with another sentence's source, in nats per token, at which the decoder reads the
+source. In a short trial it may not do so yet, so a lower value is unhealthy only together with a starved stack."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Reference:
     """The learning of a shallow healthy model on the same data.
 
     Attributes:
-        updates: of its training, and of the trials that are compared with it.
+        updates: number of updates of its training, and of the trials that are compared with it.
         learned: distance of its loss below the entropy of word frequencies at the end, in nats per token.
     """
 
@@ -70,7 +71,7 @@ class Reference:
 
     @property
     def enough(self) -> bool:
-        """True where it has learned enough to compare with."""
+        """True if it has learned enough for a comparison."""
         return self.learned >= ENOUGH
 
     @property
@@ -83,7 +84,7 @@ class Reference:
 class Finding:
     """The judgement of one part: `loss`, `encoder`, `decoder` or `source`.
 
-    It is healthy where it is as in runs that train; `said` has its numbers, `even` is the evenness of a stack.
+    It is healthy if it is as in runs that train; `said` has its numbers, `even` is the evenness of a stack.
     """
 
     part: str
@@ -99,7 +100,7 @@ class Verdict:
     Attributes:
         label: the verdict.
         learned: distance of the loss below the entropy of word frequencies at the end of the trial, in nats per token;
-            -inf where the trial failed.
+            -inf if the trial failed.
         findings: the judgements of its parts.
     """
 
@@ -109,17 +110,18 @@ class Verdict:
 
 
 def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
-    """Return the verdict on a trial, beside a reference trained for as many updates.
+    """Return the verdict on a trial, compared with a reference trained for as many updates.
 
-    - `trains`: the loss is clearly below that of word frequencies, so gradients reach the layers that matter. Or it
-      will be there in as many updates again at its present pace, and the lowest layers of both stacks get gradients;
-      not beside a reference that has hardly learned anything, since so early every loss falls to word frequencies.
-    - `will not train`: neither, and gradients die out on their way down both stacks, or all but end at the top of the
+    - `trains`: the loss is clearly below that of word frequencies, so gradients reach the layers that matter.
+      Alternatively, it will be after as many updates again at its present pace, and the lowest layers of both stacks
+      get gradients. This does not count if the reference has hardly learned anything, since every loss falls to word
+      frequencies at first.
+    - `will not train`: neither, and gradients vanish on the way down both stacks, or almost entirely at the top of the
       decoder, as in plain deep post-norm; or a number is not finite.
-    - `too early to tell`: neither, and the reference has hardly learned anything either.
+    - `too early to tell`: neither, but the reference has hardly learned anything either.
     - `risky`: anything else. Most such runs learn, but late and slowly.
 
-    experiments/depth-check tells how the bands were chosen, and how often they are right.
+    experiments/depth-check describes how the bands were chosen, and how often they are right.
     """
     if trial.failed is not None:
         finding = Finding("loss", False, f"loss or gradient is not finite at update {trial.failed}")
@@ -131,7 +133,7 @@ def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
     learned = trial.unigram - nll
     encoder, decoder = (_stack(side, trial) for side in ("encoder", "decoder"))
     fed = encoder.healthy and decoder.healthy
-    # The fall of the loss in the second half of the trial: at this pace twice as much in as many updates again
+    # The fall of the loss in the second half of the trial; at this pace, as many updates again give twice as much
     pace = trial.points[sorted(trial.points)[-2]]["nll"] - nll
     arriving = nll - 2 * pace <= trial.unigram - reference.bar
     evens = {side: evenness(last["gradient_norm"][side]) for side in ("encoder", "decoder")}
@@ -150,7 +152,7 @@ def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
 def evenness(norms: Sequence[float]) -> float:
     """Return the evenness of a stack: smallest over largest of its layers' gradient norms.
 
-    0 where one of them is not finite, or all are 0.
+    0 if one of them is not finite, or all are 0.
     """
     if not all(map(math.isfinite, norms)) or max(norms) == 0:
         return 0.0
@@ -183,12 +185,12 @@ def _source(last: dict[str, Any], *, starved: bool) -> Finding:
 
 
 REFERENCES_FILE = "depth-references.json"
-"""File of a store with the references that were measured on it; it may be deleted at any time."""
+"""REFERENCES_FILE is the file in a store with the references measured on it; it may be deleted at any time."""
 
 _LAYERS, _WIDTH, _PEAK = 3, 128, 2e-3
-"""Depth of either stack, and the highest rate at that width."""
+"""Depth of either stack of the reference, its width, and the highest rate at that width."""
 _DOUBLINGS = 2
-"""Doublings of the updates, at most, where it has not learned enough."""
+"""_DOUBLINGS is the most doublings of the updates if the reference has not learned enough."""
 
 
 def reference_of(
@@ -200,7 +202,7 @@ def reference_of(
 ) -> Reference:
     """Return what a shallow model learns on the pairs of `store`, at the width of the trials of `experiment`.
 
-    Trained for the updates of `settings`, or two or four times as many where it has not learned enough by then. The
+    It is trained for the updates of `settings`, or two or four times as many if it has not learned enough by then. The
     arguments are those of ziggurat.inspect.check.check_depth.
     """
     shallow, reference = _shallow(experiment, store, settings), None
@@ -212,7 +214,7 @@ def reference_of(
             tick = begun("a shallow model", options.updates)
             trial = run_trial(shallow, store, unigram, options, tick, loss_only=True)
             kept[key] = 0.0 if trial.failed else round(unigram - float(trial.points[trial.updates]["nll"]), 4)
-            with suppress(OSError):  # a store that may not be written to is measured again each time
+            with suppress(OSError):  # a read-only store is measured again each time
                 write_atomically(store.path / REFERENCES_FILE, (json.dumps(kept, indent=1) + "\n").encode())
         reference = Reference(options.updates, kept[key])
         if reference.enough:
@@ -247,7 +249,7 @@ def _shallow(experiment: Experiment, store: Store, settings: TrialOptions) -> Ex
 
 
 def _kept(store: Store) -> dict[str, Any]:
-    """Return the references that were measured on a store; none where the file cannot be read."""
+    """Return the references that were measured on a store; none if the file cannot be read."""
     path: Path = store.path / REFERENCES_FILE
     with suppress(OSError, DataError):
         found = parse_json(read_bounded(path), str(path)) if path.is_file() else {}
@@ -266,9 +268,9 @@ class DepthCheck:
         trial: the trial of the configuration.
         verdict: the verdict on it.
         reference: what a shallow model learns on the same data.
-        remedies: the remedies tried, best first; empty where the verdict is `trains`, or none were to be tried.
+        remedies: the remedies tried, best first; empty if the verdict is `trains` or no remedies were requested.
         seconds: wall time.
-        untried: names of applicable remedies that were not tried because nobody asked for it.
+        untried: names of applicable remedies that were not tried because they were not requested.
     """
 
     data: str
@@ -314,14 +316,15 @@ def check_depth(
     remedies: bool = True,
     say: Callable[[str], object] = lambda message: None,
 ) -> DepthCheck:
-    """Try `experiment`, and remedies where it does not train.
+    """Try `experiment`, and remedies if it does not train.
 
     Args:
         experiment: the configuration.
-        settings: the options of the trials; there are more updates where a shallow model has not learned enough.
-        begun: takes name and updates of each trial when it begins, and returns the function that takes their numbers.
-        remedies: whether to try remedies where the verdict is not `trains`.
-        say: takes the verdict before remedies are tried, since those take several times as long.
+        settings: the options of the trials; they have more updates if a shallow model has not learned enough.
+        begun: called with name and updates of each trial when it starts; returns the function that receives update
+            numbers.
+        remedies: whether to try remedies if the verdict is not `trains`.
+        say: receives the verdict before remedies are tried, since those take several times as long.
 
     Raises the ConfigError and DataError of run_trial and open_data.
     """
@@ -358,7 +361,7 @@ class DepthRemedy:
         name: name of the method, with its paper.
         model: changes in section `model`.
         training: changes in section `training`.
-        rate_factor: factor of the schedule's highest rate.
+        rate_factor: factor on the schedule's highest rate.
     """
 
     name: str
@@ -392,7 +395,7 @@ REMEDIES: tuple[DepthRemedy, ...] = (
     DepthRemedy("DeepNorm (Wang et al. 2022)", _residual("deepnorm", init={"kind": "deepnorm"}), {}),
     DepthRemedy("a third of the learning rate", {}, {}, rate_factor=1 / 3),
 )
-"""Changes that can make deep models train. Data, sizes and the rest of the recipe stay as they are."""
+"""REMEDIES lists changes that can make deep models train. Data, sizes and the rest of the recipe are unchanged."""
 
 
 @dataclass(frozen=True)
@@ -405,9 +408,9 @@ class TriedRemedy:
 
 
 def applied(remedy: DepthRemedy, experiment: Experiment) -> Experiment | None:
-    """Return `experiment` with a remedy; None where it already has it, or the two are not compatible."""
+    """Return `experiment` with a remedy; None if it already has it or they are incompatible."""
     if remedy.model and experiment.model.family != "transformer":
-        return None  # residual kinds are the Transformer's; RNMT+ has none
+        return None  # only the Transformer has residual kinds, not RNMT+
     schedule = experiment.training.schedule
     rate: dict[str, Any] = {}
     if remedy.rate_factor != 1:
@@ -425,5 +428,5 @@ def _changes(experiment: Experiment) -> dict[str, tuple[DepthRemedy, Experiment]
 
 
 def ranked(outcomes: list[TriedRemedy]) -> list[TriedRemedy]:
-    """Return outcomes, best first: by verdict, then by the fall of the loss."""
+    """Return outcomes, best first, by verdict and then by the fall of the loss."""
     return sorted(outcomes, key=lambda outcome: (_LABELS.index(outcome.verdict.label), -outcome.verdict.learned))

@@ -1,9 +1,9 @@
-"""The estimate of what training costs: arithmetic per token, memory and time of an update.
+"""The estimated cost of training: arithmetic per token, memory and time of an update.
 
-An update of the real model is simulated on tensors without values (ziggurat.inspect.machine); a ledger counts its
+An update of the real model is simulated on tensors without values (ziggurat.inspect.machine). A ledger counts its
 operators, and arithmetic per token is counted by encoder, decoder, attention and output layer. Time follows from rates
-of this machine. The batches of an update are those of the store, or of sentences as long as the corpus has, or of an
-assumed length.
+of this machine. The batches of an update come from the store, or have sentences of the corpus's length or of an assumed
+length.
 """
 
 from __future__ import annotations
@@ -49,15 +49,18 @@ from ziggurat.train.learner import stage_experiment
 from ziggurat.train.objective import settle_precision
 
 ASSUMED_LENGTH = 30
-"""Tokens of a sentence, end-of-sentence included, where there is neither a store nor text."""
+"""ASSUMED_LENGTH is the number of tokens per sentence, including end-of-sentence, if there is neither a store nor
+text."""
 _BYTES_PER_TOKEN = 4
-"""Bytes of UTF-8 a token, of 8,000 joint pieces: German 4.2, English 3.6 (Tatoeba) and 4.0, Japanese 4.7 (Tanaka)."""
+"""_BYTES_PER_TOKEN is the UTF-8 bytes per token with 8,000 joint pieces: German 4.2, English 3.6 (Tatoeba) and 4.0,
+Japanese 4.7 (Tanaka)."""
 _SAMPLE = 1_000_000
-"""Number of pairs read of a larger store."""
+"""_SAMPLE is the number of pairs read from a larger store."""
 _LONGEST = 4096
-"""Number of its longest pairs that are read in addition; they make a batch or more."""
+"""_LONGEST is the number of its longest pairs that are also read; they form at least one batch."""
 _MODIFIED = 10
-"""So many times fewer are read where modifiers make the lengths, for which text is read and segmented."""
+"""_MODIFIED is the factor by which fewer pairs are read if modifiers change the lengths, for which text is read and
+segmented."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,13 @@ class Batches:
     """The batches of training.
 
     Attributes:
-        largest: candidates for the most memory: with most padded tokens, and with most pairs of source and target
-            positions.
-        source_length: mean length of a source sentence in tokens, end-of-sentence included.
-        target_length: likewise of a target sentence.
+        largest: candidates for the most memory: those with the most padded tokens and with the most pairs of source and
+            target positions.
+        source_length: mean length of a source sentence in tokens, including end-of-sentence.
+        target_length: mean length of a target sentence, counted in the same way.
         source_tokens: mean number of padded source tokens of a batch.
-        target_tokens: likewise of target tokens.
-        real_target_tokens: likewise without padding.
+        target_tokens: mean number of padded target tokens of a batch.
+        real_target_tokens: mean number of target tokens of a batch without padding.
         origin: a description of their origin.
     """
 
@@ -85,14 +88,14 @@ class Batches:
 
 
 def expected_batches(experiment: Experiment, text: CorpusReader | None = None) -> Batches:
-    """Return the batches of the store if it was prepared as section `data` says; otherwise assumed ones.
+    """Return the batches of the store if it was prepared with section `data`; otherwise assumed ones.
 
     Args:
         experiment: the configuration.
-        text: a corpus whose sentences are as long as those of training; None: the first of `data.train`.
+        text: a corpus with sentences as long as those of training; None: the first of `data.train`.
 
-    Raises DataError where the store is damaged, has a pair that does not fit into a batch, or lacks what stages or
-    modifiers ask for.
+    Raises DataError if the store is damaged, has a pair that does not fit into a batch, or lacks data that stages or
+    modifiers need.
     """
     store = Path(experiment.data.store).expanduser()
     if not (store / MANIFEST).is_file():
@@ -104,7 +107,7 @@ def expected_batches(experiment: Experiment, text: CorpusReader | None = None) -
 
 
 def _assumed(experiment: Experiment, reason: str, text: CorpusReader | None) -> Batches:
-    """Return batches of sentences of an assumed length, and of the longest that `data.filters` allows."""
+    """Return batches of sentences with an assumed length, and with the longest that `data.filters` allows."""
     assumed, by = _length_of_text(experiment, text)
     batch = experiment.training.batch
     longest = min((experiment.data.filters.max_pieces or batch.max_tokens) + 1, batch.max_tokens)
@@ -122,9 +125,9 @@ def _assumed(experiment: Experiment, reason: str, text: CorpusReader | None) -> 
 
 
 def _length_of_text(experiment: Experiment, text: CorpusReader | None) -> tuple[int, str]:
-    """Return the tokens of a sentence by the first lines of a corpus, if it is there, and how they were told."""
+    """Return the tokens per sentence in the first lines of a corpus, if it exists, and how they were estimated."""
     data = experiment.data
-    with contextlib.suppress(ZigguratError):  # not there, or not as it should be, which `prepare` says
+    with contextlib.suppress(ZigguratError):  # missing or invalid, which `prepare` reports
         if text is None and data.train:
             text = CorpusReader.of(data.train[0], "data.train.0", (data.source_language, data.target_language))
         block = next(text.blocks(), None) if text is not None else None
@@ -142,7 +145,7 @@ def _planned(experiment: Experiment, store: Store) -> Batches:
     share = _MODIFIED if experiment.data.stage_modifiers(0).chosen else 1
     step = -(-len(pairs) * share // _SAMPLE)  # rounded up
     if step > 1:
-        # Every n-th pair gives the mean; the longest pairs, which make the largest batches, would be missing from it.
+        # Every n-th pair gives the mean; the longest pairs are added, because they make the largest batches.
         longest = _LONGEST // share
         cost = np.maximum(table.source_lengths[pairs], table.target_lengths[pairs])
         pairs = np.concatenate([pairs[::step], pairs[np.argpartition(cost, -longest)[-longest:]]])
@@ -158,7 +161,7 @@ def _planned(experiment: Experiment, store: Store) -> Batches:
     )
     sentences = np.fromiter(map(len, plan), dtype=np.int64, count=len(plan))
     ordered, starts = np.concatenate(plan), np.cumsum(sentences) - sentences
-    # These lengths are without end-of-sentence.
+    # These lengths exclude end-of-sentence.
     lengths = [side[ordered].astype(np.int64) + 1 for side in planned]
     source, target = (
         round_up(np.maximum.reduceat(side, starts), batch.length_multiple).astype(np.int64) for side in lengths
@@ -209,9 +212,9 @@ class TokenFlops:
 def forward_flops(experiment: Experiment, sizes: tuple[int, int], source: int, target: int) -> TokenFlops:
     """Return the operations of a forward pass, per token of a sentence of `source` and `target` tokens.
 
-    The real model runs on tensors without values; `sizes` are those of the vocabularies. The decoder's keys and values
-    are not a separate call: their cost is the increase when the memory is twice as long, attention left out. Raises
-    the ConfigError of build_model.
+    The real model runs on tensors without values; `sizes` are the vocabulary sizes. The decoder's keys and values are
+    not a separate call: their cost is the increase when the memory is twice as long, excluding attention. Raises the
+    ConfigError of build_model.
     """
     with without_values(experiment, sizes, torch.device("cpu")) as model, torch.no_grad():
         mask = torch.ones(1, source, dtype=torch.bool)
@@ -233,9 +236,9 @@ def forward_flops(experiment: Experiment, sizes: tuple[int, int], source: int, t
 
 
 def training_flops(forward: TokenFlops, update: SimulatedUpdate, target_tokens: int) -> TokenFlops:
-    """Return the operations of training: forward and backward pass, with recomputed layers counted again.
+    """Return the operations of training: forward and backward pass, including recomputation.
 
-    Each part has the ratio of training to forward pass that it has in `update`, whose batch has `target_tokens`.
+    Each part has the same ratio of training to forward pass as in `update`, whose batch has `target_tokens`.
     """
 
     def times(part: str) -> float:
@@ -268,14 +271,14 @@ def _counted(model: Seq2Seq, compute: Callable[[], Any]) -> tuple[_Count, Any]:
     with _attention_apart(model, ledger), ledger:
         result = compute()
     attention = ledger.work.get("attention", OperatorWork()).operations
-    # Batched products are those between positions; the projections inside attention modules are not batched.
+    # Batched products are between positions; the projections inside attention modules are not batched.
     between = sum(count for kind, count in attention.items() if kind.batched)
     return _Count(sum(work.flops for work in ledger.work.values()) - between, between), result
 
 
 @contextmanager
 def _attention_apart(model: nn.Module, ledger: Ledger) -> Iterator[None]:
-    """Context in which operators inside attention modules count for a separate phase."""
+    """Context in which operators inside attention modules count towards a separate phase."""
 
     def enter(module: nn.Module, args: object) -> None:
         ledger.phase = "attention"
@@ -301,7 +304,7 @@ class MemoryCost:
     Attributes:
         batch: the batch that needs the most memory.
         peak: memory of all tensors together.
-        parts: the same by purpose (ziggurat.inspect.machine.PURPOSES).
+        parts: memory by purpose (ziggurat.inspect.machine.PURPOSES).
         checkpoint: main memory that asynchronous checkpoints hold in addition, from the first one on.
     """
 
@@ -313,16 +316,16 @@ class MemoryCost:
 
 @dataclass(frozen=True)
 class TimeCost:
-    """Time of an average update in one process, on a machine that does nothing else.
+    """Time of an average update in one process, on an otherwise idle machine.
 
     Attributes:
         seconds: time of an update.
-        parts: the same by part: encoder and decoder, the loss with the output layer, the optimiser's step.
+        parts: time by part: encoder and decoder, the loss with the output layer, the optimiser's step.
         slowness: measured over estimated time of a shallow copy's layers (ziggurat.inspect.machine).
         flops: operations of an update.
-        target_tokens_per_second: target tokens, padding left out, as training counts them.
-        others: share of the processors' time that other processes took while rates were measured.
-        delay: times as long as `seconds` that an update takes while they do; 1 where they are not in the way.
+        target_tokens_per_second: target tokens without padding, as counted in training.
+        others: share of CPU time that other processes took while rates were measured.
+        delay: factor by which an update takes longer than `seconds` because of them; 1 if they do not interfere.
     """
 
     seconds: float
@@ -342,12 +345,12 @@ class Cost:
         device: the device of memory and time.
         threads: number of CPU threads.
         batches: the batches of an update.
-        length: tokens of the source and the target sentence behind `forward` and `training`.
+        length: tokens of the source and the target sentence used for `forward` and `training`.
         forward: arithmetic per token of a forward pass.
         training: arithmetic per token of forward and backward pass.
         memory: memory of an update.
         time: time of an update.
-        notes: sentences on everything that the estimate leaves out.
+        notes: sentences about everything that the estimate leaves out.
         shallower: layers of encoder and decoder, and seconds of an update, at each stage of growth before the last.
     """
 
@@ -364,9 +367,9 @@ class Cost:
 
 
 def estimate_cost(experiment: Experiment, sizes: tuple[int, int], text: CorpusReader | None = None) -> Cost:
-    """Return the costs of training `experiment` on this machine; `sizes` are those of the vocabularies.
+    """Return the costs of training `experiment` on this machine; `sizes` are the vocabulary sizes.
 
-    Where there is no store yet, `text`, or else the first corpus of `data.train`, tells how long sentences are.
+    If there is no store yet, sentence lengths come from `text`, by default the first corpus of `data.train`.
 
     Memory is allocated only for timing, on a copy with at most two layers in each stack. Raises the ConfigError and
     DataError of build_model and expected_batches.
@@ -384,7 +387,7 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int], text: CorpusRe
     forward = forward_flops(experiment, sizes, *length)
     kinds = {kind for work in update.work.values() for kind in work.operations}
     machine = measure_machine(experiment, kinds, device)
-    kept = update.at_peak["weights"] if training.lora is None else update.trained  # as Learner.kept_weights
+    kept = update.at_peak["weights"] if training.lora is None else update.trained  # like Learner.kept_weights
     copies = kept + update.at_peak.get("moments", 0)
     speed, factor = machine.speed, machine.slowness
     time = time_cost(update, shape, batches, speed, factor, training.batch.accumulate)
@@ -412,7 +415,7 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int], text: CorpusRe
 
 
 def _device(name: str) -> tuple[torch.device, list[str]]:
-    """Return the device of the estimate, `training.device` or else the CPU, and a note where it is not the first."""
+    """Return the device of the estimate, `training.device` or the CPU, and a note if it is the CPU instead."""
     try:
         device = usable_device(name, "training.device")
     except ConfigError:
@@ -434,8 +437,8 @@ def _hungriest(
 def time_cost(
     update: SimulatedUpdate, shape: BatchShape, batches: Batches, speed: Speed, factor: float, accumulate: int
 ) -> TimeCost:
-    """Return the time of an average update: passes are scaled from the batch of `update`, the step comes once."""
-    # Sides have other proportions in the largest batch than on average.
+    """Return the time of an average update: passes are scaled from the batch of `update`, the step is added once."""
+    # In the largest batch, the sides have other proportions than on average.
     source = batches.source_tokens / (shape.sentences * shape.source)
     target = batches.target_tokens / (shape.sentences * shape.target)
     layers, loss, step = OperatorWork(), update.work["loss"].scaled(target), update.work["step"]
@@ -453,7 +456,7 @@ def time_cost(
 
 
 def _stages(experiment: Experiment, shallower: Sequence[tuple[int, int, float]], seconds: float) -> str:
-    """Return a sentence on the time of stages of growth: layers of encoder and decoder and seconds of an update each.
+    """Return a sentence about the time of growth stages: (encoder layers, decoder layers, seconds per update).
 
     `seconds` is the time of an update at the full depth.
     """
@@ -465,7 +468,7 @@ def _stages(experiment: Experiment, shallower: Sequence[tuple[int, int, float]],
     if saved is not None:
         said += f". Counted in layers alone the stages save {saved:.1%} of the training"
     ends = [stage.updates for stage in growth.stages if stage.updates is not None]
-    if last is None or len(ends) < len(growth.stages) or ends[-1] > last:  # epochs: their updates are not known here
+    if last is None or len(ends) < len(growth.stages) or ends[-1] > last:  # epochs: unknown number of updates
         return said
     updates = [end - begin for begin, end in pairwise((0, *ends, last))]
     whole = sum(n * taken for n, taken in zip(updates, [*(taken for *_, taken in shallower), seconds], strict=True))

@@ -1,4 +1,4 @@
-"""The largest batch that fits into the memory of an accelerator, by arithmetic: there need not be one."""
+"""The largest batch that fits into the memory of an accelerator, computed without having one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ziggurat.inspect.machine import BatchShape, simulate_update
 
 GIB = 1 << 30
 DEVICES = (16, 24, 40, 48, 80, 141)
-"""DEVICES are GiB of memory that GPUs have."""
+"""DEVICES lists the memory sizes of GPUs in GiB."""
 RESERVED = GIB
-"""RESERVED are bytes that are left to CUDA's context, its libraries' work space and the gaps of an allocator."""
+"""RESERVED is the number of bytes left for CUDA's context, its libraries' work space and allocator fragmentation."""
 
 _CHUNKS = (3, 24, 240)
-"""Chunks of the loss in the batches that are simulated: two are in memory at once, and the time of each adds up."""
+"""Numbers of loss chunks in the simulated batches: two chunks are in memory at once, and the time of each adds up."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LargestBatch:
 
     Attributes:
         gib: memory of the device, GiB.
-        sentences: number of pairs; 0: not one fits.
+        sentences: number of pairs; 0: none fit.
         tokens: padded tokens of its longer side, as `training.batch.max_tokens` counts them.
     """
 
@@ -44,11 +44,11 @@ def on_accelerator(experiment: Experiment) -> Experiment:
 
 
 def largest_batches(experiment: Experiment, sizes: tuple[int, int], shape: BatchShape) -> list[LargestBatch]:
-    """Return the largest batch that fits each of DEVICES, of sentences as long as those of `shape`.
+    """Return the largest batch that fits each of DEVICES, with sentences as long as those of `shape`.
 
-    Arguments and errors are those of simulate_update. Once the loss has several chunks of tokens, the memory of every
-    moment of an update is a constant and a multiple of the number of sentences. So the peak, the largest of them, is
-    convex: a line between two numbers of sentences is never below it.
+    Arguments and errors are those of simulate_update. Once the loss has several chunks of tokens, memory at every
+    moment of an update is a linear function of the number of sentences. So the peak, their maximum, is convex: a line
+    between two numbers of sentences is never below it.
     """
     rooms = {gib: gib * GIB - RESERVED for gib in DEVICES}
     peaks: dict[int, int] = {}
@@ -69,7 +69,7 @@ def largest_batches(experiment: Experiment, sizes: tuple[int, int], shape: Batch
 
 
 def _largest(gib: int, room: int, peaks: dict[int, int], shape: BatchShape) -> LargestBatch:
-    """Return the largest batch for `room` bytes, by the line through the nearest two numbers whose peaks are known."""
+    """Return the largest batch for `room` bytes, from the line through the nearest two numbers with known peaks."""
     lines = list(pairwise(sorted(peaks.items())))
     (a, at_a), (b, at_b) = next((line for line in lines if room < line[1][1]), lines[-1])
     found = max(0, a + int((room - at_a) / (at_b - at_a) * (b - a))) if room >= min(peaks.values()) else 0

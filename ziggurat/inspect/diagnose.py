@@ -1,12 +1,12 @@
-"""Measures of depth after training: of a run's checkpoints, of a model directory, and of what each layer is worth.
+"""Depth measures after training: of a run's checkpoints, of a model directory, and the worth of each layer.
 
-The worth of a layer (`ziggurat diagnose --layers`, docs/diagnosis.md): states compared over depth, and the loss without
-layers or with layers exchanged. The measures are DepthBench's (2026), which has them for decoder-only models, here for
-both stacks of an encoder-decoder. They take many passes, so they are not part of training.
+The worth of a layer (`ziggurat diagnose --layers`, docs/diagnosis.md) compares states over depth, and the loss without
+layers or with layers exchanged. The measures are those of DepthBench (2026) for decoder-only models, extended to both
+stacks of an encoder-decoder. They take many passes, so they are not part of training.
 
-z_0 is what the first layer reads and z_l the output of layer l, streams of hyper-connections added up; where a history
-acts between sub-layers that have no stream, that is the output of the last sub-layer alone. A layer that is left out
-passes on what it reads; everything else is as always.
+z_0 is the input of the first layer and z_l the output of layer l, with streams of hyper-connections summed. If a
+history acts between sub-layers that have no stream, z_l is the output of the last sub-layer only. A layer that is left
+out passes its input through; everything else is unchanged.
 """
 
 from __future__ import annotations
@@ -55,34 +55,35 @@ LAYER_MEASURES = (
     "effective_depth",
     "logit_lens",
 )
-"""Names of the measures, in the order in which `layer_measures` returns them."""
+"""LAYER_MEASURES lists the names of the measures, in the order in which `layer_measures` returns them."""
 
 PASSES = 300
-"""Most passes for the exchanges in one stack, and for the runs of layers left out of it."""
+"""PASSES is the most passes for the exchanges in one stack, and for the ranges of layers left out of it."""
 TOLERANCE = 0.05
-"""Rise of the loss, as a share of it, that layers which do not count may cause together (`effective_depth`)."""
+"""TOLERANCE is the relative rise of the loss that layers may cause together and still not count (`effective_depth`)."""
 
 
 @torch.no_grad()
 def layer_measures(model: Seq2Seq, batch: Batch, loss: Loss) -> dict[str, Any]:
-    """Return the measures by name, of both stacks by stack; none for RNMT+, whose layers are no such stack.
+    """Return the measures by name, each by stack; none for RNMT+, whose layers do not form such a stack.
 
     - `angular_distance` [N + 1][N + 1]: mean over real tokens of arccos(cos(z_i, z_j)) / pi.
-    - `causal_score` [s][l]: mean over real tokens of |u_l* - u_l| / |u_l| for l > s, with u_l what layer l adds to what
-      it reads (with `residual: none`, what it gives), and u_l* the same without layer s. NaN elsewhere.
-    - `permutation_score` [i][j]: |L* - L| / L, L* being the loss with layers i and j in each other's place.
-    - `loss_without` [i][j]: rise of the loss, in nats a token, without layers i to j; the diagonal is of single layers.
-    - `pruning_curve` [n]: its rise without the n layers that are worth least by that diagonal, n < N.
+    - `causal_score` [s][l]: mean over real tokens of |u_l* - u_l| / |u_l| for l > s, with u_l the change of layer l to
+      its input (with `residual: none`, its output), and u_l* the same without layer s. NaN elsewhere.
+    - `permutation_score` [i][j]: |L* - L| / L, where L* is the loss with layers i and j exchanged.
+    - `loss_without` [i][j]: rise of the loss, in nats per token, without layers i to j; the diagonal is for single
+      layers.
+    - `pruning_curve` [n]: rise of the loss without the n least valuable layers by that diagonal, n < N.
     - `effective_depth`: see `effective_depth`.
     - `logit_lens`: `nll` and `agreement` [M + 1] if the decoder ended after its layer l: loss, and share of tokens
       whose most likely word is that of the whole decoder. It ends with what layer l + 1 reads, at the top with its
       output; so of a history with the combination that is made there.
 
-    In deep stacks only the nearest pairs are measured, PASSES in a stack; the others are NaN, and so is what cannot be:
-    with value residuals the first layer stays in its place. The model and its mode do not change.
+    In deep stacks only the nearest pairs are measured, PASSES per stack; the others are NaN, as are impossible ones:
+    with value residuals the first layer cannot move. The model and its mode do not change.
 
     Args:
-        model: the model; meanwhile its layers run uncompiled.
+        model: the model; its layers run uncompiled.
         batch: the batch, on any device.
         loss: see ziggurat.train.diagnosis.probe.Loss.
     """
@@ -99,30 +100,30 @@ def layer_measures(model: Seq2Seq, batch: Batch, loss: Loss) -> dict[str, Any]:
 
 
 def passes_needed(layers: Sequence[int]) -> int:
-    """Return the number of passes that the measures take in stacks of so many layers."""
+    """Return the number of passes that the measures take in stacks of the given depths."""
     pairs = [(len(near_pairs(n, 0)), len(near_pairs(n, 1))) for n in layers]
     return 1 + sum(n - 1 + runs + exchanges for n, (runs, exchanges) in zip(layers, pairs, strict=True))
 
 
 def near_pairs(layers: int, apart: int) -> list[tuple[int, int]]:
-    """Return pairs (i, j) of layers, from 0, with j - i >= `apart`, the nearest first, at most PASSES of them."""
+    """Return pairs (i, j) of layers, from 0, with j - i >= `apart`, nearest first, at most PASSES of them."""
     return [(i, i + d) for d in range(apart, layers) for i in range(layers - d)][:PASSES]
 
 
 def pruning_order(rises: Sequence[float]) -> list[int]:
-    """Return the layers, from 0, in the order in which they go, given the rise of the loss without each alone.
+    """Return the layers, from 0, in the order of removal, given the rise of the loss without each one alone.
 
-    Those that cannot be left out (NaN) are worth most; of equals the higher one goes first.
+    Those that cannot be left out (NaN) come last; of equal ones the higher is removed first.
     """
     return sorted(range(len(rises)), key=lambda n: (math.isnan(rises[n]), rises[n], -n))
 
 
 def effective_depth(curve: Sequence[float], nll: float) -> float:
-    """Return N - n, n being how many layers a stack can do without before its loss rises by more than TOLERANCE.
+    """Return N - n, where n layers can be removed from a stack before its loss rises by more than TOLERANCE.
 
-    `curve` is its `pruning_curve`, `nll` the loss of the whole model. The layers that are worth least go first, and the
-    first rise beyond the tolerance ends the count: a stack of N layers that all count has effective depth N. NaN where
-    the loss is not finite, so that none can rise from it.
+    `curve` is its `pruning_curve`, `nll` the loss of the whole model. The least valuable layers are removed first, and
+    the first rise beyond the tolerance ends the count: a stack in which all N layers count has effective depth N. NaN
+    if the loss is not finite.
     """
     if not math.isfinite(nll):
         return math.nan
@@ -131,7 +132,7 @@ def effective_depth(curve: Sequence[float], nll: float) -> float:
 
 
 class _Watched(nn.Module):
-    """A layer that keeps what it reads and gives."""
+    """A layer that records its input and output."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -158,7 +159,7 @@ class _Watched(nn.Module):
 
 
 class _LeftOut(nn.Module):
-    """Stands where a layer was; passes on what it reads."""
+    """Replaces a layer and passes its input through."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -174,7 +175,7 @@ class _LeftOut(nn.Module):
 
 @contextlib.contextmanager
 def _arranged(stack: Encoder | Decoder, layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Context in which the stack has these layers, as many as before."""
+    """Context in which the stack has these layers, whose number is unchanged."""
     before, stack.layers = stack.layers, nn.ModuleList(layers)
     try:
         yield
@@ -211,7 +212,7 @@ def _change_of_loss(model: Seq2Seq, batch: Batch, loss: Loss, stacks: dict[str, 
 
 
 def _real(stack: Encoder | Decoder, state: Tensor, mask: Tensor) -> Tensor:
-    """Return the states of real tokens, streams added up, [tokens, d], in double: arccos is steep at 1."""
+    """Return the states of real tokens, streams summed, [tokens, d], in double, because arccos is steep at 1."""
     return (state if stack.streams is None else state.sum(-2))[mask].double()
 
 
@@ -222,7 +223,7 @@ def _angles(states: Sequence[Tensor]) -> list[list[float]]:
 
 
 def _fixed(stack: Encoder | Decoder) -> int:
-    """Return how many layers, the lowest ones, must stay where they are."""
+    """Return how many of the lowest layers must keep their position."""
     first = stack.layers[0]
     return 1 if any(isinstance(module, ValueResidual) for module in first.modules()) else 0
 
@@ -246,7 +247,7 @@ def _causal(
 
 
 def _added(layer: nn.Module, states: Sequence[Tensor]) -> Tensor:
-    """Return what a layer adds to what it reads; all that it gives where its sub-layers leave the stream out."""
+    """Return what a layer adds to its input; its whole output if its sub-layers leave out the stream."""
     read, gave = states
     return gave if any(isinstance(module, NoSkip) for module in layer.modules()) else gave - read
 
@@ -267,7 +268,7 @@ def _exchanges(stack: Encoder | Decoder, nll: Callable[[], float], whole: float)
 def _without(
     stack: Encoder | Decoder, nll: Callable[[], float], whole: float, alone: Sequence[float]
 ) -> tuple[list[list[float]], list[float]]:
-    """Return the rises without layers i to j, and those without the n layers worth least."""
+    """Return the rises without layers i to j, and those without the n least valuable layers."""
     layers, count = list(stack.layers), len(stack.layers)
 
     def rise(left_out: Sequence[int]) -> float:
@@ -284,14 +285,14 @@ def _without(
 
 
 def _lens(model: Seq2Seq, batch: Batch, read: Sequence[Tensor], whole: Tensor) -> dict[str, list[float]]:
-    """Return loss and agreement if the decoder ended with what each layer reads, and with `whole`, its output."""
+    """Return loss and agreement if the decoder ended with each layer's input, and with `whole`, its output."""
     decoder = cast(Decoder, model.decoder)
     rows = []
     for state in read:
         merged = state
         if decoder.streams is not None:
             merged = state.sum(-2) if decoder.end is None else decoder.end(state)
-        merged = merged[batch.target_mask].to(model.output.weight.dtype)  # autocast may have left a half type
+        merged = merged[batch.target_mask].to(model.output.weight.dtype)  # autocast may have returned a half type
         rows.append(merged if decoder.final_norm is None else decoder.final_norm(merged))
     rows.append(whole[batch.target_mask].to(model.output.weight.dtype))
     best = model.logits(rows[-1]).argmax(-1)
@@ -314,17 +315,17 @@ def diagnose(
 ) -> list[Record]:
     """Measure every kept checkpoint of the run `path`, or the model directory `path`; write and return the records.
 
-    Training writes the same records, of the same training pairs; only `update_ratio`, which takes an update to measure,
-    is missing here. Records of a run are merged into those on disk: where there is one of the same update, its values
-    are replaced one by one. The record of a model directory is of update 0.
+    Training writes the same records, for the same training pairs; only `update_ratio`, which needs an update, is
+    missing here. Records of a run are merged into those on disk: if one exists for the same update, its values are
+    replaced individually. The record of a model directory has update 0.
 
     Args:
         path: run or model directory.
         store: prepared data; None: `data.store` of the configuration.
         device: see ziggurat.model.accelerator.usable_device.
-        layers: also measure what each layer is worth (`layer_measures`), which takes many passes.
-        translate: with `layers`, also translate so many sentences of the dev set without the layers worth least, for
-            the record's `pruning_bleu` [n] by stack.
+        layers: also measure the worth of each layer (`layer_measures`), which takes many passes.
+        translate: with `layers`, the number of dev sentences to translate without the least valuable layers, for the
+            record's `pruning_bleu` [n] by stack.
         say: called with a line of text before every model.
 
     Raises CheckpointError: no model, damaged files, a run in training. ConfigError: data with another vocabulary than
@@ -334,7 +335,7 @@ def diagnose(
 
     def measure(which: str | None, update: int, batches: list[Batch] | None) -> tuple[Record, list[Batch]]:
         opened = open_model(path, which=which, device=device)
-        batches = batches or _batches(opened, store)  # the same for all of them: choosing it reads the whole table
+        batches = batches or _batches(opened, store)  # shared, since choosing them reads the whole table
         record = _measured(opened, batches, update)
         if layers:
             _add_worth(record, opened, batches[0], say)
@@ -356,7 +357,7 @@ def diagnose(
     folders = checkpoint_folders(path)
     if not folders:
         raise CheckpointError(f"{path}: no checkpoint yet; nothing to measure")
-    with locked(path):  # training appends to the same file
+    with locked(path):  # because training appends to the same file
         known = {record.update: record for record in read_records(path)}
         found, batches = list[Record](), None
         for folder in folders:
@@ -366,7 +367,7 @@ def diagnose(
             found.append(record)
         for record in found:
             before = known.get(record.update)
-            # Without the number of batches of the norms that are replaced.
+            # Without the number of batches, which belongs to the replaced norms.
             kept = {k: v for k, v in before.values.items() if k != "gradient_batches"} if before else {}
             values = {**kept, **record.values}
             known[record.update] = Record(record.update, record.time, record.layers, values)
@@ -375,7 +376,7 @@ def diagnose(
 
 
 def _batches(opened: OpenedModel, store: Path | None) -> list[Batch]:
-    """Return the pairs of the store on which a model is measured. Raises ConfigError for another vocabulary."""
+    """Return the pairs of the store on which a model is measured. Raises ConfigError for a different vocabulary."""
     data = Store.open(store or opened.experiment.data.store)
     named = "name the data that it was trained on with `--store`"
     theirs = (data.source, data.target)
@@ -395,7 +396,7 @@ def _measured(opened: OpenedModel, batches: Sequence[Batch], update: int) -> Rec
 
 
 def _add_worth(record: Record, opened: OpenedModel, batch: Batch, say: Callable[[str], object]) -> None:
-    """Add what each layer is worth to the record of a model."""
+    """Add the worth of each layer to the record of a model."""
     training = _settled(opened)
     say(f"leaving out and exchanging layers: {passes_needed(list(record.layers.values())):,} passes")
     record.values.update(layer_measures(opened.model, batch, probe_loss(training.loss, training.precision)))
@@ -404,10 +405,10 @@ def _add_worth(record: Record, opened: OpenedModel, batch: Batch, say: Callable[
 def _pruned_bleu(
     path: Path, opened: OpenedModel, record: Record, data: Store, count: int, say: Callable[[str], object]
 ) -> dict[str, list[float]]:
-    """Return BLEU of `count` sentences of the dev set without the n layers worth least, for n < N, by stack.
+    """Return BLEU on `count` dev sentences without the n least valuable layers, for n < N, by stack.
 
-    As in validation, each sentence has its corpus's tag, and BLEU is the mean of the directions that are trained on.
-    NaN where the model cannot do without the layers. Raises DataError: the store has no dev set.
+    As in validation, each sentence has its corpus's tag, and BLEU is the mean over the trained directions. NaN if the
+    layers cannot be left out. Raises DataError: the store has no dev set.
     """
     if data.dev is None or not len(data.dev):
         raise DataError(f"{data.path}: the store has no dev set to translate")
@@ -421,12 +422,12 @@ def _pruned_bleu(
 
     def bleu(without_layers: str | None) -> float:
         translator = load_translator(path, which=which, device=str(opened.model.device), without_layers=without_layers)
-        # A stack that lacks layers may not end its sentences.
+        # A stack with missing layers may not end its sentences.
         with warnings.catch_warnings(action="ignore", category=TranslationWarning):
             outputs = [found.text for found in translate_tagged(translator.translate, sources, tags)]
         scores = []
         for language, own in found_in:
-            if own:  # of a few sentences, a small direction may have none
+            if own:  # a small direction may have none of a few sentences
                 mine, theirs = ([lines[i] for i in own] for lines in (outputs, references))
                 (score,) = evaluate(mine, [theirs], metrics=("bleu",), target_language=language)
                 scores.append(score.value)

@@ -1,7 +1,7 @@
 """The ledger of a computation: memory alive, arithmetic and memory moved, recorded operator by operator.
 
-It sees torch's operators as they run, also on tensors without values. Arithmetic is that of matrix products alone; all
-other operators count by the bytes that they read and write.
+It intercepts torch's operators as they run, even on tensors without values. Arithmetic counts only matrix products; all
+other operators are measured by the bytes that they read and write.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Product(NamedTuple):
 
     Attributes:
         dtype: type of the factors and of the result.
-        batched: True for many small products in one call.
+        batched: whether it is many small products in one call.
     """
 
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class OperatorWork:
 
     Attributes:
         operations: additions and multiplications, by kind of product.
-        moved: bytes that all other operators read and wrote.
+        moved: bytes read and written by all other operators.
         calls: number of operators that computed something, unlike views.
     """
 
@@ -62,27 +62,27 @@ class OperatorWork:
         self.calls += other.calls
 
     def scaled(self, share: float) -> OperatorWork:
-        """Return the work on a batch `share` times as large: as many calls, each with `share` times the work."""
+        """Return the work for a batch `share` times as large: the same calls, each with `share` times the work."""
         operations = Counter({kind: round(share * count) for kind, count in self.operations.items()})
         return OperatorWork(operations, round(share * self.moved), self.calls)
 
 
 _STEP_BY_STEP = {**recurrence.STEP_BY_STEP, **quantised.STEP_BY_STEP}
 _inside: dict[Any, tuple[int, OperatorWork]] = {}
-"""One of our operators and its shapes -> peak memory and work inside it, which depend on nothing else."""
+"""_inside caches peak memory and work inside our operators, which depend only on the operator and its shapes."""
 
 
 class Ledger(TorchDispatchMode):
     """A context that counts every operator, on tensors without values (FakeTensorMode) or on real ones.
 
-    Memory is that of tensors, each storage once, from the operator that creates it until Python and autograd release
-    it. Temporary memory inside a kernel is not seen, except for oneDNN's copies of transposed factors.
+    Memory counts each tensor storage once, from the operator that creates it until Python and autograd release it.
+    Temporary memory inside a kernel is not counted, except for oneDNN's copies of transposed factors.
 
     Attributes:
         purpose: purpose of memory allocated now, a key of `live`; set by the code that runs the computation.
-        phase: key of `work` for operators that run now; set likewise.
-        live: bytes alive, by purpose.
-        peak: largest number of bytes alive at any time.
+        phase: key of `work` for operators that run now, set in the same way.
+        live: allocated bytes, by purpose.
+        peak: largest number of allocated bytes at any time.
         at_peak: `live` at that time.
         work: work by phase.
     """
@@ -98,7 +98,7 @@ class Ledger(TorchDispatchMode):
         self._storages: dict[int, _Known] = {}
 
     def hold(self, tensors: Iterable[Tensor], purpose: str) -> None:
-        """Count existing tensors for `purpose`; those already counted are moved to it."""
+        """Count existing tensors for `purpose`; already counted ones are moved to it."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             known = self._storages.get(storage._cdata)
@@ -122,7 +122,7 @@ class Ledger(TorchDispatchMode):
         self._total -= known.size
 
     def _note(self, more: int) -> None:
-        """Update the peak; `more` bytes are alive inside the present operator."""
+        """Update the peak; `more` bytes are allocated inside the present operator."""
         if self._total + more > self.peak:
             self.peak = self._total + more
             self.at_peak = self.live.copy()
@@ -130,7 +130,7 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if function in _STEP_BY_STEP:  # a whole recurrence, say, in one operator, which hides its steps from us
+        if function in _STEP_BY_STEP:  # for example a whole recurrence in one operator, which hides its steps
             self._look_inside(function, args)
         result = function(*args, **options)
         if function.is_view:
@@ -146,7 +146,7 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _purpose_of(self, function: Any, args: Any) -> str:
-        """Return the purpose of an operator's result: `copies` for weights in another type, else the present one."""
+        """Return the purpose of an operator's result: `copies` for weights in another type, or the present one."""
         if function is torch.ops.aten._to_copy.default:
             known = self._storages.get(args[0].untyped_storage()._cdata)
             if known is not None and known.purpose == "weights":
@@ -188,7 +188,7 @@ def _copied_inside(function: Any, args: Any) -> int:
 
 @dataclass
 class _Known:
-    """A storage that is alive, in bytes; the weak reference's callback removes it from the ledger."""
+    """A live storage and its size in bytes; the weak reference's callback removes it from the ledger."""
 
     size: int
     purpose: str
@@ -214,14 +214,14 @@ _OURS: dict[str, Callable[[Sequence[Any]], int]] = {
     "aten::mv": lambda a: _times_vector(a[0]),
     "aten::addmv": lambda a: _times_vector(a[1]),
     "mkldnn::_linear_pointwise": lambda a: 2 * a[0].numel() * a[1].shape[0],
-    # Backward pass: the logits again, and the gradients of weights, values, queries and keys.
+    # Backward pass: recomputed logits, and the gradients of weights, values, queries and keys.
     "aten::_scaled_dot_product_flash_attention_for_cpu": lambda a: _attention(a[0].shape, a[1].shape[-2], 2),
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": lambda a: _attention(a[1].shape, a[2].shape[-2], 5),
     # Queries are [batch * queries, heads, d_head].
     "torch_attn::_varlen_attn": lambda a: _attention(a[0].shape, a[6], 2),
     "torch_attn::_varlen_attn_backward": lambda a: _attention(a[1].shape, a[9], 5),
 }
-"""Operator missing in torch's table -> operations, by the arguments of a call."""
+"""_OURS maps operators missing in torch's table to their number of operations, given the arguments of a call."""
 
 
 @cache
@@ -238,7 +238,7 @@ def operations(function: torch._ops.OpOverload, args: Sequence[Any], options: di
     """Return the additions and multiplications in a call of `function`; 0 if it is not a matrix product.
 
     A product of [m, k] and [k, n] has 2 m k n. The formulas are torch's (torch.utils.flop_counter), with ours for
-    operators missing there. Only shapes matter, so tensors without values will do.
+    operators missing there. Only shapes matter, so tensors without values suffice.
     """
     formula = _formula(function)
     return 0 if formula is None else formula(args, options, result)
@@ -246,6 +246,6 @@ def operations(function: torch._ops.OpOverload, args: Sequence[Any], options: di
 
 @cache
 def _is_batched(function: torch._ops.OpOverload) -> bool:
-    """Return True for many small products in one call, as in attention: they are slower than one of the same size."""
+    """Return True for many small products in one call, as in attention, which are slower than one of the same size."""
     name = function._schema.name.removesuffix("_")
     return name in ("aten::bmm", "aten::baddbmm", "aten::mv") or "attention" in name or "attn" in name

@@ -1,7 +1,7 @@
 """The speed of this machine, which turns an estimate into seconds, and the simulation of an update.
 
 Rates of products, memory and calls are measured in a fraction of a second; a shallow copy of the model is timed to find
-by which factor real layers are slower. On a busy machine everything is measured again by our own thread's time.
+the factor by which real layers are slower. On a busy machine, everything is measured again by our thread's CPU time.
 
 The simulation runs the real model, loss and optimiser on tensors without values; a ledger counts the operators that
 run, so new kinds of layers are covered as well.
@@ -38,13 +38,14 @@ from ziggurat.train.update import Parallel
 PURPOSES = (
     "weights", "tables", "copies", "gradients", "moments", "encoder", "decoder", "loss", "backward", "step", "batch",
 )  # fmt: skip
-"""Purposes of memory: the weights, tables such as those of positions, the weights' copies in bf16, gradients and the
-optimiser's moments, the activations that encoder and decoder keep for the backward pass, logits and gradients of the
-loss, temporary memory of the backward pass (recomputed layers included) and of the optimiser's step, and the batch
-itself."""
+"""PURPOSES lists the uses of memory: the weights, tables such as those of positions, the weights' copies in bf16,
+gradients and the optimiser's moments, the activations that encoder and decoder keep for the backward pass, logits and
+gradients of the loss, temporary memory of the backward pass (recomputed layers included) and of the optimiser's step,
+and the batch itself."""
 
 _NARROW_STEP = 184
-"""Bytes that a step of NarrowAdam reads and writes per value, including random bits and fp32 copies."""
+"""_NARROW_STEP is the number of bytes that a step of NarrowAdam reads and writes per value, including random bits and
+fp32 copies."""
 
 
 class BatchShape(NamedTuple):
@@ -62,14 +63,14 @@ class BatchShape(NamedTuple):
 
 @dataclass(frozen=True)
 class SimulatedUpdate:
-    """Memory and work of one update on one batch, after the first update: moments exist.
+    """Memory and work of one update on one batch, after the first update, so that moments exist.
 
     Attributes:
         peak: largest number of bytes alive at any time.
         at_peak: bytes alive at that time, by purpose (PURPOSES).
         work: work by phase: `encoder`, `decoder`, `loss`, `decoder backward`, `encoder backward` and `step`. The
             gradient of the loss is computed with the loss.
-        trained: bytes of the parameters that are trained: with low-rank updates, of these alone.
+        trained: bytes of the trained parameters; with low-rank updates, only of these.
     """
 
     peak: int
@@ -82,7 +83,7 @@ class SimulatedUpdate:
 def without_values(experiment: Experiment, sizes: tuple[int, int], device: torch.device) -> Iterator[Seq2Seq]:
     """Context in which tensors have no values, with the model in training mode and all its branches present.
 
-    `sizes` are those of the source and target vocabularies. Raises the ConfigError of build_model.
+    `sizes` are the sizes of the source and target vocabularies. Raises the ConfigError of build_model.
     """
     with FakeTensorMode(), random_state_kept(torch.device("cpu")):
         with torch.device(device):
@@ -104,9 +105,9 @@ def simulate_update(
     """Return memory and work of an update of one process on one batch of `shape`, on `device`.
 
     The modules, loss, precision, recomputation and optimiser of training run on tensors without values under a Ledger.
-    With several batches per update, it is one after the first, whose backward pass finds gradients. Compiling and CUDA
-    graphs are left out. With `stands_in` memory is that on an accelerator, for which the CPU stands in; work then lacks
-    attention. Other arguments and errors are those of without_values.
+    With several batches per update, a batch after the first is simulated, with gradients already in memory. Compiling
+    and CUDA graphs are left out. With `stands_in`, memory is that of an accelerator, simulated on the CPU; work then
+    lacks attention. Other arguments and errors are those of without_values.
     """
     training = experiment.training
     with without_values(experiment, sizes, device) as model, _operators(model, stands_in):
@@ -128,7 +129,7 @@ def simulate_update(
             parallel.attempt(batch)
             ledger.purpose = ledger.phase = "step"
             torch.nn.utils.get_total_norm([p.grad for p in optimiser.parameters if p.grad is not None], foreach=True)
-            if narrow:  # goes through the values in small chunks, whose memory can be neglected
+            if narrow:  # processes the values in small chunks, whose memory is negligible
                 ledger.work["step"].moved += _NARROW_STEP * sum(p.numel() for p in optimiser.parameters)
             else:
                 optimiser.step()
@@ -141,7 +142,7 @@ def _operators(model: Seq2Seq, stands_in: bool) -> AbstractContextManager[None]:
 
 
 def _first_moments(optimiser: Optimiser) -> list[Tensor]:
-    """Take a step, and return the moments that it created; every parameter has a gradient afterwards."""
+    """Take a step and return the moments that it created; afterwards every parameter has a gradient."""
     for parameter in optimiser.parameters:
         parameter.grad = torch.empty_like(parameter)
     optimiser.step()
@@ -206,8 +207,7 @@ class Speed:
         products: operations per second, by kind of product.
         moved: bytes per second that simple operators read and write.
         calls: operators per second that can be started and recorded for the backward pass.
-        waits: True where the time of starting an operator adds to that of its work (a CPU), False where they overlap
-            (a GPU).
+        waits: True if the time to start an operator adds to that of its work (a CPU), False if they overlap (a GPU).
     """
 
     products: Mapping[Product, float]
@@ -223,16 +223,16 @@ class Speed:
 
 
 class Timer:
-    """The timing of work on a device, by the wall clock or by the processor time of the thread that calls the work.
+    """Timing of work on a device, by the wall clock or by the CPU time of the calling thread.
 
-    The thread's own time is not disturbed by other programs. Where it shares work with other threads, it is the time
-    of its share, as long as it sleeps while it waits for them (ziggurat.system.processes.sleeping_at_once).
+    Other programs do not affect the thread's CPU time. If the thread shares work with others, it is the time of its
+    share, provided that it sleeps while it waits for them (ziggurat.system.processes.sleeping_at_once).
 
     Attributes:
         device: a CPU or a GPU.
-        own: True for the thread's own time on a CPU. A single thread is always timed so.
+        own: whether to use the thread's CPU time. A single thread is always timed that way.
         passed: seconds of all timed calls by the wall clock.
-        worked: the same by the thread's own time.
+        worked: the same by the thread's CPU time.
     """
 
     def __init__(self, device: torch.device, *, own: bool = False) -> None:
@@ -240,8 +240,8 @@ class Timer:
         self.passed = self.worked = 0.0
 
     def fastest(self, work: Callable[[], object]) -> float:
-        """Return the shortest time of `work` in the calls that fit into `_SECONDS`, at least one."""
-        work()  # not timed: the first call allocates memory and chooses kernels
+        """Return the shortest time of `work` over the calls that fit into `_SECONDS`, at least one."""
+        work()  # not timed, since the first call allocates memory and chooses kernels
         own = self.device.type == "cpu" and (self.own or torch.get_num_threads() == 1)
         clock = time.thread_time if own else time.perf_counter
         fastest, until = float("inf"), clock() + _SECONDS
@@ -269,8 +269,8 @@ def measure_speed(
         kinds: kinds of products.
         widths: d_model and d_ff of the model; plain products have the shape of its feed-forward network.
         device: a CPU or a GPU.
-        threads: `training.threads`; the present number is restored afterwards.
-        timer: how it is timed; default: by the wall clock.
+        threads: `training.threads`; the previous number is restored afterwards.
+        timer: the timing method; default: by the wall clock.
     """
     timer = timer or Timer(device)
     with _with_threads(threads):
@@ -337,7 +337,7 @@ def _calls(timer: Timer) -> float:
 # A shallow copy, timed
 
 _VOCABULARY = 500
-"""Small, so that nearly all work is that of the layers."""
+"""_VOCABULARY is the vocabulary size of the shallow copy; small, so that the layers dominate."""
 _LAYERS = 2
 _LENGTH = 32
 
@@ -355,8 +355,8 @@ def shallow(experiment: Experiment) -> Experiment:
 def slowness(experiment: Experiment, speed: Speed, device: torch.device, timer: Timer | None = None) -> float:
     """Return measured over estimated time of a forward and backward pass through a shallow copy.
 
-    Products of other shapes, copies inside kernels and memory outside the caches are slower than the operators behind
-    `speed`. The layers are real, with values; the batch has few tokens and the vocabulary few types.
+    Products of other shapes, copies inside kernels and memory outside the caches are slower than the operators used to
+    measure `speed`. The layers are real, with values; the batch has few tokens and the vocabulary few types.
     """
     training, timer = experiment.training, timer or Timer(device)
     shape = BatchShape(16 if device.type == "cpu" else 128, _LENGTH, _LENGTH)
@@ -376,7 +376,7 @@ def slowness(experiment: Experiment, speed: Speed, device: torch.device, timer: 
             return timer.fastest(lambda: parallel.attempt(batch)) / speed.seconds(work)
 
 
-# Both, on a machine that may be busy
+# Speed and slowness on a machine that may be busy
 
 
 @dataclass(frozen=True)
@@ -384,10 +384,10 @@ class Measured:
     """Measurements of this machine.
 
     Attributes:
-        speed: its rates.
+        speed: the rates of the machine.
         slowness: measured over estimated time of a shallow copy.
-        others: share of its processors' time that other processes took meanwhile; 0 where that is unknown.
-        delay: times as long as on an idle machine that work takes at present; 1 unless the machine is busy.
+        others: share of CPU time that other processes took meanwhile; 0 if unknown.
+        delay: factor by which work takes longer than on an idle machine; 1 unless the machine is busy.
     """
 
     speed: Speed
@@ -397,10 +397,10 @@ class Measured:
 
 
 def measure_machine(experiment: Experiment, kinds: Iterable[Product], device: torch.device) -> Measured:
-    """Return what `device` does with products of `kinds` and the layers of `experiment`: its rates when it is idle.
+    """Return the rates of an idle `device` for products of `kinds` and the layers of `experiment`.
 
-    By the wall clock; where that shows other processes in the way of our threads on a CPU, once more by our own
-    thread's time.
+    They are measured by the wall clock. If other processes interfere with our threads on a CPU, they are measured again
+    by our thread's CPU time.
     """
     threads = experiment.training.threads or torch.get_num_threads()
     widths, kinds = (experiment.model.d_model, experiment.model.d_ff), list(kinds)

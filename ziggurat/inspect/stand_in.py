@@ -1,8 +1,8 @@
-"""Operators with which a CPU's tensors without values stand in for those of an accelerator.
+"""Operators that let CPU tensors without values stand in for those of an accelerator.
 
-PyTorch without CUDA has no tensors of a GPU, not even such without values. So memory on a GPU is simulated
-(ziggurat.inspect.machine) with those of a CPU, which the package takes for an accelerator's, and operators that keep
-other tensors on one are replaced.
+PyTorch without CUDA has no GPU tensors, not even without values. So GPU memory is simulated (ziggurat.inspect.machine)
+with CPU tensors that the package treats as those of an accelerator, and operators that keep other tensors there are
+replaced.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _WIDE = {
     "softmax", "log_softmax", "layer_norm", "rms_norm", "nll_loss", "cross_entropy", "exp", "log", "pow", "norm",
     "cumsum", "sum", "logsumexp", "prod", "rsqrt", "reciprocal",
 }  # fmt: skip
-"""_WIDE names what autocast computes in fp32 on an accelerator, and on a CPU in the type of the operands."""
+"""_WIDE names operations that autocast computes in fp32 on an accelerator, but in the operands' type on a CPU."""
 
 
 @contextmanager
 def accelerator_operators(model: Seq2Seq) -> Iterator[None]:
-    """Context in which `model`, without values on the CPU, keeps in an update what it would keep on an accelerator."""
+    """Context in which `model`, without values on the CPU, keeps the tensors that it would keep on an accelerator."""
     mode = _Operators()
     for module in model.modules():
         module.register_forward_pre_hook(mode.enter)
@@ -39,11 +39,11 @@ def accelerator_operators(model: Seq2Seq) -> Iterator[None]:
 
 
 class _Operators(TorchFunctionMode):
-    """Attention in one kernel, dropout that keeps a byte of each element, and autocast's types, as CUDA has them."""
+    """Attention in one kernel, dropout that keeps a byte per element, and autocast's types, as in CUDA."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._begun: list[bool] = []  # by the modules that are being computed, outermost first
+        self._begun: list[bool] = []  # one per module being computed, outermost first
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -57,13 +57,13 @@ class _Operators(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def enter(self, module: nn.Module, args: object) -> None:
-        """Begin again before a module that the backward pass computes again, where PyTorch has ended the mode."""
+        """Re-enter before a module that the backward pass recomputes, where PyTorch has left the mode."""
         self._begun.append(_get_current_function_mode() is None)
         if self._begun[-1]:
             self.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, module: nn.Module, args: object, result: object) -> None:
-        """End after it."""
+        """Leave after it."""
         if self._begun.pop():
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
@@ -91,11 +91,11 @@ def _attention(
 
 
 class _Attention(torch.autograd.Function):
-    """The tensors of flash attention: it keeps its operands, the context, and a number for each row of weights."""
+    """The tensors of flash attention, which keeps its operands, the context, and a number for each row of weights."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        # Laid out so that heads are joined without a copy.
+        # Laid out so that heads can be joined without a copy.
         context = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         ctx.save_for_backward(query, key, value, bias, context, query.new_empty(query.shape[:-1], dtype=torch.float32))
         return context

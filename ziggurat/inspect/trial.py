@@ -1,12 +1,12 @@
 """The trial of a depth check: a short training on a small scale, with measures before, during and after it.
 
-Depth, methods, initialisation, optimiser, dropout and peak rate are those of the configuration. The model is narrower
-where that saves time, batches are small, and the warm-up is squeezed into the trial. experiments/depth-check compares
-the verdicts with real runs. At initialisation plain post-norm hardly differs from its remedies; after a few dozen
-updates it does.
+Depth, methods, initialisation, optimiser, dropout and peak rate are those of the configuration. The model is narrowed
+to save time, batches are small, and the warm-up is shortened to fit the trial. experiments/depth-check compares the
+verdicts with real runs. At initialisation, plain post-norm hardly differs from its remedies; after a few dozen updates
+it does.
 
-The trainings that a sweep has finished are kept in a file, each under a digest of all that its loss depends on, so that
-a sweep that was cut off goes on from them.
+Finished trainings of a sweep are kept in a file, each under a digest of everything that its loss depends on, so that an
+interrupted sweep resumes from them.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ from ziggurat.train.update import train_update
 
 _PROFILE = ("nll", "gradient_norm", "beta", "variance")
 TRIAL_MEASURES = ("nll", "source_dependence", *_PROFILE[1:])
-"""Measures taken at the end of a trial. Before it there are fewer, since all of them take as long as six updates:
-all but the second at the beginning, when nothing reads the source yet, and halfway the loss alone, for its pace."""
+"""TRIAL_MEASURES are the measures taken at the end of a trial. Earlier there are fewer, since all of them take as long
+as six updates: at the start all except the second, because nothing reads the source yet, and halfway only the loss, for
+its pace."""
 
 _SMALLEST_HEAD = 16  # width
 _WARMUP_SHARE = 0.4  # of the updates
@@ -60,9 +61,9 @@ class TrialOptions:
 
     Attributes:
         updates: number of updates.
-        tokens: tokens of a batch, padding included; more where the longest pair has more.
-        measured_tokens: tokens of the batch on which measures are taken.
-        width: largest `d_model`; wider models are narrowed to it. None: the width stays.
+        tokens: tokens of a batch, padding included; more if the longest pair has more.
+        measured_tokens: number of tokens in the batch on which measures are taken.
+        width: largest `d_model`; wider models are narrowed to it. None: the width is kept.
         seed: seed of data and weights.
     """
 
@@ -82,8 +83,8 @@ class TrialMeasures:
         width: `d_model` of the model that was tried.
         peak: highest learning rate.
         unigram: entropy of the target tokens' frequencies in nats: the loss of a model that learns nothing else.
-        points: update -> measures (docs/diagnosis.md), without dropout, on one batch drawn apart from the training:
-            those of TRIAL_MEASURES at the end, fewer before.
+        points: update -> measures (docs/diagnosis.md), without dropout, on one batch outside the training: those of
+            TRIAL_MEASURES at the end, fewer before.
         losses: training cross-entropy of each update, nats per token.
         failed: first update with a loss or gradient that was not finite, or None.
     """
@@ -107,7 +108,7 @@ def peak_rate(experiment: Experiment) -> float:
 def reduced(model: ModelConfig, width: int | None) -> ModelConfig:
     """Return `model` narrowed to `width`. Inner widths shrink in proportion; heads stay at least 16 wide.
 
-    With a base (`model.transfer`) they stay as wide as they are, and there is one at least.
+    With a base (`model.transfer`), heads keep their width, and at least one remains.
     """
     if width is None or max(model.d_model, model.encoder_width) <= width:
         return model
@@ -115,7 +116,7 @@ def reduced(model: ModelConfig, width: int | None) -> ModelConfig:
     even = 2 - model.d_model % 2  # sinusoidal positions need it
     whole = math.lcm(model.d_model // model.heads, model.encoder_width // model.encoder_heads, even)
 
-    # Widths are multiples of a head's; the number of heads is the largest that divides them, up to the given one.
+    # Widths are multiples of the head width; the number of heads is the largest divisor up to the given number.
     def sizes(d_model: int, d_ff: int, heads: int) -> dict[str, int]:
         if model.transfer is None:
             narrow = max(_SMALLEST_HEAD, round(d_model * factor / _SMALLEST_HEAD) * _SMALLEST_HEAD)
@@ -129,7 +130,7 @@ def reduced(model: ModelConfig, width: int | None) -> ModelConfig:
     encoder = model.encoder
     if encoder.d_model is not None or encoder.d_ff is not None or encoder.heads is not None:
         changes["encoder"] = sizes(model.encoder_width, model.encoder_d_ff, model.encoder_heads)
-    # Groups of channels as wide as before, where that divides: one for each channel stays one for each.
+    # Channel groups keep their width if it divides; one group per channel stays so.
     widths = changes["d_model"], changes.get("encoder", changes)["d_model"]
     changes["combination"] = {"groups": math.gcd(model.combination.groups, *widths)}
     return change_section(model, changes, "model")
@@ -138,8 +139,8 @@ def reduced(model: ModelConfig, width: int | None) -> ModelConfig:
 def trial_experiment(experiment: Experiment, store: Store, settings: TrialOptions) -> Experiment:
     """Return the configuration with which `experiment` is tried on the pairs of `store`.
 
-    All weights are trained from the start, on the text alone: without growth, low-rank updates and guided alignment.
-    A batch is as large as the longest pair, at least.
+    All weights are trained from the start, only on the text: without growth, low-rank updates and guided alignment. A
+    batch is at least as large as the longest pair.
     """
     longest = max(lengths.max(initial=0) for lengths in (store.train.source_lengths, store.train.target_lengths)) + 1
     room = int(round_up(longest, experiment.training.batch.length_multiple))
@@ -162,7 +163,7 @@ def trial_experiment(experiment: Experiment, store: Store, settings: TrialOption
         "training",
     )
     data = experiment.data
-    if store.path != Path(data.store).expanduser():  # the embedded pair has not the corpora and links that these name
+    if store.path != Path(data.store).expanduser():  # the embedded pair lacks the corpora and links that these name
         data = data.model_copy(update={"stages": [], "modifiers": ModifiersConfig()})
     model = reduced(experiment.model, settings.width)
     if "branch_norm" in (*model.residuals(decoder=False), *model.residuals(decoder=True)):
@@ -179,11 +180,11 @@ def run_trial(
     *,
     loss_only: bool = False,
 ) -> TrialMeasures:
-    """Try `experiment` on the pairs of `store`; `tick` takes the number of each update.
+    """Try `experiment` on the pairs of `store`; `tick` receives the number of each update.
 
-    With `loss_only` nothing is measured but the loss at the end.
+    With `loss_only`, only the loss at the end is measured.
 
-    Raises ConfigError where the device cannot be used.
+    Raises ConfigError if the device cannot be used.
     """
     share_cores(torch.get_num_threads())
     device = usable_device(experiment.training.device, "training.device")
@@ -242,9 +243,9 @@ _EMBEDDED_PIECES = 1200
 def open_data(experiment: Experiment) -> Iterator[tuple[Store, str]]:
     """Context with the store that `experiment` trains on, and its description.
 
-    Where nothing is prepared yet, a store of the embedded language pair (docs/data.md) is made for the
-    duration of the context. Raises DataError for a store that cannot be read, ConfigError for one with two
-    vocabularies where the model has one embedding.
+    If nothing is prepared yet, a store of the embedded language pair (docs/data.md) is made for the duration of the
+    context. Raises DataError for a store that cannot be read, ConfigError for one with two vocabularies if the model
+    has one embedding.
     """
     store = Path(experiment.data.store).expanduser()
     if (store / MANIFEST).is_file():
@@ -279,16 +280,16 @@ class KeptTrials:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read the file, if there is one. Raises DataError where it is damaged or of another kind."""
+        """Read the file, if it exists. Raises DataError if it is damaged or of another kind."""
         self.path, self.found = path, 0
         self._losses: dict[str, float | None] = {}
         if path is not None:
-            remedy = "remove it to train everything anew"
+            remedy = "remove it to train everything again"
             with contextlib.suppress(FileNotFoundError):
                 self._losses = dict(read_json(path, _Document, remedy=remedy).losses)
 
     def loss(self, experiment: Experiment, store: Store, options: TrialOptions, compute: Callable[[], float]) -> float:
-        """Return the loss of a training: the one that is kept, or else that of `compute`, which is kept from now on."""
+        """Return the loss of a training: the stored one, or that of `compute`, which is then stored."""
         if self.path is None:
             return compute()
         key = trial_digest(experiment, store, options)
@@ -318,7 +319,7 @@ def trial_digest(experiment: Experiment, store: Store, options: TrialOptions) ->
 
 
 class _Document(JsonForm):
-    """Form of the file: digest of a training -> its loss, null where it failed."""
+    """Format of the file: digest of a training -> its loss, null if it failed."""
 
     format: Literal[1]
     losses: dict[str, float | None] = Field(max_length=100_000)

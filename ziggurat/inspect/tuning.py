@@ -1,7 +1,8 @@
 """Tuning on a small model: a sweep of learning rates, and the coordinate check.
 
-With `model.transfer` (ziggurat.model.init) the first updates change models of every width and depth alike, so the best
-rate of a small model, the base, is that of a large one (CompleteP, Dey et al. 2025). The coordinate check measures it.
+With `model.transfer` (ziggurat.model.init), the first updates change models of every width and depth by the same
+amount, so the best rate of a small model, the base, is also that of a large one (CompleteP, Dey et al. 2025). The
+coordinate check measures whether this holds.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from ziggurat.train.objective import profile_batch
 from ziggurat.train.update import train_update
 
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
-"""Peaks that are tried first."""
+"""RATES are the peak rates that are tried first."""
 _BASE_WIDTH = 64
 _MOST_ADDED = 3
-"""Further rates on either side, while the best is at an end of those that were tried."""
+"""_MOST_ADDED is the most rates added on either side while the best rate is at an end of the tried ones."""
 _PEAKED = ("isqrt", "linear", "cosine", "wsd", "constant")
-"""Schedules that have a peak to set."""
+"""Schedules with a peak that can be set."""
 
 
 class Size(NamedTuple):
@@ -57,10 +58,10 @@ class Tried:
     """One training of a sweep.
 
     Attributes:
-        size: of the model.
+        size: size of the model.
         rate: highest learning rate.
-        loss: nats per token without dropout, on pairs drawn apart from the training; infinite where it failed.
-        kept: whether an earlier sweep has trained it.
+        loss: nats per token without dropout, on pairs outside the training; infinite if it failed.
+        kept: whether an earlier sweep trained it.
     """
 
     size: Size
@@ -70,7 +71,7 @@ class Tried:
 
 
 def base_width(model: ModelConfig) -> int:
-    """Return the width of small models: about 64, whole heads."""
+    """Return the width of small models: about 64, in whole heads."""
     head = model.d_model // model.heads
     return min(model.d_model, -(-_BASE_WIDTH // head) * head)
 
@@ -78,14 +79,14 @@ def base_width(model: ModelConfig) -> int:
 def resized(model: ModelConfig, size: Size) -> ModelConfig:
     """Return `model` at another size: heads as wide as before, inner widths and ranges of layers in proportion.
 
-    Raises ConfigError where it cannot have that size.
+    Raises ConfigError if it cannot have that size.
     """
     if model.encoder_width != model.d_model:
         raise ConfigError("`model.encoder.d_model`: sizes are changed only where encoder and decoder are equally wide")
     head, of_encoder = model.d_model // model.heads, model.d_model // model.encoder_heads
     for wide in (head, of_encoder):
         if size.width % wide:
-            raise ConfigError(f"width {size.width} is no multiple of {wide}, the width of the heads, which must stay")
+            raise ConfigError(f"width {size.width} is not a multiple of {wide}, the width of a head, which must stay")
 
     def narrower(width: int) -> int:
         return max(1, round(width * size.width / model.d_model))
@@ -106,9 +107,9 @@ def resized(model: ModelConfig, size: Size) -> ModelConfig:
 
 
 def _stack(stack: StackConfig, layers: int) -> dict[str, Any]:
-    """Return the changes that give a stack so many layers, each of its kinds in proportion, and one layer at least.
+    """Return the changes that give a stack this number of layers, each of its kinds in proportion, at least one.
 
-    Where there are fewer layers than kinds, ranges are left out, the highest first; the kind above them all stays.
+    If there are fewer layers than kinds, ranges are left out, highest first; the topmost kind stays.
     """
     ranges, below, end = [], 0, 0
     for part in stack.ranges:
@@ -121,10 +122,10 @@ def _stack(stack: StackConfig, layers: int) -> dict[str, Any]:
 
 
 def with_base(experiment: Experiment, base: Size) -> Experiment:
-    """Return the configuration with `base` as the model whose learning rate it takes over.
+    """Return the configuration with `base` as the model whose learning rate it uses.
 
-    Raises ConfigError where that is not worked out for the model, its schedule has no peak, or only low-rank updates of
-    it are trained.
+    Raises ConfigError if transfer is not defined for the model, its schedule has no peak, or only its low-rank updates
+    are trained.
     """
     if experiment.training.lora is not None:
         raise ConfigError(
@@ -150,20 +151,20 @@ def sweep(
     kept: KeptTrials | None = None,
     told: Callable[[Tried], object] = lambda tried: None,
 ) -> list[Tried]:
-    """Train at each size with each rate, for a few updates; return what was tried, rates ascending at each size.
+    """Train at each size with each rate, for a few updates; return the trainings, rates ascending at each size.
 
-    While the best rate of a size is the lowest or the highest one, the next one is tried, half or twice as large; three
-    more at most, so the best may still be at an end.
+    While the best rate of a size is the lowest or highest, the next one is tried, half or twice as large; at most three
+    are added, so the best may still be at an end.
 
     Args:
         experiment: the configuration, with `model.transfer`.
         store: its data.
-        sizes: of the models to train.
+        sizes: sizes of the models to train.
         rates: highest learning rates to try.
-        updates: of each training.
-        tokens: of a batch, padding included.
-        seeds: of data and weights; the loss is the mean over them.
-        kept: what an earlier sweep has finished, and what this one finishes; None: nothing is kept.
+        updates: number of updates of each training.
+        tokens: number of tokens in a batch, padding included.
+        seeds: seeds of data and weights; the loss is the mean over them.
+        kept: finished trainings of earlier sweeps and this one; None: nothing is stored.
         told: called with each result.
     """
     found, finished = [], kept or KeptTrials()
@@ -199,14 +200,15 @@ def _loss(experiment: Experiment, store: Store, options: TrialOptions) -> float:
 
 
 def best(tried: Sequence[Tried]) -> Tried:
-    """Return what had the lowest loss; of equals the one with the lowest rate."""
+    """Return the training with the lowest loss; of equal ones, that with the lowest rate."""
     return min(tried, key=lambda one: (one.loss, one.rate))
 
 
 _COORDINATES = ("memory", "decoder", "logits")
-"""States whose changes say whether a learning rate carries over."""
+"""States whose changes show whether a learning rate transfers."""
 _COORDINATE_RATE = 5e-5
-"""Low enough that ten updates change normalised states by a small part of their size: larger changes look alike."""
+"""_COORDINATE_RATE is low enough that ten updates change normalised states by a small part of their size, because large
+changes all look the same."""
 
 
 @dataclass(frozen=True)
@@ -214,9 +216,9 @@ class Coordinates:
     """Root mean squares of a model's states in its first updates: entry t is after t updates.
 
     Attributes:
-        size: of the model.
-        states: `memory`, `decoder`, `logits` -> the states themselves; where a stack ends with a norm, the first two
-            are normalised, and `encoder_stream` and `decoder_stream` -> what that norm reads.
+        size: size of the model.
+        states: `memory`, `decoder`, `logits` -> the states themselves; if a stack ends with a norm, the first two are
+            normalised, and `encoder_stream` and `decoder_stream` are the norm's inputs.
         changes: `memory`, `decoder`, `logits` -> their change since the start.
     """
 
@@ -230,14 +232,14 @@ def coordinates(
 ) -> Coordinates:
     """Return the coordinates of `experiment` at another size, at the constant learning rate COORDINATE_RATE.
 
-    `memory` is what the decoder attends to, `decoder` what the output projection reads (without the factor that
-    `model.transfer` has there), `logits` what it gives: over real tokens of one batch, without dropout.
+    `memory` is attended to by the decoder, `decoder` is the input of the output projection (without the factor of
+    `model.transfer`), and `logits` its output, over real tokens of one batch, without dropout.
     """
     share_cores(torch.get_num_threads())
     sized = experiment.model_copy(update={"model": resized(experiment.model, size)})
     small = trial_experiment(sized, store, TrialOptions(updates, tokens, tokens, None, seed))
     learner = Learner(small, store, usable_device(small.training.device, "training.device"))
-    learner.profile()  # as before any training: ADMIN's omegas
+    learner.profile()  # sets ADMIN's omegas, as before any training
     batch = profile_batch(store, tokens, seed=seed + 1).to(learner.device)
 
     factor = output_factor(small.model) or 1.0
@@ -252,7 +254,7 @@ def coordinates(
         found = {
             "memory": memory.of(0)[batch.source_mask],
             "decoder": hidden / factor,
-            "logits": logits[logits.isfinite()],  # those of ruled-out tokens are -inf
+            "logits": logits[logits.isfinite()],  # logits of ruled-out tokens are -inf
         }
         masks = {"encoder": batch.source_mask, "decoder": batch.target_mask}
         return found | {f"{stack}_stream": stream[masks[stack]] for stack, stream in streams.items()}
@@ -275,7 +277,7 @@ def coordinates(
 
 @contextlib.contextmanager
 def _streams(model: Seq2Seq) -> Iterator[dict[str, Tensor]]:
-    """Context that fills a dictionary with what the final norm of each stack reads, where there is one."""
+    """Context that fills a dictionary with the input of each stack's final norm, if there is one."""
     found: dict[str, Tensor] = {}
 
     def kept(stack: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -294,9 +296,9 @@ def _rms(values: Tensor) -> float:
 
 
 def spread(found: Sequence[Coordinates], name: str) -> float:
-    """Return by how much the largest of a coordinate after the last update exceeds the smallest over all sizes.
+    """Return the ratio of the largest to the smallest coordinate over all sizes after the last update.
 
-    It is the change of `memory`, `decoder` and `logits`, and the size of the streams.
+    Coordinates are the change of `memory`, `decoder` and `logits`, and the size of the streams.
     """
     values = [(one.changes if name in _COORDINATES else one.states)[name][-1] for one in found]
     return max(values) / min(values) if min(values) > 0 else math.inf

@@ -1,4 +1,4 @@
 """Models: layers, residuals, histories across depth, attention, initialisation, stacks, and the folders that hold them.
 
-`fast` holds what is only speed.
+`fast` holds optimised inference kernels, which change results by rounding only.
 """

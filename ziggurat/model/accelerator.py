@@ -1,8 +1,8 @@
-"""Devices: which one is used, and what an accelerator can do that a CPU cannot.
+"""Devices: choosing one, and what an accelerator can do that a CPU cannot.
 
 Every question that depends on the kind of accelerator is asked here, so that NVIDIA's and AMD's GPUs ("cuda"), Intel's
-("xpu"), Apple's ("mps") and backends of others take the same way through the rest of the package, which only
-distinguishes a CPU from everything else. What has no like elsewhere stays where it is used: CUDA graphs
+("xpu"), Apple's ("mps") and other backends take the same path through the rest of the package, which only distinguishes
+a CPU from everything else. Features with no counterpart elsewhere stay where they are used: CUDA graphs
 (ziggurat.train.objective) and packed sequences of flash attention (ziggurat.model.attention.cache).
 """
 
@@ -18,7 +18,7 @@ from ziggurat.system.errors import ConfigError
 
 
 def default_device() -> torch.device:
-    """Return the accelerator of this machine, or else the CPU.
+    """Return the accelerator of this machine, or the CPU if it has none.
 
     Apple's is never chosen: it has no float64, in which a search sums log-probabilities.
     """
@@ -27,16 +27,16 @@ def default_device() -> torch.device:
 
 
 def usable_device(name: str, setting: str) -> torch.device:
-    """Return the device of that name; `auto` is the GPU where there is one, else the CPU.
+    """Return the device of that name; `auto` is the GPU if there is one, otherwise the CPU.
 
-    On a GPU cuDNN's kernel for attention is switched off. Raises ConfigError, which names `setting`, when the device
+    On a GPU, cuDNN's attention kernel is switched off. Raises ConfigError, which names `setting`, when the device
     cannot be used.
     """
     device = default_device() if name == "auto" else _named(name, setting)
     if device.type == "cuda":
-        # On Hopper and Blackwell it is torch's first choice (2.11 and later, with CUDA 13). It makes a plan for each
-        # new shape (others measured 25 ms to half a second), and batches have thousands of shapes; it refuses a bias
-        # that needs a gradient, as relative positions do; and with a bias its gradients may be NaN
+        # torch 2.11 and later, with CUDA 13, prefers it on Hopper and Blackwell. It makes a plan for each new shape (25
+        # ms to half a second, as measured by others), and batches have thousands of shapes; it refuses a bias that
+        # needs a gradient, as relative positions do; and with a bias its gradients may be NaN
         # (github.com/pytorch/pytorch/issues/196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
@@ -45,7 +45,7 @@ def usable_device(name: str, setting: str) -> torch.device:
 def _named(name: str, setting: str) -> torch.device:
     try:
         device = torch.device(name)
-        # torch.device accepts the name of a GPU that is not there; only its memory tells.
+        # torch.device accepts the name of a GPU that does not exist; only querying its memory shows that.
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -59,7 +59,7 @@ def runtime(device: torch.device) -> Any:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name that its maker gave an accelerator where PyTorch knows it, or else the kind of the device."""
+    """Return the product name of an accelerator if PyTorch knows it, otherwise the kind of the device."""
     name = getattr(runtime(device), "get_device_name", None)
     return device.type if name is None else str(name(device))
 
@@ -69,7 +69,7 @@ _stands_in = False
 
 @contextmanager
 def cpu_standing_in() -> Iterator[None]:
-    """Context in which the CPU's tensors go the way of an accelerator's, for arithmetic about one that is not here."""
+    """Context in which CPU tensors are handled like those of an accelerator, for simulations without one."""
     global _stands_in
     before, _stands_in = _stands_in, True
     try:
@@ -79,16 +79,16 @@ def cpu_standing_in() -> Iterator[None]:
 
 
 def has_cpu_kernels(x: torch.Tensor) -> bool:
-    """Return whether operators that are made for a CPU take this tensor."""
+    """Return whether operators made for CPUs should handle this tensor."""
     return x.device.type == "cpu" and not _stands_in
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether an accelerator computes in bfloat16, rather than emulates it; False for a CPU."""
+    """Return whether an accelerator computes in bfloat16 natively, without emulation; False for a CPU."""
     module = runtime(device)
     if device.type != "cuda":
         return module is not None and getattr(module, "is_bf16_supported", bool)()
-    with module.device(device):  # torch tells it of the current one, which is the first
+    with module.device(device):  # torch queries the current one, which is the first
         return bool(module.is_bf16_supported(including_emulation=False))
 
 
@@ -100,25 +100,25 @@ def can_compile(device: torch.device) -> bool:
 
 
 def copies_aside(device: torch.device) -> bool:
-    """Return whether copies from page-locked memory run beside other work, on a stream of their own."""
+    """Return whether copies from page-locked memory can overlap with other work, on a separate stream."""
     return hasattr(runtime(device), "Stream")
 
 
 def make_current(device: torch.device) -> None:
-    """Make an accelerator the one that calls of PyTorch mean which name none."""
+    """Make an accelerator the default for PyTorch calls that do not name a device."""
     if device.index is not None and hasattr(runtime(device), "set_device"):
         runtime(device).set_device(device)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until an accelerator has done all that it was asked to do; a CPU always has."""
+    """Wait until an accelerator has finished all queued work; does nothing for a CPU."""
     if device.type != "cpu":
         module = runtime(device)
         module.synchronize() if device.type == "mps" else module.synchronize(device)
 
 
 def free_cache(device: torch.device) -> None:
-    """Give back the memory that PyTorch keeps of an accelerator for tensors to come."""
+    """Release the accelerator memory that PyTorch has cached for future tensors."""
     if device.type != "cpu":
         runtime(device).empty_cache()
 
@@ -134,9 +134,9 @@ def memory_in_use(device: torch.device) -> int:
 def random_state_kept(device: torch.device) -> AbstractContextManager[None]:
     """Return a context that restores torch's random state, on the CPU and on `device`, at its end.
 
-    Not that of Apple's, which fork_rng does not take.
+    Apple's state is not restored, since fork_rng does not support it.
     """
     if device.type in ("cpu", "mps"):
         return torch.random.fork_rng(devices=[])
-    # Of all GPUs, fork_rng's default, some are those of other processes.
+    # fork_rng defaults to all GPUs, some of which belong to other processes.
     return torch.random.fork_rng(devices=[device], device_type=device.type)

@@ -1,4 +1,4 @@
-"""Building of models: ModelConfig -> Seq2Seq, and what follows from the whole: roles, compilation, recomputation."""
+"""Building models: ModelConfig -> Seq2Seq, and operations on the whole model: roles, compilation, recomputation."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def build_model(
 def assemble(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
     """Return the modules of a model on the CPU, or on the device of the context; "meta" takes no memory.
 
-    Parameters are left as memory was found, but for those that modules fill themselves (Role.WIRING); buffers are
-    filled. The arguments and errors are those of build_model.
+    Parameters stay uninitialised, except those that modules fill themselves (Role.WIRING); buffers are filled. The
+    arguments and errors are those of build_model.
     """
     with _Undrawn():
         return _FAMILY[config.family](config, source_vocabulary, target_vocabulary)
@@ -99,7 +99,7 @@ def _build_transformer(config: ModelConfig, source_vocabulary: int, target_vocab
     decoder_layers = [decoder_layer(above, number) for number in range(1, config.decoder.layers + 1)]
     transparent = memory_mixtures(config, sources=config.encoder.layers + 1, readers=config.decoder.layers)
     encoder_wiring = below.wiring(sublayers=2)
-    if transparent is not None:  # a final norm would act on no state that is mixed
+    if transparent is not None:  # a final norm would not act on any state that is mixed
         encoder_wiring = dataclasses.replace(encoder_wiring, final_norm=None)
     hierarchy = (config.combination.module, config.decoder.layers) if config.memory == "hierarchical" else None
     return Seq2Seq(
@@ -125,10 +125,10 @@ def stack_residuals(stack: nn.Module) -> list[Residual]:
 def compile_layers(model: Seq2Seq) -> None:
     """Have torch.compile run every layer of both stacks, in place; parameters keep their names.
 
-    The layers of a stack share a graph, for all lengths and batch sizes: deeper models compile nothing more. Sizes of 1
-    have graphs of their own, and so have training and evaluation, which bounds their number: 2 * 2^2 for an encoder
-    (batch, source), 2 * 2^3 for a decoder (batch, source, target). Decoding step by step is not compiled. Raises
-    ConfigError: a device that torch.compile does not know, or a CPU without the C++ compiler that it calls.
+    The layers of a stack share a graph for all lengths and batch sizes, so deeper models compile nothing more. Sizes of
+    1 need separate graphs, as do training and evaluation, which bounds their number: 2 * 2^2 for an encoder (batch,
+    source), 2 * 2^3 for a decoder (batch, source, target). Decoding step by step is not compiled. Raises ConfigError: a
+    device that torch.compile does not know, or a CPU without the C++ compiler that it calls.
     """
     if not can_compile(model.device):
         raise ConfigError(
@@ -143,11 +143,11 @@ def compile_layers(model: Seq2Seq) -> None:
             f"`training.compile: layers` needs a C++ compiler on a CPU, and there is no `{compiler}`",
             key="training.compile",
         )
-    # torch counts the graphs of both stacks together and beyond its limit (8) runs layers uncompiled. Twice the bound:
-    # in some models the first layer reads another kind of tensor than the others do, which makes other graphs.
+    # torch counts the graphs of both stacks together, and beyond its limit (8) it runs layers uncompiled. Twice the
+    # bound, because in some models the first layer reads a different kind of tensor, which needs other graphs.
     torch._dynamo.config.recompile_limit = max(48, torch._dynamo.config.recompile_limit)
-    # With duck shapes, two sizes that are equal by chance while a graph is made (batch and length, say) are taken for
-    # one, and the first batch in which they differ makes the graph again.
+    # With duck shapes, two sizes that happen to be equal while a graph is built (batch and length, say) are treated as
+    # one, and the first batch in which they differ rebuilds the graph.
     torch.fx.experimental._config.use_duck_shape = False
     for stack in (model.encoder, model.decoder):
         for layer in stack.layers:
@@ -165,10 +165,11 @@ def model_slots(model: Seq2Seq) -> list[Slot]:
     layer_of = {
         slot.place: (number, decoder)
         for decoder, stack in enumerate((model.encoder, model.decoder))
-        for number, layer in reversed(list(enumerate(stack.layers, start=1)))  # of tied layers the lowest counts
+        for number, layer in reversed(list(enumerate(stack.layers, start=1)))  # tied layers count as the lowest of them
         for slot in assign_roles(layer)
     }
-    # A target embedding that is not the source's too belongs to the decoder, though it is in no layer (T-Fixup).
+    # A target embedding that is not shared with the source belongs to the decoder, although it is in no layer
+    # (T-Fixup).
     source, target = (place_of(e.tokens.weight) for e in (model.source_embedding, model.target_embedding))
     if source != target:
         layer_of[target] = (0, 1)
@@ -180,7 +181,7 @@ def model_slots(model: Seq2Seq) -> list[Slot]:
 
 
 def parameter_roles(model: Seq2Seq) -> dict[str, Role]:
-    """Return the role of every parameter by its name; that of the first part of a matrix made of several."""
+    """Return the role of every parameter by name; a matrix made of several parts has the role of the first."""
     role_of = {slot.place: slot.role for slot in reversed(model_slots(model))}
     return {name: role_of[place_of(parameter)] for name, parameter in model.named_parameters()}
 

@@ -31,7 +31,7 @@ _VOCABULARY = ("data.subword", "data.unicode")
 
 @dataclass(frozen=True)
 class VocabularySizes:
-    """Numbers of tokens, control symbols and tags included; `origin`: the place they were read from, in words."""
+    """Numbers of tokens, including control symbols and tags; `origin` describes where they were read from."""
 
     source: int
     target: int
@@ -64,7 +64,7 @@ def inspect_experiment(experiment: Experiment, folder: Path | None = None) -> In
     Raises ConfigError and DataError as vocabulary_sizes and build_model do.
     """
     tokenizers, origin = _vocabularies(experiment.data, folder)
-    if tokenizers is not None and folder is None:  # a model that is trained already is shown as it is
+    if tokenizers is not None and folder is None:  # an already trained model is shown unchanged
         refuse_two_vocabularies(experiment.model, *tokenizers)
     sizes = _sizes(experiment.data, tokenizers, origin)
     model = bare_model(experiment.model, sizes.source, sizes.target)
@@ -80,17 +80,17 @@ def inspect_experiment(experiment: Experiment, folder: Path | None = None) -> In
 
 
 def vocabulary_sizes(data: DataConfig, folder: Path | None = None) -> VocabularySizes:
-    """Return the sizes of the vocabularies, from the first of these that there is.
+    """Return the sizes of the vocabularies, from the first of these sources that exists.
 
-    The run or model directory `folder`; the store, if it was made with the vocabularies that `data` asks for; the
-    files that `data.subword` names, or the sizes it asks for (of a small corpus the trained model may have fewer).
-    Raises DataError: a folder or file that cannot be read.
+    The run or model directory `folder`; the store, if it was made with the vocabularies that `data` requests; the files
+    that `data.subword` names, or the sizes it requests (a model trained on a small corpus may have fewer). Raises
+    DataError: a folder or file that cannot be read.
     """
     return _sizes(data, *_vocabularies(data, folder))
 
 
 def _vocabularies(data: DataConfig, folder: Path | None) -> tuple[tuple[Tokenizer, Tokenizer] | None, str]:
-    """Return the tokenizers, None if they are still to be trained, and the place they were read from, in words."""
+    """Return the tokenizers, None if they are still to be trained, and a description of where they were read from."""
     if folder is not None:
         return load_tokenizers(folder), str(folder)
     store = Path(data.store).expanduser()

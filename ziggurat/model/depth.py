@@ -1,10 +1,10 @@
-"""Changes of a trained model's depth: more layers (growing) or fewer (pruning).
+"""Changing a trained model's depth: more layers (growing) or fewer (pruning).
 
-Growing is that of shallow-to-deep training (Li et al. 2020, section 4). The paper and its code grow the encoder; a
-decoder's added layers start by the same rules.
+Growing follows shallow-to-deep training (Li et al. 2020, section 4). The paper and its code grow the encoder; a
+decoder's added layers are initialised by the same rules.
 
-Pruning leaves layers out (Fan et al. 2019: what LayerDrop makes possible): such a layer passes its input on. That is
-exact where layers read nothing but the one below; the result is a smaller model, which trains and exports as any other.
+Pruning leaves layers out (Fan et al. 2019, made possible by LayerDrop): such a layer passes its input through. That is
+exact where layers read only the one below; the result is a smaller model, which trains and exports like any other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ziggurat.system.errors import ConfigError
 
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 _OWN = re.compile(r"\w+_residual\.\w+")
-"""Names inside a layer of what it does not share with layers that it is tied to (ziggurat.model.transformer.tie)."""
+"""Names of parameters that a layer does not share with layers tied to it (ziggurat.model.transformer.tie)."""
 _ACROSS = ("encoder.history.", "encoder.transparent.", "decoder.history.")
 """Parts whose tensors belong to several layers; their modules extend them (`extend`)."""
 
@@ -41,8 +41,8 @@ _ACROSS = ("encoder.history.", "encoder.transparent.", "decoder.history.")
 class Copies(NamedTuple):
     """Origins of the layers of one stack, which had `before` of them.
 
-    `sources` says for each layer that it has now which of those it starts as, from 0; None: initial weights. `owners`
-    says of the layers before which of them had their parameters, where layers are tied.
+    `sources` gives, for each layer it now has, the old layer it is copied from, counted from 0; None: initial weights.
+    `owners` gives, for each old layer, the layer that holds its parameters where layers are tied.
     """
 
     before: int
@@ -63,7 +63,7 @@ def deepening(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig) -
 
 
 def _copies(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig, *, decoder: bool) -> Copies:
-    """Return where each layer of one stack comes from; in a stack as deep as before they stay what they are."""
+    """Return where each layer of one stack comes from; a stack of unchanged depth keeps its layers."""
     shallow, deep = ((model.decoder if decoder else model.encoder) for model in (before, after))
     unlike, period = after.first_unlike(decoder=decoder), block_layers(after, decoder=decoder)
     old, new = shallow.layers, deep.layers
@@ -82,10 +82,10 @@ def added_layers(copies: Copies) -> list[int]:
 
 
 def at_depth(config: ModelConfig, encoder_layers: int, decoder_layers: int | None = None) -> ModelConfig:
-    """Return the architecture with stacks of so many layers instead; without `decoder_layers`, the same decoder.
+    """Return the architecture with stacks of the given depths; without `decoder_layers`, the decoder is unchanged.
 
-    Constants that depend on depth, such as DeepNorm's, stay those of `config`, so that layers compute the same in
-    both: in a run with stages of growth they are those of the final depth from the start.
+    Constants that depend on depth, such as DeepNorm's, stay those of `config`, so that layers compute the same in both.
+    In a run with stages of growth they are those of the final depth from the start.
     """
     planned: dict[str, int] = {}
     if config.depth_matters:
@@ -105,7 +105,7 @@ def at_depth(config: ModelConfig, encoder_layers: int, decoder_layers: int | Non
 def grow_weights(model: Seq2Seq, old: Mapping[str, Tensor], plan: Deepening) -> None:
     """Copy the weights `old` of a shallow model, by name, into `model`, which was built with the new depth.
 
-    Layers that come from none keep their weights. Everything outside the layers is copied; histories and mixtures
+    Layers without an origin keep their weights. Everything outside the layers is copied; histories and mixtures
     extend as their kind says. Raises ConfigError when the models differ in more than their depth.
     """
     across = _extended(model, old, plan)
@@ -123,9 +123,9 @@ def grow_weights(model: Seq2Seq, old: Mapping[str, Tensor], plan: Deepening) -> 
 def grow_moments(parameters: Mapping[str, Tensor], old: Mapping[str, Tensor], plan: Deepening) -> dict[str, Tensor]:
     """Return an optimiser state for the grown model: each layer takes the moments of the layer that it copies.
 
-    `old` is the state of the shallow model's optimiser, `<parameter>/<moment>` (ziggurat.train.optim). Where nothing of
-    that shape was trained before there are none, as before a first step: the optimiser that owns the parameter makes
-    its own kinds, zeros, and its bias correction treats the first step as a first step.
+    `old` is the state of the shallow model's optimiser, `<parameter>/<moment>` (ziggurat.train.optim). A parameter with
+    no trained counterpart of the same shape has no moments, as before a first step: the optimiser that owns it creates
+    zeros, and its bias correction treats the next step as the first.
     """
     by_name: dict[str, dict[str, Tensor]] = {}
     for key, value in old.items():
@@ -141,7 +141,7 @@ def grow_moments(parameters: Mapping[str, Tensor], old: Mapping[str, Tensor], pl
 
 
 def _source_name(name: str, plan: Deepening) -> str | None:
-    """Return the shallow model's name of the parameter that `name` starts as; None: it keeps its initial values."""
+    """Return the shallow model's parameter that `name` is copied from; None: it keeps its initial values."""
     found = _LAYER.fullmatch(name)
     if found is None:
         return name
@@ -155,9 +155,9 @@ def _source_name(name: str, plan: Deepening) -> str | None:
 
 
 def untied(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Return configuration and weights of the model that computes the same without tied layers.
+    """Return configuration and weights of an equivalent model without tied layers.
 
-    Layers that had the same parameters have the same tensors, under the names of each.
+    Layers that shared parameters hold the same tensors, each under its own names.
     """
     stacks = {"encoder": config.encoder, "decoder": config.decoder}
     copies = dict(tensors)
@@ -182,7 +182,7 @@ def _extended(model: Seq2Seq, old: Mapping[str, Tensor], plan: Deepening) -> dic
     encoder, part = model.encoder, "encoder.transparent."
     if isinstance(encoder, Encoder) and encoder.transparent is not None:
         before = _within(old, part)
-        if "weight" in before:  # a reader is a decoder layer: a copy of one reads what it read, a random one evenly
+        if "weight" in before:  # readers are decoder layers: copies keep their mixture, others are uniform
             weight = before["weight"]
             even = torch.zeros_like(weight[0])
             before["weight"] = torch.stack([even if s is None else weight[s] for s in plan.decoder.sources])
@@ -200,8 +200,8 @@ def prune(
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Return configuration and weights of the model without some layers.
 
-    With transparent memory a layer that is left out gives what the one below gives, so the weights of both are added in
-    every mixture. Raises ConfigError with all reasons why that is not possible.
+    With transparent memory, a layer that is left out returns the output of the one below, so every mixture adds the
+    weights of both. Raises ConfigError with all reasons why that is not possible.
     """
     smaller = pruned_config(config, left_out)
     numbers = {
@@ -225,9 +225,9 @@ def prune(
 def pruned_experiment(experiment: Experiment, smaller: ModelConfig, left_out: LeftOut) -> Experiment:
     """Return the configuration of a model without some layers, whose section `model` is `smaller`.
 
-    The layer that guided alignment taught keeps its role under its new number. Without that layer nothing is left of
-    guided alignment: alignments are those of a model that never had it. Stages of growth, which lead to the depth that
-    the model had, are left out, and so are names of frozen layers.
+    The layer that guided alignment trained keeps its role under its new number. If that layer is removed, guided
+    alignment is removed from the configuration, and alignments are those of a model trained without it. Stages of
+    growth, which lead to the old depth, are left out, as are names of frozen layers.
     """
     guided = experiment.training.loss.alignment
     if guided is not None and left_out.decoder:
@@ -240,10 +240,10 @@ def pruned_experiment(experiment: Experiment, smaller: ModelConfig, left_out: Le
 
 
 def _joined(mixtures: Tensor, encoder: Mapping[int, int], readers: list[int]) -> Tensor:
-    """Return the logits of transparent memory [readers, sources] for the layers that are left.
+    """Return the logits of transparent memory [readers, sources] for the remaining layers.
 
     Source l is the state after layer l, 0 the stack's input. Without layer l it is the state after the nearest layer
-    below that is left: the softmax gives that one the weight of both if its logit is the logarithm of the sum.
+    below that remains: the softmax gives that one the weight of both if its logit is the logarithm of the sum.
     """
     groups: list[list[int]] = [[0]]
     for layer in range(mixtures.shape[1] - 1):

@@ -1,4 +1,4 @@
-"""Models on disk: weights as safetensors, beside their configuration and vocabularies. No pickle is read."""
+"""Models on disk: weights as safetensors, with their configuration and vocabularies. No pickle is read."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ from ziggurat.system.staging import TEMPORARY, building, recover, tidy
 from ziggurat.system.yaml_text import changed, shown
 
 AVERAGED = "averaged"
-"""AVERAGED is the folder of a run with its averaged model."""
+"""AVERAGED is the folder in a run that holds its averaged model."""
 SCORE_FILE = "validation.json"
-"""SCORE_FILE is a file in it, an AverageScore; an average that was made by hand has none, and is taken."""
+"""SCORE_FILE is a file in that folder, an AverageScore; an average made by hand has none and is always preferred."""
 
 
 @dataclass(frozen=True)
 class AverageScore:
     """The dev scores, by `training.validation.metric`, of an averaged model and of its rival.
 
-    That is the checkpoint which is taken by default where the average is worse: `best` or, where none is kept, `last`.
-    A `value` of None was not measured, or is no finite number.
+    The rival is the checkpoint used by default if the average is worse: `best` or, if none is kept, `last`. A `value`
+    of None was not measured, or is not finite.
     """
 
     metric: str
@@ -75,7 +75,7 @@ class AverageScore:
 
     @property
     def worse(self) -> bool:
-        """True where the rival is to be taken."""
+        """True if the rival is better and should be used."""
         if self.value is None or not math.isfinite(self.value):
             return True
         return self.value > self.rival_value if self.metric == "loss" else self.value < self.rival_value
@@ -96,7 +96,7 @@ def write_score(folder: Path, score: AverageScore) -> None:
 
 
 def _passed_over(run: Path) -> str:
-    """Return why a run's averaged model is not taken by default, in words; "": it is, or there is none.
+    """Return why a run's averaged model is not used by default; "": it is, or there is none.
 
     Raises CheckpointError: its score is damaged.
     """
@@ -125,10 +125,10 @@ class OpenedModel:
     """A model ready to decode, in evaluation mode.
 
     Attributes:
-        tokenizers: of the source and the target; the same object twice where they are joint.
+        tokenizers: source and target tokenizer; the same object twice if they are joint.
         directory: folder that holds the vocabulary files.
         weights: file the weights came from.
-        origin: these weights in words: `runs/a: best, update 1200`.
+        origin: a description of these weights, such as `runs/a: best, update 1200`.
     """
 
     model: Seq2Seq
@@ -145,7 +145,7 @@ _MODEL_DIRECTORY_FILES = re.compile(rf"{_LISTED}|{_BESIDE}|{TEMPORARY.pattern}")
 
 
 def may_become_model_directory(path: Path) -> bool:
-    """Return whether writing to `path` loses nothing: it is free, an empty folder, or holds a model directory alone.
+    """Return whether writing to `path` loses nothing: it is free, an empty folder, or holds only a model directory.
 
     Raises DataError: another process is building it.
     """
@@ -157,12 +157,12 @@ def may_become_model_directory(path: Path) -> bool:
 
 
 def _holds_nothing(path: Path) -> bool:
-    # Temporary files apart, such as the lock of a process that builds it.
+    # Ignores temporary files, such as the lock of a process that builds it.
     return all(TEMPORARY.fullmatch(entry.name) for entry in path.iterdir())
 
 
 def refuse_replacing(path: Path, *, force: bool) -> None:
-    """Raise ConfigError where a model directory written to `path` would replace another, or anything else.
+    """Raise ConfigError if a model directory written to `path` would replace another one, or anything else.
 
     `force` replaces a model, never other things.
     """
@@ -199,9 +199,9 @@ def write_model_directory(
     experiment: Experiment,
     vocabularies: Path,
     *,
-    again: str = "write the folder anew",
+    again: str = "write the folder again",
 ) -> None:
-    """Write a model directory; it appears whole or not at all, and replaces one that was there.
+    """Write a model directory; it appears whole or not at all, and replaces an existing one.
 
     `again` says how to write the folder again (ziggurat.system.files.write_checksums). Raises DataError: the folder
     cannot be made, or another process is building it.
@@ -230,8 +230,8 @@ def open_model(
 
     Args:
         path: the folder.
-        which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first that is there,
-            where an average that is worse than `best` on the dev set comes last.
+        which: weights of a run: `averaged`, `best`, `last`, or the number of an update; default: the first that exists,
+            but an average that is worse than `best` on the dev set comes last.
         device: where to put the model; see ziggurat.model.accelerator.usable_device.
         without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.config.depth).
 
@@ -246,7 +246,7 @@ def open_model(
     experiment = weights_experiment(weights_file.parent, root)
     source, target = tokenizers = load_tokenizers(root)
     check_fit(experiment.model, (source.size, target.size), base_file(weights_file) or weights_file)
-    # Without initial values: the file has every parameter (load_weights checks), and modules make their buffers.
+    # Without initial values: the file has every parameter (load_weights checks this), and modules fill their buffers.
     tensors, origin = read_weights(weights_file), weights_origin(path, weights_file, which)
     if any(left_out):
         smaller, tensors = prune(experiment.model, tensors, left_out)
@@ -330,9 +330,9 @@ def _refuse_other_model(path: Path, experiment: Experiment, kept: Mapping[str, A
 
 
 def weights_origin(path: Path, weights_file: Path, which: str | None = None) -> str:
-    """Describe the weights in `weights_file` in words: the folder that was asked for, then which of its weights.
+    """Describe the weights in `weights_file`: the requested folder, then which of its weights.
 
-    Where `which` does not name them, it also says why an averaged model is passed over.
+    If `which` does not name them, also explain why an averaged model is passed over.
     """
     folder = weights_file.parent
     step = re.fullmatch(r"step-(\d+)", Path(os.path.realpath(folder)).name)  # `best` and `last` are links
@@ -350,10 +350,10 @@ Sides = tuple[Tokenizer, Tokenizer]
 
 
 def refuse_other_vocabulary(its: Sides, others: Sides, name: str, other: str, way_out: str) -> None:
-    """Raise ConfigError when a text has other ids with `others` than with `its`, or is normalised in another way.
+    """Raise ConfigError when `others` and `its` give a text different ids, or normalise it differently.
 
-    The message calls their owners `name` and `other`. Equal pieces do not tell of the normalisation: it is no part of a
-    SentencePiece file.
+    The message calls their owners `name` and `other`. Equal pieces do not imply equal normalisation, which is not part
+    of a SentencePiece file.
     """
     for side, mine, theirs in zip(("source", "target"), its, others, strict=True):
         if not same_vocabulary(mine, theirs):
@@ -366,9 +366,9 @@ def refuse_other_vocabulary(its: Sides, others: Sides, name: str, other: str, wa
 
 
 def refuse_two_vocabularies(config: ModelConfig, source: Tokenizer, target: Tokenizer) -> None:
-    """Raise ConfigError where one row of a shared embedding would stand for one piece here and another there.
+    """Raise ConfigError when a row of a shared embedding would stand for different pieces on the two sides.
 
-    Equal sizes do not tell: two vocabularies that were trained apart have the same one by default.
+    Equal sizes prove nothing: two separately trained vocabularies have the same size by default.
     """
     if config.embedding.sharing == "all" and source is not target and not same_vocabulary(source, target):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Dropout of elements (Srivastava et al. 2014), and of residual branches as a whole."""
+"""Dropout of elements (Srivastava et al. 2014) and of whole residual branches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def random_bytes(like: Tensor) -> Tensor:
 def _random_bytes(like: Tensor) -> Tensor:
     count = like.numel()
     words = torch.empty((count + 7) // 8, dtype=torch.int64)
-    # Over all 64 bits: random_() without bounds leaves the sign bit zero, which would bias every eighth element.
+    # Draws all 64 bits: random_() without bounds leaves the sign bit zero, which would bias every eighth element.
     words.random_(torch.iinfo(torch.int64).min, None)
     return words.view(torch.uint8)[:count].view(like.shape)
 
@@ -42,7 +42,7 @@ def _threshold(p: float) -> int:
 
 
 def _kept(noise: Tensor, threshold: int, dtype: torch.dtype) -> Tensor:
-    """Return 1 where an element is kept, else 0, as numbers: products with booleans are far slower."""
+    """Return 1 where an element is kept and 0 elsewhere, as numbers, because products with booleans are far slower."""
     if torch.compiler.is_compiling():
         return (noise >= threshold).to(dtype)
     return torch.ge(noise, threshold, out=torch.empty(noise.shape, dtype=dtype))
@@ -73,15 +73,16 @@ class _ByteDropout(torch.autograd.Function):
 
 
 class _ByteDropoutOfRelu(torch.autograd.Function):
-    """relu(x) * kept / share kept, in fewer passes than one after the other, with the same numbers.
+    """relu(x) * kept / share kept, in fewer passes than applying both in turn, with identical numbers.
 
-    The result alone is saved, which the next linear map saves anyway: it is positive exactly where x is and was kept.
+    Only the result is saved, which the next linear map saves anyway: it is positive exactly where x is positive and was
+    kept.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
         ctx.scale = 256.0 / (256 - threshold)
-        # The positive part first, or a dropped -inf would become NaN.
+        # Takes the positive part first, since a dropped -inf would become NaN.
         y = x.clamp_min(0).mul_(_kept(random_bytes(x), threshold, x.dtype)).mul_(ctx.scale)
         ctx.save_for_backward(y)
         return y
@@ -131,7 +132,7 @@ class StochasticBranch(nn.Module):
     grows with the number of the layer. With "sample" it draws one b for each element of dimension 0: DropPath, Larsson
     et al. 2017, as in TorchScale. The branch is computed in any case.
 
-    `dropout` is that of elements; called as dropout(fx, residual=...) it also adds. p is less than 1.
+    `dropout` drops elements; called as dropout(fx, residual=...) it also adds. p is less than 1.
     """
 
     p: Tensor

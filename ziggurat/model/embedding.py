@@ -43,7 +43,8 @@ class SinusoidalPositions(nn.Module):
     def __init__(self, d_model: int, length: int = 256) -> None:
         super().__init__()
         self.d_model = d_model
-        # Not computed where only shapes count: sines on the meta device make torch import its compiler (over a second).
+        # Not computed where only shapes matter: sines on the meta device make torch import its compiler (over a
+        # second).
         on_meta = torch.get_default_device().type == "meta"
         table = torch.empty(length, d_model) if on_meta else sinusoids(length, d_model).float()
         self.register_buffer("table", table, persistent=False)
@@ -57,7 +58,7 @@ class SinusoidalPositions(nn.Module):
 
     def _apply(self, fn: object, recurse: bool = True) -> SinusoidalPositions:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.table.dtype == torch.float64:  # computed again: converting keeps the rounding to fp32
+        if self.table.dtype == torch.float64:  # recomputed, since converting would keep the rounding to fp32
             self.table = sinusoids(self.table.shape[0], self.d_model).to(self.table.device)
         return self
 
@@ -91,7 +92,7 @@ def _as_they_are(rows: Tensor) -> Tensor:
 class UnitEmbedding(nn.Embedding):
     """E[token] / |E[token]| (FixNorm): Nguyen and Salazar 2019, after Nguyen and Chiang 2018.
 
-    E itself is trained, so the longer a row has become, the less a step turns it.
+    E itself is trained, so the longer a row becomes, the less a step rotates it.
     """
 
     roles: ClassVar[Roles] = {"weight": Role.EMBEDDING}
@@ -108,12 +109,12 @@ class InputEmbedding(nn.Module):
         tokens: E [vocabulary, d_model]; may be shared with other modules.
         positions: module that gives [length, d_model] for a length.
         scale: sqrt(d_model) or 1.
-        dropout: on the sum.
+        dropout: dropout on the sum.
         bias: vector [d_model] added to every scaled embedding, the same on both sides (zero), or None.
         zero_start: the token at position 0 has no embedding: the input there is the position alone (zero).
 
     Attributes:
-        rounded: what is done to embeddings before anything else: nothing; see ziggurat.model.fast.int8.
+        rounded: applied to embeddings first; the identity unless ziggurat.model.fast.int8 replaces it.
     """
 
     roles: ClassVar[Roles] = {"bias": Role.INPUT_BIAS}
@@ -172,10 +173,10 @@ class OutputProjection(nn.Module):
         unit: each row of W is divided by its length, as UnitEmbedding does.
         bias: b [vocabulary], or None.
         ruled_out: ids [n] of tokens that the bias makes impossible, such as those that an imported model never
-            produces; None: there are none. `rule_out` looks for them when weights are loaded: to look in every training
-            step would wait for a GPU.
-        multiply: the product, of ziggurat.model.linear or ziggurat.model.fast.int8.
-        rounded: what the product does to the rows of both of its factors.
+            produces; None: no such tokens. `rule_out` finds them when weights are loaded, because a search in every
+            training step would wait for a GPU.
+        multiply: the product, from ziggurat.model.linear or ziggurat.model.fast.int8.
+        rounded: the rounding that the product applies to the rows of both factors.
     """
 
     roles: ClassVar[Roles] = {"weight": Role.OUTPUT, "bias": Role.BIAS}  # a shared matrix has its embedding's role
@@ -198,7 +199,7 @@ class OutputProjection(nn.Module):
         return F.normalize(self.weight, dim=-1) if self.unit else self.weight
 
     def rule_out(self, bias: Tensor | None) -> None:
-        """Set `ruled_out` from `bias` [vocabulary], as it was loaded: whole, not cut up over processes."""
+        """Set `ruled_out` from `bias` [vocabulary] as loaded: whole, not sharded over processes."""
         ids = [] if bias is None else (bias < _IMPOSSIBLE).nonzero().flatten().tolist()
         self.ruled_out = torch.tensor(ids, device=self.weight.device) if ids else None
 
@@ -207,7 +208,7 @@ class OutputProjection(nn.Module):
         return self.multiply(hidden, self.matrix, self.bias)
 
     def restricted(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the map from [..., d_model] to logits [..., n] of `tokens` [n] alone."""
+        """Return the map from [..., d_model] to logits [..., n] of only `tokens` [n]."""
         weight, bias = self.matrix[tokens], None if self.bias is None else self.bias[tokens]
         return lambda hidden: self.multiply(hidden, weight, bias)
 
@@ -230,8 +231,8 @@ class Rotary(nn.Module):
 
     The product of a rotated query and a rotated key depends on their distance alone. Pair i is made of the channels
     i and i + d_head / 2. The paper pairs neighbours: the same with the rows of the query and key maps permuted.
-    Nothing is saved with the model. The table, of `length` positions at first, grows for longer inputs: that costs a
-    compiled layer a new graph, so it should be rare.
+    Nothing is saved with the model. The table, initially of `length` positions, grows for longer inputs, which should
+    be rare: it costs a compiled layer a new graph.
     """
 
     table: Tensor
@@ -255,14 +256,14 @@ class Rotary(nn.Module):
     def _reach(self, end: int) -> None:
         """Make the table long enough for the positions before `end`."""
         if end > self.table.shape[1]:
-            # Doubled, so that growth stays rare. Not an inference tensor, though decoding may make it: training reads
-            # the same table, and autograd takes no inference tensors.
+            # Doubled, so that growth stays rare. Not an inference tensor, even when decoding makes it: training reads
+            # the same table, and autograd does not accept inference tensors.
             with torch.inference_mode(False):
                 self.table = _turns(max(end, 2 * self.table.shape[1]), self.d_head).to(self.table)
 
     def _apply(self, fn: object, recurse: bool = True) -> Rotary:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # The angles of late positions need fp32 at least. Recomputed, since converting would keep what was rounded off.
+        # The angles of late positions need at least fp32. Recomputed, since converting would keep the rounding error.
         dtype = torch.promote_types(self.table.dtype, torch.float32)
         if self.table.dtype != torch.float32:
             self.table = _turns(self.table.shape[1], self.d_head).to(self.table.device, dtype)

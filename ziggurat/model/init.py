@@ -1,7 +1,7 @@
-"""Initialisation: a scheme for each row of the table in docs/depth.md, ADMIN's skip vectors.
+"""Initialisation: a scheme for each row of the table in docs/depth.md, and ADMIN's skip vectors.
 
-A scheme says of one parameter, by its role, shape and layer, which distribution its values are drawn from. `xavier`
-knows every role; the others change what they must and leave the rest to it.
+A scheme maps the role, shape and layer of a parameter to the distribution of its initial values. `xavier` handles every
+role; the others override some and leave the rest to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ziggurat.model.roles import MATRICES, QUERY_KEY_VALUE, WRITTEN, Role, Slot
 
 
 class ModelDepth(NamedTuple):
-    """The depths N and M of a model's encoder and decoder; of the grown model, where growth is planned.
+    """The depths N and M of a model's encoder and decoder; if growth is planned, those of the grown model.
 
     `merged`: the decoder has merged average attention (MAtt), whose maps Fixup scales differently.
     """
@@ -36,7 +36,7 @@ class ModelDepth(NamedTuple):
 class Distribution(NamedTuple):
     """A distribution of initial values; `size` is its scale, to which values are proportional.
 
-    uniform: U(-size, size). normal: N(0, size^2). constant: `size`. as_built: what the parameter's module has given it.
+    uniform: U(-size, size). normal: N(0, size^2). constant: `size`. as_built: the value set by the parameter's module.
     """
 
     kind: Literal["uniform", "normal", "constant", "as_built"]
@@ -64,8 +64,7 @@ class Distribution(NamedTuple):
 def _xavier_bound(slot: Slot, *, fused: bool) -> float:
     """Return sqrt(6 / (fan_in + fan_out)) of a matrix slot.
 
-    With `fused`, query, key and value maps count as one d x 3d matrix, which halves their variance, if there are all
-    three.
+    With `fused`, query, key and value maps count as one d x 3d matrix, which halves their variance, if all three exist.
     """
     fan_out, fan_in = slot.values.shape
     if fused and slot.role in QUERY_KEY_VALUE:
@@ -116,9 +115,9 @@ _UNIFORM = frozenset({Role.EMBEDDING, Role.OUTPUT, Role.LSTM, Role.PROJECTION})
 
 
 def uniform(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
-    """LSTM matrices, embeddings, softmax and projection U(-b, b), b being `init.uniform`: RNMT+ (Chen et al. 2018).
+    """LSTM matrices, embeddings, softmax and projection U(-b, b), b = `init.uniform`: RNMT+ (Chen et al. 2018).
 
-    As lingvo has it. The rest is as in `xavier`: query and key maps of additive attention Glorot, its inner maps
+    Follows lingvo. The rest is as in `xavier`: query and key maps of additive attention Glorot, its inner maps
     N(0, 1/fan_in), biases 0.
     """
     return Distribution("uniform", config.uniform) if slot.role in _UNIFORM else xavier(slot, config, depth)
@@ -172,8 +171,8 @@ def lipschitz(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution
 
     Both are 1 / sqrt(3) of the usual bounds, He's and Glorot's. Post-norm shrinks the skip where the sum has a standard
     deviation above 1; these bounds keep it below that. The equations are those of the authors' code
-    (github.com/hfxunlp/transformer, `utils/init/base.py`), whose linear maps include a projection that is no embedding;
-    the paper's text was not at hand. Positions are as in `xavier`: the authors train none.
+    (github.com/hfxunlp/transformer, `utils/init/base.py`), whose linear maps include an untied projection; the paper's
+    text was not available. Positions are as in `xavier`, because the authors train none.
     """
     rows, width = slot.values.shape if slot.values.dim() == 2 else (1, 1)
     if slot.role is Role.EMBEDDING:
@@ -187,10 +186,10 @@ def t_fixup(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     """Glorot, with value, output and feed-forward maps and token embeddings smaller by depth (Huang et al. 2020, 3.2).
 
     The factor is (9M)^-1/4 for the decoder's maps and for target embeddings that the source does not share, 0.67 N^-1/4
-    for the encoder's maps, (9N)^-1/4 for source embeddings and for a table that both sides share. The paper has equal
-    depths and writes N everywhere; for unequal ones this is the rule of its code. Value maps have the Glorot bound of a
-    single matrix whatever `init.qkv` says: the paper's code undoes its fused bound. Positions, a softmax matrix that is
-    no embedding, gates and relative positions are as in `xavier`.
+    for the encoder's maps, (9N)^-1/4 for source embeddings and for a table that both sides share. The paper assumes
+    equal depths and writes N everywhere; for unequal depths this follows its code. Value maps have the Glorot bound of
+    a single matrix whatever `init.qkv` says: the paper's code undoes its fused bound. Positions, an untied softmax
+    matrix, gates and relative positions are as in `xavier`.
     """
     decoder_factor = (9.0 * depth.decoder_layers) ** -0.25
     if slot.role is Role.EMBEDDING:
@@ -205,10 +204,10 @@ def t_fixup(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
 def fixup(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     """Glorot times powers of the number B = 2N + 3M of branches, which start at 0 (Zhang, Dauphin and Ma 2019).
 
-    As the toolkit zero has it. Query, key and value maps: B^-1/6; those of merged average attention: B^-1/8. First
-    feed-forward matrix: B^-1/2. Attention output, second feed-forward matrix and a softmax matrix that is no embedding:
-    0. The rest as in `xavier`, also the gates of average attention: its branch alone does not start at zero. Shifts and
-    multipliers belong to `residual: fixup`, which starts them at 0 and 1.
+    Follows the toolkit zero. Query, key and value maps: B^-1/6; those of merged average attention: B^-1/8. First
+    feed-forward matrix: B^-1/2. Attention output, second feed-forward matrix and an untied softmax matrix: 0. The rest
+    is as in `xavier`, including the gates of average attention, whose branch is the only one that does not start at
+    zero. Shifts and multipliers belong to `residual: fixup`, which starts them at 0 and 1.
     """
     branches = 2.0 * depth.encoder_layers + 3.0 * depth.decoder_layers
     draw = xavier(slot, config, depth)
@@ -227,7 +226,7 @@ Scheme = Callable[[Slot, InitConfig, ModelDepth], Distribution]
 INIT: dict[InitKind, Scheme] = {
     "xavier": xavier,
     "depth_scaled": depth_scaled,
-    "admin": xavier,  # it changes skip vectors only: constant_omega, profile_omega
+    "admin": xavier,  # changes skip vectors only: constant_omega, profile_omega
     "deepnorm": deepnorm,
     "magneto": magneto,
     "lipschitz": lipschitz,
@@ -245,7 +244,7 @@ def initialise(
     generator: torch.Generator,
     layers: tuple[InitConfig, InitConfig] | None = None,
 ) -> None:
-    """Fill every slot in place, in the order given; `layers`: what those of encoder and decoder layers depend on."""
+    """Fill every slot in place, in the given order; `layers`: the settings for encoder and decoder layers."""
     for slot in slots:
         chosen = layers[slot.decoder] if layers is not None and slot.layer else config
         INIT[chosen.kind](slot, chosen, depth).fill(slot.values, generator)
@@ -257,9 +256,10 @@ def constant_omega(
 ) -> None:
     """Set omega of all n sub-layers of one stack to one number: the profile-free forms of admin-torch.
 
-    n is `planned`, the sub-layers of the stack once it has grown, or by default those it has. `log`: sqrt((n + 1) /
-    ln(n + 1) - 1), for an output that changes by O(log n) under a small change of the parameters; `linear`: sqrt(n),
-    for O(1); `one`: 1, plain post-norm, O(n). The first sub-layer gets it too. A stack without omega stays as it is.
+    n is `planned`, the number of sub-layers of the fully grown stack, by default its current number. `log`: sqrt((n +
+    1) / ln(n + 1) - 1), for an output that changes by O(log n) under a small change of the parameters; `linear`:
+    sqrt(n), for O(1); `one`: 1, plain post-norm, O(n). This includes the first sub-layer. A stack without omega is left
+    unchanged.
     """
     n = planned or len(residuals)
     match kind:
@@ -288,15 +288,15 @@ def profile_omega(
     Args:
         stacks: the Residuals of each stack; one without omega is left alone and gives an empty list.
         run: the forward pass, in training mode, through each Residual exactly once.
-        masks: of each stack's tokens [batch, length], True where real.
-        kept: residuals whose omega stays as it is and is not returned: those of a trained model that has grown, or of a
+        masks: for each stack, [batch, length], True at real tokens.
+        kept: residuals whose omega is left unchanged and not returned: those of a trained model that has grown, or of a
             stack with another initialisation.
 
     Stacks are independent. Within one, omega_1 = 1 and omega_{i+1}^2 = Var(omega_i x_{i-1}) + Var(f_i), in the order in
-    which the pass meets the sub-layers. Each omega is applied as soon as it is known: the progressive form of the
-    released code. (The paper's formula profiles with omega = 1 throughout and would make omega_1 zero.) Variances are
-    over all channels of all real tokens, after the branch's dropout, and the pass adds that same dropped branch. No
-    branch is dropped as a whole (stochastic sub-layers), and compiled layers run uncompiled. Nothing but omega changes.
+    which the pass meets the sub-layers. Each omega is applied as soon as it is known, which is the progressive form of
+    the released code. (The paper's formula profiles with omega = 1 throughout and would make omega_1 zero.) Variances
+    are over all channels of all real tokens, after the branch's dropout, and the pass adds that same dropped branch. No
+    branch is dropped as a whole (stochastic sub-layers), and compiled layers run uncompiled. Only omega changes.
     """
     recursions = [_Recursion(mask, kept) for mask in masks]
     # Uncompiled: a compiled layer would be compiled again with its hooks, once for every sub-layer.
@@ -341,7 +341,8 @@ class _Recursion:
         if residual not in self.kept:
             omega.fill_(self.following)
             self.omegas.append(self.following)
-        # Var(f_i) is of the branch after dropout. It is dropped out here, so the module's own dropout must pass it on.
+        # Var(f_i) is measured on the branch after dropout. Dropout is applied here, so the module's dropout must be the
+        # identity.
         fx = (dropout.dropout if isinstance(dropout, StochasticBranch) else dropout)(fx)
         dropout.eval()
         self.following = math.sqrt(self._variance(x * omega) + self._variance(fx))

@@ -1,4 +1,4 @@
-"""Tables of residual, history and attention kinds, and the makers of a model's parts."""
+"""Tables of residual, history and attention kinds, and factories for a model's parts."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ from ziggurat.model.solver import solver
 from ziggurat.model.transformer import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer, StackWiring
 
 Folding = Literal["post", "pre", "skip_vector", "alpha", "branch_vector", "norm_constant"]
-"""The way in which ziggurat.exchange.plain makes a stack plain.
+"""How ziggurat.exchange.plain converts a stack to a plain one.
 
-`post`, `pre`: it is plain already. `skip_vector`: post-norm, and the parameter `skip` moves. `alpha`: post-norm, and
+`post`, `pre`: it is already plain. `skip_vector`: post-norm, and the parameter `skip` moves. `alpha`: post-norm, and
 DeepNorm's constant moves. `branch_vector`: pre-norm, and the parameter `branch` moves. `norm_constant`: pre-norm, and
 the constant of each layer's norms moves into them.
 """
@@ -66,14 +66,14 @@ class ResidualRow:
 
     Attributes:
         make: makes the Residual of one sub-layer.
-        final_norm: the stream leaves the layers unnormalised, so each stack ends with a norm.
+        final_norm: the layers leave the stream unnormalised, so each stack ends with a norm.
         folding: how a stack of this kind becomes a plain one; None: no plain stack computes the same.
         entry_norm: the stack normalises its input.
-        ends_as_model: an encoder of this kind is an ablation, and ends as one of `model.residual` would.
+        ends_as_model: an encoder of this kind is an ablation and ends like one of kind `model.residual`.
         shifted: linear maps have scalar shifts instead of biases (Fixup).
         inner_norm: the last map of self-attention and of the feed-forward network has a norm before it (Sub-LN).
-        streams: the stream is so many parallel ones, or as many as `wiring.streams` says; None: it is one.
-        end: makes of a maker of norms the module that merges the streams at the end; None: they are added up.
+        streams: number of parallel streams, or `wiring.streams` to use that setting; None: a single stream.
+        end: given a norm factory, makes the module that merges the streams at the end; None: they are summed.
     """
 
     make: Callable[[SublayerPosition, ResidualOptions], Residual]
@@ -114,8 +114,8 @@ RESIDUAL: dict[ResidualKind, ResidualRow] = {
 
 
 Feeding = int | Literal["below", "shared"]
-"""The source of a layer's input, as folding asks it: combination number k; `below`: the output of the layer below,
-which nothing else reads; `shared`: something that others read too, or that no single norm gives."""
+"""The source of a layer's input, as folding needs it: combination number k; `below`: the output of the layer below,
+which nothing else reads; `shared`: something that others also read, or that no single norm produces."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class StackParts:
         self.linear_without_bias: LinearMaker = self.linear if self.row.shifted else partial(Linear, bias=False)
 
     def norm(self, width: int | None = None) -> nn.Module:
-        """Return a normalisation of the stream, or of something of another width."""
+        """Return a normalisation of the stream, or of another given width."""
         width = width or self.d_model
         epsilon = self.stack.layer_norm_epsilon or self.config.layer_norm_epsilon
         match self.config.norm:
@@ -182,7 +182,7 @@ class StackParts:
 
     @property
     def normed_linear(self) -> LinearMaker | None:
-        """Makes the last map of a sub-layer with a norm before it (Sub-LN); None: it has none."""
+        """Makes the last map of a sub-layer preceded by a norm (Sub-LN); None: no such norm."""
         return self._normed_linear if self.row.inner_norm else None
 
     def _normed_linear(self, width_in: int, width_out: int, *, bias: bool = True) -> NormedLinear:
@@ -229,8 +229,8 @@ class StackParts:
         dropout, config = Dropout(self.config.dropout.residual), self.config.dropout
         if not config.sublayer:
             return dropout
-        # The final depth, so that growing does not change the rates of the layers that are there. A model may be deeper
-        # than was planned, as `ziggurat grow` leaves it.
+        # The final depth, so that growing does not change the rates of existing layers. A model may be deeper than was
+        # planned, after `ziggurat grow`.
         planned = self.config.planned_decoder_layers if self.decoder else self.config.planned_encoder_layers
         rate = config.sublayer * layer / max(planned, self.stack.layers)
         return StochasticBranch(dropout, rate, config.sublayer_unit)
@@ -300,7 +300,7 @@ class StackParts:
 
 
 def memory_mixtures(config: ModelConfig, *, sources: int, readers: int) -> Transparent | None:
-    """Return the module that mixes the encoder's states into the memory; None: nothing is mixed."""
+    """Return the module that mixes the encoder's states into the memory; None: no mixing."""
     match config.memory:
         case "top" | "hierarchical":
             return None
@@ -398,9 +398,9 @@ class AttentionRow:
     """One kind of attention to the target.
 
     Attributes:
-        make: makes the module of layer number n, from 1; of a kind that is `merged` in ziggurat.config.kinds a
-            MergedAttention.
-        reads: names of the linear maps that read the stream and nothing else; None: other things read it too.
+        make: makes the module of layer number n, from 1; a MergedAttention if the kind is `merged` in
+            ziggurat.config.kinds.
+        reads: names of the linear maps that read only the stream; None: something else reads it too.
         writes: names of the maps whose sum is the sub-layer's output; None: its output is something else.
     """
 
@@ -413,7 +413,7 @@ ENCODER_ATTENTION: dict[EncoderAttentionKind, Callable[[StackParts, int], SelfAt
     "full": _full,
     "relative": _relative,
 }
-"""Attention to the source; what else must be known of a kind is on its row in ATTENTION."""
+"""Attention to the source; other facts about a kind are in its row of ATTENTION."""
 
 ATTENTION: dict[DecoderAttentionKind, AttentionRow] = {
     "full": AttentionRow(_full, ("qkv_proj",), ("out_proj",)),

@@ -1,4 +1,4 @@
-"""Linear maps by the faster of two fp32 kernels for CPUs, and feed-forward networks of two of them."""
+"""Linear maps using the faster of two fp32 CPU kernels, and feed-forward networks made of them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 Kernel = Literal["auto", "torch", "onednn"]
 
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""x W^T + b of x [..., in], W [out, in] and b [out] or None."""
+"""The type of a product: x W^T + b for x [..., in], W [out, in] and b [out] or None."""
 
 _SMALL = 1 << 20
-"""Multiplications below which a call costs more than it saves."""
+"""_SMALL is the number of multiplications below which a call costs more than it saves."""
 
 
 class _Choice:
@@ -38,7 +38,7 @@ class _Choice:
 
 @contextmanager
 def kernel(name: Kernel) -> Iterator[None]:
-    """Context in which products take this kernel: `torch` torch's choice, `onednn`, or `auto` (the default)."""
+    """Context in which products use this kernel: `torch` (torch's choice), `onednn`, or `auto` (the default)."""
     before, _Choice.kernel = _Choice.kernel, name
     try:
         yield
@@ -50,9 +50,9 @@ def kernel(name: Kernel) -> Iterator[None]:
 def _onednn_is_faster() -> bool:
     """Return whether fp32 products should go to oneDNN: on AMD's CPUs with AVX-512.
 
-    torch gives them to MKL, which keeps to AVX2 on processors that are not Intel's. oneDNN generates code for the
-    instructions that the processor has, and is twice as fast there (benchmarks/README.md). No time is measured, so a
-    run and its resumption take the same kernel.
+    torch uses MKL, which is limited to AVX2 on non-Intel processors. oneDNN generates code for the instructions that
+    the processor has, and is twice as fast there (benchmarks/README.md). No time is measured, so a run and its
+    resumption take the same kernel.
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
@@ -71,8 +71,8 @@ def _by_onednn(a: Tensor, b: Tensor, rows: int) -> bool:
 
 
 def _onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    # Some columns of a wider matrix, such as those of an LSTM's weight that belong to its input: for them oneDNN has a
-    # plain loop alone: 430 ms for a product [128, 256] x [256, 512] (Zen 4).
+    # A column slice of a wider matrix, such as the input columns of an LSTM's weight: oneDNN handles it with a plain
+    # loop, which takes 430 ms for a product [128, 256] x [256, 512] (Zen 4).
     if not (b.is_contiguous() or b.t().is_contiguous()):
         b = b.contiguous()
     return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
@@ -104,7 +104,7 @@ class _OneDnnLinear(torch.autograd.Function):
 def _transposed_product(g: Tensor, x: Tensor) -> Tensor:
     """Return g^T x, [n, k] for g [m, n] and x [m, k].
 
-    oneDNN copies its first factor where it is transposed, so the narrower one comes first.
+    oneDNN copies its first factor if it is transposed, so the narrower one comes first.
     """
     if g.shape[1] <= x.shape[1]:
         return _onednn(g.t(), x.t())
@@ -121,7 +121,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a b^T, [m, n], for `a` [m, k] and `b` [n, k], either of them a transposed view or not.
+    """Return a b^T, [m, n], for `a` [m, k] and `b` [n, k], either of which may be a transposed view.
 
     For hand-written gradients: nothing is recorded.
     """
@@ -132,8 +132,8 @@ class Linear(nn.Linear):
     """torch.nn.Linear whose product goes through `linear`.
 
     Attributes:
-        multiply: what is called in its place; see ziggurat.model.fast.int8.
-        low_rank: updates of the map, whose own weights are then frozen; None: there are none.
+        multiply: the product that is called; see ziggurat.model.fast.int8.
+        low_rank: updates of the map, whose weights are then frozen; None: no updates.
     """
 
     multiply: Multiply
@@ -157,12 +157,12 @@ class Linear(nn.Linear):
 
 
 class ShiftedLinear(nn.Module):
-    """y = (x + shift) W^T, with one scalar [1], from 0, in place of a bias vector: Fixup (Zhang, Dauphin and Ma 2019).
+    """y = (x + shift) W^T, with one scalar [1], at first 0, in place of a bias: Fixup (Zhang, Dauphin and Ma 2019).
 
     Every linear map of the layers has one; the toolkit zero leaves it out on attention's memory and output.
     """
 
-    roles: ClassVar[Roles] = {"shift": Role.WIRING}  # that of the matrix is said by the module that owns this map
+    roles: ClassVar[Roles] = {"shift": Role.WIRING}  # the matrix gets its role from the module that owns this map
     low_rank: LowRank | None
 
     def __init__(self, d_in: int, d_out: int) -> None:
@@ -185,7 +185,7 @@ class ShiftedLinear(nn.Module):
 
 
 class NormedLinear(nn.Module):
-    """N(x) W^T + b: a norm and the linear map that alone reads it (Sub-LN, Wang et al. 2022)."""
+    """N(x) W^T + b: a norm and the only linear map that reads it (Sub-LN, Wang et al. 2022)."""
 
     def __init__(self, norm: nn.Module, width_in: int, width_out: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class FeedForward(_TwoMaps):
         d_model: width of input and output.
         d_ff: inner width.
         activation: "relu", "gelu" or "silu".
-        dropout: after the activation.
+        dropout: dropout after the activation.
         linear: makes the two maps from (width in, width out).
         out: makes the second one; None: as `linear`.
         shifted: add one trained scalar, from 0, before the activation (Fixup).
@@ -289,7 +289,7 @@ class GatedFeedForward(_TwoMaps):
     """SwiGLU: dropout(silu(x W_1) * x W_3) W_2, no biases: Shazeer 2020, equation 6.
 
     The inner width is 2/3 d_ff, rounded up to a multiple of gcd(64, d_ff), so that it has as many parameters as
-    FeedForward, of which it has the other arguments too. W_1 and W_3 are one matrix, `in_proj`, in this order.
+    FeedForward. Other arguments are those of FeedForward. W_1 and W_3 are one matrix, `in_proj`, in this order.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Low-rank updates of linear maps whose weights are frozen: LoRA (Hu et al. 2021, arXiv 2106.09685).
 
-A run keeps the weights that it started from once, in `base/`, a model directory. Its checkpoints hold the updates
-alone, `<map>.low_rank.<part>.down` and `.up` for every part of a map that has one. An opened checkpoint has both
-merged, under the names of a model without updates.
+A run keeps its initial weights once, in `base/`, a model directory. Its checkpoints hold only the updates,
+`<map>.low_rank.<part>.down` and `.up` for every part of a map that has one. Opening a checkpoint merges both, under the
+names of a model without updates.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class Factors(nn.Module):
 class LowRank(nn.Module):
     """Updates of a linear map: part p of its output becomes W_p x + b_p + scale B_p A_p dropout(x).
 
-    That is equation 3 of Hu et al. 2021, scale being their alpha / r. A map that is several in one matrix (queries,
-    keys and values) has as many equal parts, each with separate factors; parts not chosen stay as they are.
+    This is equation 3 of Hu et al. 2021, where scale is their alpha / r. A matrix that combines several maps (queries,
+    keys and values) has as many equal parts, each with separate factors; parts that are not chosen stay unchanged.
 
     Args:
         width_in: width of the map's input.
         width_out: width of its output, all parts together.
         parts: number of its parts.
-        chosen: numbers of those with an update, from 0.
-        rank: of every update.
+        chosen: numbers of the parts with an update, from 0.
+        rank: rank of every update.
         scale: factor of every update.
-        dropout: on what the updates read.
-        device: that of the map's weight.
+        dropout: dropout on the updates' input.
+        device: device of the map's weight.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LowRank(nn.Module):
     def reset(self, generator: torch.Generator) -> None:
         """Draw A from the uniform distribution up to 1 / sqrt(in), as the authors' code does; set B to 0.
 
-        So every update is 0 at first, and the map computes what it did before.
+        So every update is 0 at first, and the map's output is unchanged.
         """
         for number in self.chosen:
             factors = self._factors(number)
@@ -125,9 +125,9 @@ _ROLES: dict[LoraMap, frozenset[Role]] = {
 
 
 def adapt(model: Seq2Seq, config: LoraConfig, *, seed: int | None = None) -> None:
-    """Freeze `model` and give the maps that `config` chooses low-rank updates, in place; it computes what it did.
+    """Freeze `model` and add low-rank updates to the maps that `config` chooses, in place; its output is unchanged.
 
-    `seed` is that of the initial values of A; without it the updates are left without values. Raises ConfigError when
+    `seed` determines the initial values of A; without it, the updates are left uninitialised. Raises ConfigError when
     the model lacks one of these maps.
     """
     there = maps_of(model)
@@ -150,7 +150,7 @@ def adapt(model: Seq2Seq, config: LoraConfig, *, seed: int | None = None) -> Non
             weight.shape[1],
             weight.shape[0],
             parts=weight.shape[0] // height,
-            # Parts are the rows of the matrix in their order.
+            # Parts are consecutive rows of the matrix.
             chosen=[
                 (slot.values.storage_offset() - weight.storage_offset()) // (height * weight.shape[1]) for slot in slots
             ],
@@ -173,7 +173,7 @@ def maps_of(model: Seq2Seq) -> list[LoraMap]:
 
 
 def _linear_maps(model: Seq2Seq) -> dict[int, list[Linear | ShiftedLinear]]:
-    """Return the linear maps of a model by the place of their weights in memory; those of tied layers share one."""
+    """Return the linear maps of a model by the memory location of their weights; those of tied layers share one."""
     maps: dict[int, list[Linear | ShiftedLinear]] = defaultdict(list)
     for module in model.modules():
         if isinstance(module, Linear | ShiftedLinear):
@@ -189,7 +189,7 @@ def is_update(name: str) -> bool:
 def merged(base: Mapping[str, Tensor], updates: Mapping[str, Tensor], scale: float, name: str) -> dict[str, Tensor]:
     """Return `base` with every W replaced by W + scale * B A, computed in fp64 and rounded once to W's type.
 
-    `name` says in errors where `updates` came from. Raises CheckpointError when they do not fit `base`.
+    Errors use `name` for the origin of `updates`. Raises CheckpointError when they do not fit `base`.
     """
     factors: dict[tuple[str, int], dict[str, Tensor]] = defaultdict(dict)
     for key, tensor in updates.items():
@@ -212,9 +212,9 @@ def merged(base: Mapping[str, Tensor], updates: Mapping[str, Tensor], scale: flo
 
 
 def base_file(weights_file: Path) -> Path | None:
-    """Return the file with the weights that the updates in `weights_file` belong to; None: it holds whole weights.
+    """Return the file with the base weights of the updates in `weights_file`; None: it holds complete weights.
 
-    Raises CheckpointError: that file is missing, or `weights_file` cannot be read.
+    Raises CheckpointError if that file is missing or `weights_file` cannot be read.
     """
     if not any(map(is_update, read_shapes(weights_file))):
         return None
@@ -227,7 +227,7 @@ def base_file(weights_file: Path) -> Path | None:
 
 
 def weights_files(weights_file: Path) -> list[Path]:
-    """Return the files of the weights in `weights_file`: itself and what its updates belong to. Raises as base_file."""
+    """Return the files of the weights in `weights_file`: itself and the base of its updates. Raises as base_file."""
     base = base_file(weights_file)
     return [weights_file] if base is None else [weights_file, base]
 
@@ -249,7 +249,7 @@ def with_base(
         return dict(tensors)
     folder = weights_file.parent
     try:
-        # As it was trained with, whatever is in the run's config.yaml now.
+        # The section used in training, whatever the run's config.yaml contains now.
         config = LoraConfig.model_validate((read_meta(folder).get("configuration") or {})["training"]["lora"])
     except (KeyError, TypeError, ValidationError):
         raise CheckpointError(

@@ -1,14 +1,14 @@
 """Recurrences over whole sequences: layer-normalised LSTM layers (RNMT+, Chen et al. 2018), and `decayed_sum`.
 
-Backward passes are written by hand. In an LSTM, what does not depend on the step before is one matrix product over all
-steps: the input's part of the gates, and in the backward pass the gradients of weights and input, as cuDNN does for a
-plain LSTM (Appleyard et al. 2016). What is left to a step is about ten kernels in either pass, for all gates and both
-directions at once. Sums and gates are computed in the dtype of the gains (fp32 under autocast), products in that of
-input and weights.
+Backward passes are written by hand. In an LSTM, everything that does not depend on the previous step is one matrix
+product over all steps: the input's part of the gates and, in the backward pass, the gradients of weights and input.
+cuDNN does the same for a plain LSTM (Appleyard et al. 2016). Each step is left with about ten kernels in either pass,
+for all gates and both directions at once. Sums and gates have the dtype of the gains (fp32 under autocast), products
+that of input and weights.
 
-The passes are torch operators, opaque to torch.compile: a compiled layer holds one call of them, not a loop
-unrolled over the steps. They are registered by hand because `torch.library.custom_op` imports the whole compiler,
-more than a second, when an operator is first called.
+The passes are torch operators, opaque to torch.compile: a compiled layer contains one call, not a loop unrolled over
+the steps. They are registered by hand because `torch.library.custom_op` imports the whole compiler when an operator is
+first called, which takes more than a second.
 
 Shapes: T steps, B batch, D directions, I width of the input, C width of the cells.
 """
@@ -28,7 +28,7 @@ from ziggurat.model.roles import Role, Roles
 CELL_CLIP = 10.0
 """Cells are clipped to [-10, 10] (lingvo's cell_value_cap)."""
 EPSILON = 1e-8
-"""EPSILON is that of the gates' normalisation (lingvo's layer_norm_epsilon)."""
+"""EPSILON is the epsilon of the gates' normalisation (lingvo's layer_norm_epsilon)."""
 
 
 def recur(x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batch: int) -> Tensor:
@@ -50,7 +50,7 @@ def recur(x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batc
 def _forward(
     x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batch: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return outputs and cells [T + 1, B, D, C], gates [T, B, D, 4, C] and these before normalisation."""
+    """Return outputs and cells [T + 1, B, D, C], and gates [T, B, D, 4, C] after and before normalisation."""
     width = gain.shape[-1]
     outputs, cells, gates, sums = _empty(x, gain, batch)
     rows = sums.flatten(0, 1).flatten(2)
@@ -84,11 +84,11 @@ def _backward(
     gates: Tensor,
     sums: Tensor,
 ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
-    """Return the gradients of `x`, `weights`, `gain` and `bias`, given that of the outputs."""
+    """Return the gradients of `x`, `weights`, `gain` and `bias`, given the gradient of the outputs."""
     width = gain.shape[-1]
     normed, _, scale = torch.native_layer_norm(sums.to(gain.dtype), (width,), None, None, EPSILON)
     slopes = _slopes(gates, cells)
-    kept = (cells[1:].abs() < CELL_CLIP).unbind()  # a clipped cell passes nothing on
+    kept = (cells[1:].abs() < CELL_CLIP).unbind()  # no gradient flows through a clipped cell
     recurrent = _recurrent(weights, width)
     into_gates, into_sums = torch.empty_like(gates), torch.empty_like(sums)
     zero, one = torch.zeros_like(scale[0]), torch.ones_like(scale[0])
@@ -100,7 +100,7 @@ def _backward(
         dc.addcmul_(dm[t + 1], o[t]).mul_(kept[t])
         torch.mul(of_cell[t], dc.unsqueeze(2), out=into_cell[t])
         torch.mul(of_output[t], dm[t + 1], out=into_output[t])
-        # The kernel is given what is normalised already, so mean 0 and scale 1; the true scale is a factor.
+        # The kernel receives already normalised values, so mean 0 and scale 1; the true scale is a factor.
         dz = torch.ops.aten.native_layer_norm_backward(
             da * gain, z, (width,), zero, one, None, None, [True, False, False]
         )[0]
@@ -120,12 +120,12 @@ def _empty(x: Tensor, gain: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor,
 
 
 def _recurrent(weights: Sequence[Tensor], width: int) -> Tensor:
-    """Return the parts of the matrices that meet the outputs, [D, 4 * C, C]."""
+    """Return the parts of the matrices that multiply the outputs, [D, 4 * C, C]."""
     return torch.stack([weight[:, -width:] for weight in weights])
 
 
 def _slopes(gates: Tensor, cells: Tensor) -> Tensor:
-    """Return the derivatives of the new cell by the sums of g, i and f, and that of the output by the sum of o."""
+    """Return the derivatives of the new cell by the sums of g, i and f, and of the output by the sum of o."""
     slopes = torch.empty_like(gates)
     into_g, into_i, into_f, into_o = slopes.unbind(3)
     g, i, f, o = gates.unbind(3)
@@ -175,7 +175,7 @@ def _backward_shapes(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weights, gain, _, _ = inputs
-    ctx.set_materialize_grads(False)  # what is kept for the backward pass needs no gradients of zeros
+    ctx.set_materialize_grads(False)  # saved tensors need no zero gradients
     ctx.save_for_backward(x, gain, *output, *weights)
 
 
@@ -187,9 +187,9 @@ def _differentiate(ctx: Any, into_outputs: Tensor | None, *_: None) -> tuple[Any
 
 
 def decayed_sum(x: Tensor, keep: Tensor) -> Tensor:
-    """Return c [batch, length, width] with c_j = keep_j * c_{j-1} + x_j and c before the first position 0.
+    """Return c [batch, length, width] with c_j = keep_j * c_{j-1} + x_j, where c is 0 before the first position.
 
-    `x` and `keep` have that shape and one dtype, which is also that of the sums.
+    `x` and `keep` have that shape and a common dtype, in which sums are computed.
     """
     return torch.ops.ziggurat.decayed_sum(x, keep)
 
@@ -206,7 +206,7 @@ def _decayed_sum(x: Tensor, keep: Tensor) -> Tensor:
 
 
 def _decayed_sum_backward(into_c: Tensor, keep: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `x` and `keep`: the first is a decayed sum too, from the last position to the first."""
+    """Return the gradients of `x` and `keep`: the first is also a decayed sum, from the last position to the first."""
     into_x, into_keep = torch.empty_like(c), torch.empty_like(c)
     steps, kept = into_x.unbind(1), keep.unbind(1)
     for t, gradient in reversed(list(enumerate(into_c.unbind(1)))):
@@ -257,11 +257,12 @@ STEP_BY_STEP: dict[Any, Callable[..., Any]] = {
     torch.ops.ziggurat.decayed_sum.default: _decayed_sum,
     torch.ops.ziggurat.decayed_sum_backward.default: _decayed_sum_backward,
 }
-"""Operator -> what it does, for those who count the operators inside (ziggurat.inspect.cost)."""
+"""STEP_BY_STEP maps each operator to its Python implementation, so that its operations can be counted
+(ziggurat.inspect.cost)."""
 
 
 class LstmState(NamedTuple):
-    """The state of a cell between steps: m and c, [..., width]."""
+    """The state of a cell between steps: m and c, each [..., width]."""
 
     output: Tensor
     cell: Tensor
@@ -285,7 +286,7 @@ def step_order(mask: Tensor, directions: int) -> StepOrder:
 
     The first direction reads the real tokens of each sentence from left to right, the second from right to left;
     padding comes last, where nothing depends on it. The output at a padded position is the state carried over to it, as
-    in a recurrence that leaves its state alone at padded steps.
+    in a recurrence that skips padded steps.
     """
     batch, length = mask.shape
     sentences, positions = (torch.arange(size, device=mask.device) for size in (batch, length))
@@ -293,7 +294,7 @@ def step_order(mask: Tensor, directions: int) -> StepOrder:
     for direction in range(directions):
         seen = mask if direction == 0 else mask.flip(1)
         count = seen.cumsum(1)
-        # Real tokens first, in order, then padding. By counting, not by a stable sort, which ONNX does not have.
+        # Real tokens first, in order, then padding. Found by counting, because ONNX has no stable sort.
         rank = torch.where(seen, count, count[:, -1:] + (~seen).cumsum(1)) - 1
         order = torch.empty_like(rank).scatter(1, rank, positions.expand_as(rank))
         if direction:
@@ -306,8 +307,8 @@ def step_order(mask: Tensor, directions: int) -> StepOrder:
 class LstmCell(nn.Module):
     """One direction of a layer: [g; i; f; o] = [x; m] W, each slice normalised by itself: LN(slice) * gain + bias.
 
-    Then c' = clip(sigmoid(f) c + sigmoid(i) tanh(g), -10, 10) and m' = sigmoid(o) c', without a tanh on the output and
-    without an offset of the forget gate (Chen et al. 2018, section 3; Ba et al. 2016).
+    Then c' = clip(sigmoid(f) c + sigmoid(i) tanh(g), -10, 10) and m' = sigmoid(o) c', with no tanh on the output and no
+    forget-gate offset (Chen et al. 2018, section 3; Ba et al. 2016).
     """
 
     roles: ClassVar[Roles] = {"weight": Role.LSTM, "gain": Role.NORM_GAIN, "bias": Role.NORM_BIAS}
@@ -324,7 +325,7 @@ class LstmCell(nn.Module):
         return LstmState(zero, zero)
 
     def step(self, x: Tensor, state: LstmState) -> LstmState:
-        """Return the state after one more input `x` [..., inputs], given that before, [..., width]."""
+        """Return the state after one more input `x` [..., inputs], given the previous state, [..., width]."""
         return self.advance(linear(torch.cat([x, state.output], dim=-1), self.weight), state)
 
     def advance(self, sums: Tensor, state: LstmState) -> LstmState:

@@ -1,7 +1,7 @@
 """Transfer of learning rates over width and depth: CompleteP and depth-muP (Dey et al. 2025, table 1).
 
-A rate that was tuned on a small model, the base, is right for a wider and deeper one if the sizes of its values and of
-their changes stay as they were. With m_N the ratio of widths and m_L that of depths, the paper scales
+A rate tuned on a small model, the base, suits a wider and deeper one if the sizes of its values and of their changes
+stay the same. With m_N the ratio of widths and m_L the ratio of depths, the paper scales
 
     branches            x + m_L^-a f(LN(x))
     weights in layers   variance 1/m_N, rate m_N^-1 m_L^(a-1), decay m_N
@@ -9,11 +9,11 @@ their changes stay as they were. With m_N the ratio of widths and m_L that of de
     logits              1/m_N
     Adam's epsilon      m_N^-1 m_L^-a in layers
 
-with a = 1 for CompleteP and 1/2 for depth-muP. Ours is what the paper leaves open: encoder and decoder have each
-their own m_L; the variance of weights follows from Glorot's bounds; embeddings are W = E / sqrt(d_model),
-multiplied by sqrt(d_model) where they are read, so that E, which the paper is about, keeps its size. For E to
-change by the same amount, W has the rate and the epsilon m_N^-1/2, and logits, products with W, need m_N^-1/2 more.
-The attention's scale 1/sqrt(d_head) stays, so the width of heads is to be that of the base.
+with a = 1 for CompleteP and 1/2 for depth-muP. The paper leaves some points open, which we choose: encoder and decoder
+have separate m_L; the variance of weights follows from Glorot's bounds; embeddings are W = E / sqrt(d_model),
+multiplied by sqrt(d_model) where they are read, so that E, which the paper is about, keeps its size. For E to change by
+the same amount, W has the rate and the epsilon m_N^-1/2, and logits, products with W, need m_N^-1/2 more. The
+attention's scale 1/sqrt(d_head) is kept, so heads should be as wide as in the base.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def branch_factor(config: ModelConfig, decoder: bool) -> float | None:
 
 
 def output_factor(config: ModelConfig) -> float | None:
-    """Return the factor of what the output projection reads, m_N^-1/2; None: the model has no base."""
+    """Return the factor of the output projection's input, m_N^-1/2; None: the model has no base."""
     return None if config.transfer is None else (config.d_model / config.transfer.width) ** -0.5
 
 
@@ -63,7 +63,7 @@ def scales(config: ModelConfig, slots: Iterable[Slot]) -> dict[tuple[int, int], 
     for slot in slots:
         width = config.d_model / base
         if slot.role is Role.LOW_RANK:
-            scale = RateScale()  # their rate is chosen for them, not taken over from a smaller model
+            scale = RateScale()  # their rate is chosen directly, not transferred from a smaller model
         elif slot.layer:
             depth = _depth(config, slot.decoder)
             epsilon = depth**-a / width

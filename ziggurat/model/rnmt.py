@@ -35,8 +35,8 @@ from ziggurat.model.seq2seq import Memory, Recomputing, Seq2Seq, StepwiseDecoder
 class AdditiveAttention(nn.Module):
     """Per head, with keys K = memory W_s + b_s and a query q = x W_q + b_q: softmax(v^T tanh(K A + q B)) K.
 
-    The values are the keys; `key_map` A, `query_map` B [d_head, d_head] and `score` v [d_head] are shared by the
-    heads; there is no output map (lingvo's MultiHeadedAttention over AdditiveAttention). Queries, memory and result are
+    The values are the keys; `key_map` A, `query_map` B [d_head, d_head] and `score` v [d_head] are shared by the heads,
+    and there is no output map (lingvo's MultiHeadedAttention over AdditiveAttention). Queries, memory and result are
     all `width` wide.
     """
 
@@ -99,7 +99,8 @@ class RnmtLayer(nn.Module):
 class RnmtEncoder(Recomputing):
     """Bidirectional layers, bottom first, their transparent merge if there is one, and a projection to `width`.
 
-    The outputs of the layers alone are merged: the embedding has another width (so in lingvo; the paper includes it).
+    Only the outputs of the layers are merged, because the embedding has another width (as in lingvo; the paper includes
+    it).
     """
 
     roles: ClassVar[Roles] = {"out_proj": Role.PROJECTION}
@@ -138,7 +139,7 @@ class RnmtEncoder(Recomputing):
 
 
 class RnmtCache:
-    """The decoder's state of the live hypotheses between steps; attention to the memory is left in `kept`."""
+    """The decoder's state of the live hypotheses between steps; attention to the memory is stored in `kept`."""
 
     def __init__(self, live: LiveBeams, kept: KeptWeights | None, layers: int) -> None:
         self.live = live
@@ -166,7 +167,7 @@ class RnmtCache:
     def begin(self, context: Tensor, rows: slice) -> None:
         """Start new sentences, which have `rows` among the live ones, with `context` [n, K, width]."""
         if not self._buffers:
-            # All slots at once: sentences then come and go without new memory.
+            # Allocates all slots at once, so that sentences come and go without new memory.
             shape = (self.live.slots, *context.shape[1:])
             self._buffers = [context.new_zeros(shape) for _ in range(1 + 2 * self._layers)]
         for buffer in self._buffers[1:]:
@@ -192,7 +193,7 @@ class RnmtCache:
 
 
 class RnmtDecoder(StepwiseDecoder[RnmtCache]):
-    """An LSTM that reads the result of its own attention at the step before, and layers that all read that result too.
+    """An LSTM that reads the result of its attention at the previous step, and layers that all read that result too.
 
     The output of the first layer is the attention's query.
     """
@@ -235,7 +236,7 @@ class RnmtDecoder(StepwiseDecoder[RnmtCache]):
     def _attend(self, x: Tensor, memory: Memory, kept: KeptWeights | None) -> tuple[Tensor, Tensor]:
         """Return the first layer's outputs and contexts, [batch, target, width] each.
 
-        Each step reads the context of the one before, so this is the one loop over positions that stays in Python.
+        Each step reads the context of the previous one, so this is the only loop over positions that stays in Python.
         """
         cache = self.attention.remember(memory.of(0), Mask(padding_bias(memory.mask, x.dtype)), kept)
         cell = cast(RnmtLayer, self.layers[0]).lstm.first

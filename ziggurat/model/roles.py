@@ -1,7 +1,7 @@
-"""Roles of parameters: each module says what its own do; initialisation and optimisers go by roles, never by names.
+"""Roles of parameters: each module declares those of its own; initialisation and optimisers use roles, never names.
 
-A class has them as a table, `roles`, from the names of its parameters and linear maps. Where the rows of one matrix
-have different roles, or only the object knows them, it has a method `slots` instead.
+A class declares them in a table, `roles`, keyed by the names of its parameters and linear maps. If the rows of one
+matrix have different roles, or only the object knows them, it has a method `slots` instead.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Roles = Mapping[str, Role]
 """The type of a class's table `roles`: name of a parameter or of a linear map -> role."""
 
 QUERY_KEY_VALUE = (Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE)
-"""Roles of the rows of a fused attention matrix, in their order."""
+"""Roles of the rows of a fused attention matrix, in order."""
 
 WRITTEN = frozenset({Role.ATTENTION_VALUE, Role.ATTENTION_OUT, Role.FFN_IN, Role.FFN_OUT})
 """Roles of the maps to which a branch's output is proportional: DeepNorm and T-Fixup make them small."""
@@ -59,11 +59,11 @@ class Slot:
 
     Attributes:
         values: view of the parameter, [out, in] for matrices.
-        name: for messages and tables only.
+        name: used in messages and tables only.
         fused_out: output width of query, key and value maps taken as one matrix (3 d_model); 0: no such map.
-        cross: it belongs to attention to the memory.
+        cross: whether it belongs to attention to the memory.
         layer: number of its layer, from 1, counted in each stack; 0 outside the layers.
-        decoder: it belongs to the decoder stack, or is an embedding that only the decoder reads.
+        decoder: whether it belongs to the decoder stack, or is an embedding that only the decoder reads.
     """
 
     values: Tensor
@@ -76,12 +76,12 @@ class Slot:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The place in memory where the values begin; it tells parameters apart, those on the meta device too."""
+        """Where the values start in memory; it distinguishes parameters, even on the meta device."""
         return place_of(self.values)
 
 
 def place_of(values: Tensor) -> tuple[int, int]:
-    """Return the identity of a tensor's storage and where in it the tensor begins."""
+    """Return the identity of a tensor's storage and the tensor's offset in it."""
     return values.untyped_storage()._cdata, int(values.storage_offset())
 
 
@@ -96,9 +96,9 @@ def linear_slots(
 
 
 def assign_roles(root: nn.Module) -> list[Slot]:
-    """Return the slots of every parameter under `root`; a shared parameter appears once, where it is first met.
+    """Return the slots of every parameter under `root`; a shared parameter appears once, at its first occurrence.
 
-    Raises TypeError for a parameter whose role no module gives.
+    Raises TypeError for a parameter to which no module assigns a role.
     """
     slots: list[Slot] = []
     seen: set[tuple[int, int]] = set()

@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, its checkpoints, the links to them, and measures of it that reports show."""
+"""The folder of a run: its lock, its checkpoints, the links to them, and the scores and speeds that reports show."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ META_FILE = "meta.json"
 ENVIRONMENT_FILE = "environment.json"
 CHECKPOINTS = "checkpoints"
 BASE = "base"
-"""Folder of a run with the weights that its low-rank updates belong to."""
+"""BASE is the folder in a run that holds the weights on which its low-rank updates are based."""
 _LOCK = ".lock"
 _PATIENCE_SECONDS = 0.5
 
 
 def refuse_missing(path: Path, what: str = "run or model directory") -> None:
-    """Raise CheckpointError where there is no folder, with the name that may be meant. It needs no PyTorch."""
+    """Raise CheckpointError if the folder does not exist, suggesting a similar name. Works without PyTorch."""
     recover(path)
     if path.is_dir():
         return
@@ -57,8 +57,8 @@ def refuse_missing(path: Path, what: str = "run or model directory") -> None:
 def locked(run: Path, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
     """Context in which no other process trains in the run.
 
-    Raises CheckpointError when another process does already, DataError where the file system has no locks. `patience`
-    is how many seconds to wait for the lock: a process that repairs the links also holds it for a moment.
+    Raises CheckpointError if another process already does, DataError if the file system has no locks. `patience` is the
+    time in seconds to wait for the lock, since a process that repairs the links also holds it briefly.
     """
     with (run / _LOCK).open("w") as file:
         end = time.monotonic() + patience
@@ -77,13 +77,13 @@ def locked(run: Path, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
 
 
 _LOCKS: dict[Path, int] = {}
-"""_LOCKS is a run that this process has locked -> the descriptor of its lock."""
+"""_LOCKS maps each run that this process has locked to the descriptor of its lock."""
 
 
 def refuse_replaced(run: Path) -> None:
     """Raise TrainingError if the folder `run`, which this process has locked, was moved, removed or replaced since.
 
-    A lock is on a file, whatever its name: without this, two runs could write into one folder.
+    A lock belongs to a file, whatever its name: without this check, two runs could write into one folder.
     """
     if run in _LOCKS and not is_same(run / _LOCK, _LOCKS[run]):
         raise TrainingError(
@@ -105,25 +105,25 @@ def run_of(checkpoint: Path) -> Path:
 def config_file(folder: Path) -> Path:
     """Return the configuration of a run, a checkpoint of one, a model directory or an export.
 
-    A checkpoint has none, and that of its run may be deeper (ziggurat.model.directory.weights_experiment).
-    It needs no PyTorch.
+    A checkpoint has none, and its run's configuration may be deeper (ziggurat.model.directory.weights_experiment).
+    Works without PyTorch.
     """
     own, of_run = folder / CONFIG_FILE, run_of(folder) / CONFIG_FILE
     return of_run if of_run.is_file() and not own.is_file() else own
 
 
 def checkpoint_name(update: int) -> str:
-    """Return the name of the folder of a checkpoint; the order of names is that of updates."""
+    """Return the folder name of a checkpoint; names sort in the order of updates."""
     return f"step-{update:08d}"
 
 
 def best_link(direction: str) -> str:
-    """Return the name of the link to the checkpoint that is best in a direction of translation, such as `en-de`."""
+    """Return the name of the link to the best checkpoint for a translation direction, such as `en-de`."""
     return f"best-{direction}"
 
 
 def checkpoint_update(folder: Path) -> int:
-    """Return the update that a checkpoint was taken after, from the name of its folder."""
+    """Return the update after which a checkpoint was written, from the name of its folder."""
     return int(folder.name.removeprefix("step-"))
 
 
@@ -163,8 +163,8 @@ def write_meta(folder: Path, document: Mapping[str, Any]) -> None:
 def link(name: Path, folder: Path) -> None:
     """Point the link `name` at `folder`, atomically, relative so that a run can be moved.
 
-    The caller must have locked the run: a link cannot be locked itself. So there is one temporary name, and one that a
-    kill left behind is replaced by the next call.
+    The caller must have locked the run, since a link itself cannot be locked. So one temporary name suffices, and a
+    file left behind by a killed process is replaced by the next call.
     """
     wanted = os.path.relpath(folder, name.parent)
     if name.is_symlink() and os.readlink(name) == wanted:
@@ -182,15 +182,15 @@ def link(name: Path, folder: Path) -> None:
 
 
 def ranked(scores: Mapping[str, float], *, smaller_is_better: bool) -> list[str]:
-    """Return the names of checkpoints by their validation metric, the best first; of equal ones the oldest first."""
+    """Return the names of checkpoints by their validation metric, best first; ties by age, oldest first."""
     return sorted(scores, key=lambda name: (scores[name] if smaller_is_better else -scores[name], name))
 
 
 def mend_links(run: Path) -> None:
-    """Point `last` at the newest checkpoint and `best` at the one with the best score, where a kill left them behind.
+    """Point `last` at the newest checkpoint and `best` at the one with the best score, if a kill left them stale.
 
-    Nothing is raised: a process that trains in the run sets the links itself, and in a folder that cannot be written
-    they stay as they are.
+    Nothing is raised: a process that trains in the run sets the links itself, and in a read-only folder they are left
+    unchanged.
     """
     with contextlib.suppress(OSError, ZigguratError):
         if any(not _leads(name, folder) for name, folder in _wanted(run).items()):
@@ -204,7 +204,7 @@ def _leads(name: Path, folder: Path) -> bool:
 
 
 def _wanted(run: Path) -> dict[Path, Path]:
-    """Return the targets of the links, from the newest readable checkpoint: it holds the scores of all."""
+    """Return the targets of the links, from the newest readable checkpoint, which holds the scores of all."""
     folders = {folder.name: folder for folder in checkpoint_folders(run)}
     for newest in reversed(folders.values()):
         try:
@@ -215,7 +215,7 @@ def _wanted(run: Path) -> dict[Path, Path]:
         scores = {name: score for name, score in progress.get("scores", {}).items() if name in folders}
         if scores:
             config = load_experiment(run / CONFIG_FILE).training
-            # By which they were measured: the configuration may have another one that waits for its first validation.
+            # The metric used for these scores: the configuration may name a new one that awaits its first validation.
             metric = progress.get("best_by", {}).get("metric", config.validation.metric)
             smaller, kept = metric == "loss", config.checkpoint
             of_each = {best_link(name): its for name, its in progress.get("direction_scores", {}).items()}
@@ -228,12 +228,13 @@ def _wanted(run: Path) -> dict[Path, Path]:
 
 
 SCORES = "scores"
-"""Folder of a run with a file for each test set, NAME.json, as `ziggurat evaluate RUN ... --json` prints it."""
+"""SCORES is the folder in a run with a file for each test set, NAME.json, in the format of `ziggurat evaluate RUN ...
+--json`."""
 _SPEED_FILE = "speed.json"
 
 
 class KeptScore(JsonForm):
-    """A score of a test set, from 0 to 100. Scores of unlike signatures must not be compared."""
+    """A score on a test set, from 0 to 100. Scores with different signatures must not be compared."""
 
     name: str
     """Name of the metric, such as `BLEU`."""
@@ -242,7 +243,7 @@ class KeptScore(JsonForm):
 
 
 class DecodingSpeed(JsonForm):
-    """The speed of a run's model in translating a text. Speeds of unlike `how` must not be compared."""
+    """The translation speed of a run's model. Speeds with different `how` must not be compared."""
 
     tokens_per_second: float = Field(gt=0)
     """Output tokens per second, median of the rounds."""
@@ -256,7 +257,7 @@ class _Scores(RootModel[list[KeptScore]]):
 
 
 def read_scores(run: Path) -> dict[str, list[KeptScore]]:
-    """Return the scores of each test set that the run keeps, by name of the test set.
+    """Return the scores that the run keeps, by name of the test set.
 
     Raises DataError naming a file that is damaged or is not what `evaluate --json` prints.
     """
@@ -266,7 +267,7 @@ def read_scores(run: Path) -> dict[str, list[KeptScore]]:
 
 
 def keep_speed(run: Path, speed: DecodingSpeed) -> None:
-    """Write the decoding speed of a run, in place of an earlier one. Raises OSError."""
+    """Write the decoding speed of a run, replacing an earlier one. Raises OSError."""
     write_atomically(run / _SPEED_FILE, (json.dumps(speed.model_dump(), indent=1) + "\n").encode())
 
 

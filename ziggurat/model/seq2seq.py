@@ -1,4 +1,4 @@
-"""The encoder-decoder: the only model type that training and decoding see, and what it asks of its decoder."""
+"""The encoder-decoder: the only model type that training and decoding use, and the interface of its decoder."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ziggurat.model.embedding import InputEmbedding, OutputProjection
 _T = TypeVar("_T")
 
 _INSIDE = 16
-"""About how many times the size of its input a layer keeps for its backward pass: 13 to 21 (base size, pre-norm)."""
+"""Approximate size of a layer's saved activations, in multiples of its input: 13 to 21 (base size, pre-norm)."""
 
 
 class LayerRange(NamedTuple):
     """Consecutive layers of a stack, by number, from 0.
 
-    With `again` only what goes into them is kept, and their insides are computed again in the backward pass (activation
+    With `again`, only their inputs are kept, and their activations are recomputed in the backward pass (activation
     checkpointing, Chen et al. 2016).
     """
 
@@ -34,21 +34,22 @@ class LayerRange(NamedTuple):
     again: bool
 
     def through(self, function: Callable[..., _T], *inputs: Any) -> _T:
-        """Return function(`layers`, *inputs), which must do the same when it is called once more.
+        """Return function(`layers`, *inputs), which must be repeatable.
 
-        Random numbers are drawn again as they were, so that gradients are the same bit for bit.
+        A second call draws the same random numbers, so that gradients are bit-identical.
         """
         if not self.again:
             return function(self.layers, *inputs)
-        # The reentrant form gives no gradient to tensors inside lists and named tuples, which runs of layers return.
+        # The reentrant form does not propagate gradients to tensors inside lists and named tuples, which runs of layers
+        # return.
         return checkpoint(function, self.layers, *inputs, use_reentrant=False)
 
 
 def runs(layers: int, recompute: Recompute) -> list[LayerRange]:
     """Return the runs of a stack of `layers` layers, bottom first; `recompute` as in ziggurat.config.train.
 
-    Kept between the passes is the input of every run and the inside of one. With runs of r of L layers that is
-    L / r + _INSIDE * r inputs, least where both terms are equal: r = sqrt(L / _INSIDE).
+    The input of every run and the activations of one run are kept between the passes. With runs of r of L layers, this
+    amounts to L / r + _INSIDE * r inputs, which is minimal if both terms are equal: r = sqrt(L / _INSIDE).
     """
     if recompute is None:
         return [LayerRange(range(layers), again=False)]
@@ -65,7 +66,7 @@ def runs(layers: int, recompute: Recompute) -> list[LayerRange]:
 
 
 class Recomputing(nn.Module):
-    """A stack of layers, bottom first; training may set which of them are recomputed (ziggurat.config.train)."""
+    """A stack of layers, bottom first; training may choose which of them are recomputed (ziggurat.config.train)."""
 
     layers: nn.ModuleList
 
@@ -78,7 +79,7 @@ class Recomputing(nn.Module):
         return list(self.layers)
 
     def runs(self) -> list[LayerRange]:
-        """Return the runs of a pass over all layers; in evaluation nothing is kept, so nothing is computed again."""
+        """Return the runs of a pass over all layers; evaluation keeps no activations, so nothing is recomputed."""
         training = self.training and torch.is_grad_enabled()
         return runs(len(self.layers), self.recompute if training else None)
 
@@ -101,7 +102,7 @@ class Memory:
 
 
 class AlignmentHead(NamedTuple):
-    """The attention to the memory that says which source tokens a target token comes from.
+    """The attention to the memory that shows which source tokens a target token comes from.
 
     Attributes:
         layer: number of its decoder layer, from 0; -1: the last.
@@ -113,14 +114,14 @@ class AlignmentHead(NamedTuple):
 
     @classmethod
     def of(cls, config: GuidedAlignmentConfig | None) -> AlignmentHead:
-        """Return the head that guided alignment teaches; without it, the mean over the last layer's heads."""
+        """Return the head that guided alignment trains, or by default the mean over the last layer's heads."""
         if config is None:
             return cls()
         return cls(-1 if config.layer is None else config.layer - 1, None if config.head == "mean" else config.head - 1)
 
 
 class StepCache(Protocol):
-    """The state of the live hypotheses that a decoder keeps between steps."""
+    """The state that a decoder keeps for the live hypotheses between steps."""
 
     @property
     def cross_attention(self) -> Tensor | None:
@@ -137,9 +138,9 @@ Cache = TypeVar("Cache", bound=StepCache)
 
 
 class StepwiseDecoder(Recomputing, Generic[Cache]):
-    """A stack that gives hidden states for whole targets (training), or for one position after another (search).
+    """A stack that returns hidden states for whole targets (training), or position by position (search).
 
-    `aligned` is the attention to the memory that is kept where one is asked for.
+    `aligned` is the attention to the memory that is kept on request.
     """
 
     def __init__(self) -> None:
@@ -150,7 +151,7 @@ class StepwiseDecoder(Recomputing, Generic[Cache]):
     def forward(self, x: Tensor, memory: Memory, kept: KeptWeights | None = None) -> Tensor:
         """Return [batch, target, d_hidden] for the embedded target input `x` [batch, target, d_model].
 
-        Attention to the memory [batch, target, source] goes to `kept`, if given; where LayerDrop leaves out its layer,
+        Attention to the memory [batch, target, source] is stored in `kept`, if given; if LayerDrop skips its layer,
         `kept` stays empty.
         """
 
@@ -168,7 +169,7 @@ class StepwiseDecoder(Recomputing, Generic[Cache]):
 
 
 class DecoderState:
-    """Decoding state of N sentences with K hypotheses each; sentences enter and leave the batch."""
+    """Decoding state of N sentences with K hypotheses each, which enter and leave the batch."""
 
     def __init__(self, live: LiveBeams, cache: StepCache) -> None:
         self.live = live
@@ -191,11 +192,11 @@ class DecoderState:
 
 
 class Seq2Seq(nn.Module):
-    """Encoder-decoder model. Source sentences end with end-of-sentence; decoder input begins with begin-of-sentence.
+    """Encoder-decoder model. Source sentences end with end-of-sentence; decoder input starts with begin-of-sentence.
 
     Args:
-        source_embedding: of the encoder's input.
-        target_embedding: of the decoder's input.
+        source_embedding: embeds the encoder's input.
+        target_embedding: embeds the decoder's input.
         encoder: (x [batch, source, d], mask [batch, source], outputs or None) -> tuple of memory states.
         decoder: (x [batch, target, d], Memory) -> hidden states, at once or step by step.
         output: projection to the target vocabulary.
@@ -249,7 +250,7 @@ class Seq2Seq(nn.Module):
         outputs: list[Tensor] | None = None,
         kept: KeptWeights | None = None,
     ) -> Tensor:
-        """Return hidden states [batch, target, d_hidden]; the loss projects them in pieces, never all at once."""
+        """Return hidden states [batch, target, d_hidden]; the loss projects them in chunks, never all at once."""
         return self.decode(target_in, self.encode(source, source_mask, outputs), kept)
 
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> DecoderState:
@@ -258,7 +259,7 @@ class Seq2Seq(nn.Module):
         return DecoderState(live, self.decoder.start(live, keep_attention=keep_attention))
 
     def admit(self, memory: Memory, state: DecoderState) -> None:
-        """Add the sentences of `memory` to the batch, behind those that are there."""
+        """Append the sentences of `memory` to the batch."""
         rows = state.live.admit(memory.mask, memory.of(0))
         self.decoder.admit(memory, rows, state.cache)
 
@@ -269,7 +270,7 @@ class Seq2Seq(nn.Module):
         """
         count = tokens.shape[1]
         logits = self.logits(self.advance(tokens, state))
-        # Repeated, not expanded: the search writes into the scores, each beam's for itself.
+        # Repeated, not expanded: the search writes into each beam's scores separately.
         return logits if logits.shape[1] == count else logits.repeat(1, count, 1)
 
     def advance(self, tokens: Tensor, state: DecoderState) -> Tensor:

@@ -24,13 +24,13 @@ class RungeKutta(nn.Module):
         rk2_gated  F2 = F(y + F1);  y' = y + g F1 + (1 - g) F2,  g = sigmoid(w [F1; F2] + b), one number per position
         rk4        F2 = F(y + F1 / 2), F3 = F(y + F2 / 2), F4 = F(y + F3);  y' = y + (F1 + 2 F2 + 2 F3 + F4) / 6
 
-    As in the authors' code, F is the whole layer with the residual connections inside it, so that y comes to be twice
-    in y' (its scale is left to the norms around the layers), and w and b are those of all layers. Where F were the
-    layer less its input, Euler's method would be the plain stack; the paper's own words on F were not at hand. Their
-    decoder has layers of first order, and so has ours. They train it with `history: dlcl`.
+    As in the authors' code, F is the whole layer including its residual connections, so y enters y' twice (the norms
+    around the layers absorb its scale), and all layers share w and b. If F were the layer minus its input, Euler's
+    method would be the plain stack; the paper's definition of F was not available. Their decoder uses first-order
+    layers, as does ours. They train it with `history: dlcl`.
 
     Attributes:
-        gate: makes w [F1; F2] + b; None but for `rk2_gated`.
+        gate: makes w [F1; F2] + b; None except for `rk2_gated`.
     """
 
     roles: ClassVar[Roles] = {"gate": Role.GATE}
@@ -43,7 +43,7 @@ class RungeKutta(nn.Module):
     def forward(self, layer: Callable[[Tensor, View, None], Tensor], y: Tensor, view: View) -> Tensor:
         """Return the stream after `layer`, in the shape of `y` [..., d_model], the stream before it.
 
-        `view` is all that the layer sees besides the stream.
+        `view` is everything the layer sees besides the stream.
         """
         first = layer(y, view, None)
         if self.fourth:

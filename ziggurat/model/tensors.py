@@ -1,4 +1,4 @@
-"""Tensors of a model: whole ones and those cut up over processes, safetensors files, weights by name."""
+"""Tensors of a model: whole and sharded tensors, safetensors files, weights by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _WEIGHTS_FORMAT = "1"
-"""Value of `format` in the header of every file that this package writes."""
+"""_WEIGHTS_FORMAT is the value of `format` in the header of every file that this package writes."""
 
 _BLOCK_BYTES = 1 << 22
 _MAX_HEADER_BYTES = 1 << 26  # 64 MiB: 500,000 tensors; moments of two stacks of 4,096 layers have fewer
@@ -46,19 +46,19 @@ _TYPES = {
 
 
 def is_cut_up(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Return whether it is a DTensor; known by a method, since importing the class takes a second."""
+    """Return whether it is a DTensor; recognised by a method, since importing the class takes a second."""
     return hasattr(tensor, "full_tensor")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor cut up over processes (a DTensor) that is in this one, or the tensor itself."""
+    """Return this process's shard of a sharded tensor (a DTensor), or any other tensor itself."""
     return tensor.to_local() if is_cut_up(tensor) else tensor
 
 
 def part_begins(tensor: Tensor) -> int:
-    """Return the place of the first value of `local(tensor)` in the whole tensor, flattened; cut by rows, as FSDP does.
+    """Return the offset of `local(tensor)` in the flattened whole tensor, sharded by rows as in FSDP.
 
-    Of n rows and N processes each has ceil(n / N), as `torch.chunk` cuts, until none are left.
+    With n rows and N processes, each has ceil(n / N) rows, as `torch.chunk` splits, until none are left.
     """
     if not is_cut_up(tensor) or not tensor.numel():
         return 0
@@ -67,12 +67,12 @@ def part_begins(tensor: Tensor) -> int:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor that is cut up over processes, which call this together; any other tensor itself."""
+    """Return the whole of a sharded tensor, for which all processes call this together, or any other tensor itself."""
     return tensor.full_tensor() if is_cut_up(tensor) else tensor
 
 
 def placed_as(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a whole `tensor`, which every process has, where and cut up as `like` is, in its own dtype."""
+    """Return a whole `tensor`, which every process has, placed and sharded like `like`, with its dtype unchanged."""
     on_device = tensor.to(like.device)
     if not is_cut_up(like):
         return on_device
@@ -84,9 +84,9 @@ def placed_as(tensor: Tensor, like: Tensor) -> Tensor:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
     """Write a safetensors file atomically; return the fingerprint of its bytes (ziggurat.system.files.fingerprint).
 
-    safetensors' own `save` holds the whole file in memory, twice over in version 0.8; here the tensors' memory goes to
-    the file as it is, and the interpreter's lock is free meanwhile, so that training goes on beside it. `metadata`
-    joins the header. Raises OSError when the file cannot be written; there is no trace of it then.
+    safetensors' own `save` holds the whole file in memory, twice over in version 0.8; here the tensors' memory is
+    written directly and the interpreter lock is released, so that training continues in the meantime. `metadata` is
+    added to the header. Raises OSError when the file cannot be written; then no trace of it remains.
     """
     digest = xxhash.xxh3_128()
     with atomic_file(path) as file:
@@ -107,7 +107,7 @@ def _blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Itera
         header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    # Filled up with blanks to a multiple of 8, so that the tensors behind the header are aligned.
+    # Padded with blanks to a multiple of 8, so that the tensors after the header are aligned.
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little")
     yield text
@@ -123,7 +123,7 @@ _SAID = re.compile(r"unable to (?:open|mmap|stat|read).*\((\d+)\)", re.DOTALL)
 
 @contextlib.contextmanager
 def system_errors() -> Iterator[None]:
-    """Context in which an error of the system that PyTorch puts into words, as it maps a file, is an OSError."""
+    """Context in which a system error that PyTorch reports as text while it maps a file becomes an OSError."""
     try:
         yield
     except RuntimeError as error:
@@ -175,9 +175,9 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Copy `tensors` into the model's parameters; `name` says in errors where they came from.
+    """Copy `tensors` into the model's parameters; Errors use `name` for their origin.
 
-    Raises CheckpointError listing the first parameter that is missing, unknown or of another shape.
+    Raises CheckpointError naming the first parameter that is missing, unknown or of another shape.
     """
     parameters = dict(model.named_parameters())
     _refuse_other_shapes(parameters, {key: tensor.shape for key, tensor in tensors.items()}, name)
@@ -201,7 +201,7 @@ def _refuse_other_shapes(parameters: Mapping[str, Tensor], shapes: Mapping[str, 
 
 
 def check_fit(config: ModelConfig, sizes: tuple[int, int], weights_file: Path) -> None:
-    """Compare a configuration with the header of its weights before a model is built, which takes its memory.
+    """Compare a configuration with the header of its weights before building a model, which takes memory.
 
     `sizes` are numbers of source and target tokens. Raises CheckpointError: they do not fit; the file cannot be read.
     """

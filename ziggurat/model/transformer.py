@@ -1,7 +1,7 @@
 """The Transformer (Vaswani et al. 2017): layers of sub-layers, each joined to the stream by its Residual, and stacks.
 
-A stack opens its input, passes it through the layers, and closes: `_open`, `_pass`, `_close`. Its history says what
-each layer reads and what the stack gives.
+A stack opens its input, passes it through the layers, and closes: `_open`, `_pass`, `_close`. Its history determines
+each layer's input and the stack's output.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from ziggurat.model.seq2seq import Memory, Recomputing, StepwiseDecoder
 from ziggurat.model.solver import RungeKutta
 
 View = TypeVar("View")
-"""All that a layer sees besides the stream: a SourceView (encoder), or a TargetView (decoder)."""
+"""Everything a layer sees besides the stream: a SourceView (encoder) or a TargetView (decoder)."""
 
 Reads = tuple[Tensor, Tensor, Tensor] | None
-"""Inputs of queries, keys and values of self-attention, where these are not the stream (MUDD)."""
+"""Inputs of queries, keys and values of self-attention if these are not the stream (MUDD)."""
 
 Sublayer = Callable[[Tensor, View, Reads], Tensor]
-"""(stream, view, reads) -> stream; what attends to the own sequence alone looks at `reads`."""
+"""(stream, view, reads) -> stream; only self-attention uses `reads`."""
 
 
 class SourceView(NamedTuple):
-    """All that an encoder layer sees besides the stream; the attributes are those of WholeTarget."""
+    """Everything an encoder layer sees besides the stream; the attributes are those of WholeTarget."""
 
     padding: Mask | None
     first: FirstValues | None = None
@@ -64,7 +64,8 @@ class TransformerLayer(nn.Module, Generic[View]):
     def sublayers(self) -> list[Sublayer[View]]:
         """Return the sub-layers in order, `_feed_forward` last.
 
-        A history may combine between them. Then none is given the input of the whole layer, which a bypass needs.
+        A history may combine between them. In that case none receives the input of the whole layer, which a bypass
+        needs.
         """
 
     def forward(self, x: Tensor, view: View, reads: Reads = None) -> Tensor:
@@ -75,7 +76,7 @@ class TransformerLayer(nn.Module, Generic[View]):
         return self._feed_forward(y, view, reads, bottom=x)
 
     def _feed_forward(self, x: Tensor, view: View, reads: Reads, bottom: Tensor | None = None) -> Tensor:
-        # The last sub-layer alone is given the layer's input, `bottom`: the residual kind `b2t` adds it there.
+        # Only the last sub-layer receives the layer's input, `bottom`, which the residual kind `b2t` adds there.
         return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), bottom)
 
 
@@ -103,9 +104,9 @@ class EncoderLayer(TransformerLayer[SourceView]):
 
 
 class DecoderLayerCache:
-    """The state of the live hypotheses that one decoder layer keeps between steps; its TargetView in a step.
+    """The state that one decoder layer keeps for the live hypotheses between steps; its TargetView in a step.
 
-    `own` is that of its attention to the target, `cross` to the memory. In `first` the first layer leaves its values of
+    `own` is the cache of its attention to the target, `cross` to the memory. `first` holds the first layer's values of
     the newest position, if there is a value residual.
     """
 
@@ -142,7 +143,7 @@ class AnyDecoderLayer(TransformerLayer[TargetView]):
     def start(
         self, live: LiveBeams, *, kept: KeptWeights | None = None, first: FirstValues | None = None
     ) -> DecoderLayerCache:
-        """Return the cache for the hypotheses of `live`; weights go to `kept`; `first` is that of all layers."""
+        """Return the cache for the hypotheses of `live`; weights go to `kept`; all layers share `first`."""
         own, _ = self.attentions()
         return DecoderLayerCache(own.start(live), LiveMemory(live, kept), first)
 
@@ -212,18 +213,18 @@ class MergedDecoderLayer(AnyDecoderLayer):
 
 @dataclass(frozen=True)
 class StackWiring:
-    """Everything of a stack but its layers.
+    """Everything in a stack except its layers.
 
     Attributes:
-        history: says what each layer reads.
-        entry_norm: on the stack's input.
-        final_norm: on its output.
+        history: determines each layer's input.
+        entry_norm: norm on the stack's input.
+        final_norm: norm on its output.
         streams: parallel residual streams (hyper-connections); None: the plain stream.
         end: merges the streams at the end; None: their sum.
-        split: the history acts between sub-layers, not between layers.
+        split: whether the history acts between sub-layers instead of layers.
         layer_drop: probability of skipping a layer in training (Fan et al. 2019).
-        owners: for each layer the lowest one that has its parameters, from 0; (): no two share any.
-        solver: makes the step that a layer is of the layer itself; None: the layer is the step.
+        owners: for each layer, the lowest layer that holds its parameters, from 0; (): no layers share parameters.
+        solver: makes a step from a layer; None: the layer is the step.
     """
 
     history: History
@@ -240,11 +241,11 @@ class StackWiring:
 def tie(layer: nn.Module, owner: nn.Module) -> None:
     """Give `layer` the parameters of `owner`: attention, feed-forward network and norms.
 
-    So the layers compute the same function, once more on what it gave: y_l = F(y_(l-1), theta_g(l)), with g(l) by turns
-    in a loop of layers (Li and Li 2021; Dehghani et al. 2019, section 2.1, but no halting and no step embeddings) or
-    equal in groups (Takase and Kiyono 2021, section 2, whose three orders are all lists of numbers here). Numbers that
-    depend on a layer's place, and a Residual's own parameters, such as ADMIN's omega, stay those of each layer: the
-    papers, whose residual connections have no parameters, leave this open. Of Li and Li only the abstract was at hand.
+    So the layers apply the same function repeatedly: y_l = F(y_(l-1), theta_g(l)). g(l) cycles in a loop of layers (Li
+    and Li 2021; Dehghani et al. 2019, section 2.1, without halting and step embeddings) or is equal in groups (Takase
+    and Kiyono 2021, section 2, whose three orders are all lists of numbers here). Numbers that depend on a layer's
+    position, and a Residual's own parameters, such as ADMIN's omega, stay separate for each layer: the papers, whose
+    residual connections have no parameters, leave this open. For Li and Li only the abstract was available.
     """
     for mine, its in zip(layer.modules(), owner.modules(), strict=True):
         if not isinstance(mine, Residual):
@@ -253,7 +254,7 @@ def tie(layer: nn.Module, owner: nn.Module) -> None:
 
 
 class _Passed(NamedTuple):
-    """The history after a run of layers, and, if asked for, what each layer has read and given, streams merged."""
+    """The history after a run of layers and, on request, the input and output of each layer, streams merged."""
 
     state: HistoryState
     read: list[Tensor]
@@ -280,9 +281,9 @@ class _Stack(Recomputing):
                 tie(self.layers[layer], self.layers[owner])
 
     def units(self) -> list[nn.Module]:
-        """See Recomputing; with a history between sub-layers these are called, and their layers are not.
+        """See Recomputing; with a history between sub-layers, the sub-layers are called instead of their layers.
 
-        Layers that share parameters, or are called several times, are only gathered together.
+        Layers that share parameters, or are called several times, can only be gathered together.
         """
         return [] if self.split or self.tied or self.solver is not None else super().units()
 
@@ -290,16 +291,16 @@ class _Stack(Recomputing):
         if self.entry_norm is not None:
             x = self.entry_norm(x)
         if self.streams is not None:
-            # Copied, so that the first layer sees the strides that the others see: one compiled graph for all.
+            # Copied, so that the first layer sees the same strides as the others and all share a compiled graph.
             x = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1]).contiguous()
         return self.history.start(x)
 
     def _through(self, module: nn.Module, state: HistoryState, view: View) -> tuple[HistoryState, Tensor]:
-        """Return the state after one more layer, and what that layer read."""
+        """Return the state after one more layer, and that layer's input."""
         layer = cast(TransformerLayer[View], module)
         units: Sequence[Sublayer[View]] = layer.sublayers() if self.split else [layer]
-        # LayerDrop: a skipped layer gives what it reads, so the history goes on as always. The draw is from the CPU's
-        # generator; asking the GPU's would wait for it.
+        # LayerDrop: a skipped layer returns its input, so the history continues as usual. The draw uses the CPU's
+        # generator, because the GPU's would require a wait.
         dropped = self.training and self.layer_drop > 0 and float(torch.rand(())) < self.layer_drop
         inputs = []
         for unit in units:
@@ -317,7 +318,7 @@ class _Stack(Recomputing):
     def _pass(
         self, layers: range, state: HistoryState, view: Callable[[int], View], read: bool = False, given: bool = False
     ) -> _Passed:
-        """Go through `layers`, each with its view; `read` and `given`: also return each layer's input and output."""
+        """Run `layers`, each with its view; `read` and `given`: also return each layer's input and output."""
         inputs, outputs = [], []
         for number in layers:
             state, x = self._through(self.layers[number], state, view(number))
@@ -344,8 +345,8 @@ class _Stack(Recomputing):
 class Encoder(_Stack):
     """A stack of encoder layers, bottom first; `transparent`: mixtures of all of them are the decoder's memory.
 
-    `hierarchy`: numbers p and M of the layers of its lower module and of the decoder, whose lowest p layers attend to
-    the output of that module, the others to the stack's (hierarchical attention: Wu et al. 2019).
+    `hierarchy`: the numbers of layers p of its lower module and M of the decoder, whose lowest p layers attend to the
+    output of that module, the others to the stack's output (hierarchical attention: Wu et al. 2019).
     """
 
     def __init__(
@@ -382,13 +383,13 @@ class Encoder(_Stack):
             return (whole,)
         below, readers = self.hierarchy
         lower = every[below - len(self.layers) - 1]
-        if self.final_norm is not None:  # that of the shallow model, which the grown stack ends with too
+        if self.final_norm is not None:  # the shallow model's norm, which also ends the grown stack
             lower = self.final_norm(lower)
         return (*[lower] * below, *[whole] * (readers - below))
 
 
 class DecoderCache:
-    """The decoder's caches between steps, one per layer; in `kept` one of them leaves its attention to the memory."""
+    """The decoder's caches between steps, one per layer; one of them stores its attention to the memory in `kept`."""
 
     def __init__(self, layers: list[DecoderLayerCache], kept: KeptWeights | None) -> None:
         self.layers = layers

@@ -1,6 +1,6 @@
-"""A translator that people and programs use over HTTP (docs/serve.md): `ziggurat serve`.
+"""A translation server for people and programs, over HTTP (docs/serve.md): `ziggurat serve`.
 
-`queue` orders lines fairly, `engine` translates those of one model in a separate thread, `pool` has the models, and
-`translation_request` makes of a request its lines, and of their translations an answer; `notices` words what was not
-translated in the ordinary way. The rest is HTTP.
+`queue` orders lines fairly, `engine` translates the lines of one model in a separate thread, and `pool` holds the
+models. `translation_request` turns a request into lines and their translations into an answer; `notices` words what
+needed special handling. The rest is HTTP.
 """

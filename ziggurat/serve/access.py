@@ -1,4 +1,4 @@
-"""Who may ask, and how much: API keys, of which only hashes are kept, and limits by key or address."""
+"""API keys, of which only hashes are stored, and limits per key or address."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _read(path: Path) -> list[_Key]:
 
 
 def _seen(path: Path) -> object:
-    """Return what changes when a file does; None where there is none."""
+    """Return a value that changes when the file does; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -52,18 +52,18 @@ def _seen(path: Path) -> object:
 
 
 def _hash(key: str) -> str:
-    # Keys are random numbers of 256 bits: what slows down guessing passwords would only slow down requests.
+    # Keys are random 256-bit numbers; slow hashing, which protects passwords, would only slow down requests.
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def new_key(path: Path, name: str) -> str:
-    """Make a key, add its hash to the file under `name`, and return it: it is shown once and kept nowhere.
+    """Create a key, add its hash to the file under `name`, and return it: it is shown once and never stored.
 
-    Raises ConfigError for a damaged file, or a name that it has already.
+    Raises ConfigError for a damaged file, or if the name is already taken.
     """
     keys = _read(path) if path.exists() else []
     if any(key.name == name for key in keys):
-        raise ConfigError(f"{path}: has a key called {name!r} already; remove its entry to replace it")
+        raise ConfigError(f"{path}: already has a key called {name!r}; remove its entry to replace it")
     key = secrets.token_urlsafe(32)
     entries = [entry.model_dump(exclude_none=True) for entry in [*keys, _Key(name=name, sha256=_hash(key))]]
     write_atomically(path, json.dumps({"keys": entries}, indent=1).encode() + b"\n")
@@ -71,10 +71,10 @@ def new_key(path: Path, name: str) -> str:
 
 
 class ConcurrencyLimit:
-    """A limit on what is held at the same time, of which one client may hold a part.
+    """A limit on the number of slots in use at a time, with a lower limit for each client.
 
     Args:
-        all_: how many there are.
+        all_: the number of slots.
         of_client: how many of them one client may hold.
     """
 
@@ -84,7 +84,7 @@ class ConcurrencyLimit:
 
     @contextmanager
     def held(self, client: str, refusal: str) -> Iterator[None]:
-        """Hold a place. Raises Refused (429) with the text of `refusal` where none is free for this client."""
+        """Hold a slot. Raises Refused (429) with the text of `refusal` if none is free for this client."""
         if self._held.total() >= self._all or self._held[client] >= self._of_client:
             raise Refused(429, refusal, {"Retry-After": "10"})
         self._held[client] += 1
@@ -100,11 +100,11 @@ class Access:
     """The keys and limits of a server.
 
     Args:
-        limits: of clients that have none of their own.
-        keys: file of keys; None: everybody may ask.
+        limits: limits of clients that have none of their own.
+        keys: file of keys; None: everybody may send requests.
         say: receives messages for the operator.
 
-    Raises ConfigError where the file cannot be read.
+    Raises ConfigError if the file cannot be read.
     """
 
     def __init__(
@@ -123,31 +123,31 @@ class Access:
         return self._keys is not None
 
     def account(self, client: str) -> str:
-        """Return under whose name something of a client is kept: its key's, or where none is needed everybody's."""
+        """Return the owner of what a client stores: the name of its key, or everybody if no key is needed."""
         return client if self.required else ""
 
     def refresh(self) -> None:
-        """Read the file of keys again if it has changed. While it is damaged or missing, the old keys hold."""
+        """Read the file of keys again if it has changed. While it is damaged or missing, the old keys stay valid."""
         if self._path is None or (seen := _seen(self._path)) == self._seen:
             return
         self._seen = seen
         try:
             self._keys = {key.sha256: key for key in _read(self._path)}
         except ConfigError as error:
-            self._say(f"the keys that were read before go on: {error}")
+            self._say(f"the keys that were read before stay valid: {error}")
             return
         self._say(f"{self._path}: keys read again, {len(self._keys):,} of them")
 
     def client(self, key: str | None, address: str, characters: int = 0) -> str:
-        """Return who asks: the name of the key, or the address; what is asked for counts against the limits.
+        """Return the client, the name of its key or its address, and count the request against its limits.
 
-        Raises Refused: no key (400) or a wrong one (403), as LibreTranslate says it; beyond a limit (429).
+        Raises Refused for a missing (400) or wrong key (403), worded as in LibreTranslate, or beyond a limit (429).
         """
         entry = None
         if self._keys is not None:
             if not key:
                 raise Refused(400, "Please contact the server operator to get an API key")
-            # The time of looking a hash up may tell of other hashes, from which no key follows.
+            # The time of a lookup may reveal other hashes, but no key can be derived from those.
             entry = self._keys.get(_hash(key))
             if entry is None:
                 raise Refused(403, "Invalid API key")
@@ -156,9 +156,9 @@ class Access:
         return client
 
     def holder(self, key: str | None, address: str) -> str:
-        """Return whose place somebody takes whose request is still coming: the key's, the address's, or a stranger's.
+        """Return the holder of a slot while its request is still arriving: a key, an address, or "strangers".
 
-        All who have not shown a valid key where one is needed are one stranger. Nothing is counted.
+        If a key is needed, all clients without a valid one count as one stranger. Nothing is counted against limits.
         """
         if self._keys is None:
             return f"address {address}"
@@ -166,9 +166,9 @@ class Access:
         return f"key {entry.name}" if entry else "strangers"
 
     def spend(self, client: str, characters: int) -> None:
-        """Count further characters of a client that has been let in, such as those of its document. Safe in any thread.
+        """Count further characters of an admitted client, such as those of its document. Thread-safe.
 
-        Raises Refused: beyond the limit at the moment (429), or for ever (413).
+        Raises Refused: beyond the limit for now (429) or for good (413).
         """
         keys = self._keys or {}
         entry = next((key for key in keys.values() if f"key {key.name}" == client), None)

@@ -69,7 +69,7 @@ _MODEL = record(
     {
         "status": text("", "cold", "ready", "failed"),
         "reason": text("why it failed"),
-        "version": text("of the files that the open model was read from"),
+        "version": text("version of the files that the open model was read from"),
     },
     optional=("reason", "version"),
 )
@@ -83,11 +83,11 @@ SPEC = Operation(SERVER, (), {"type": "object"})
 
 
 class Metrics:
-    """Counts of requests, and what the models have done, read when they are asked for; with the paths that tell them.
+    """Counts of requests and figures of the models, which are read on request; with the paths that serve them.
 
     Args:
         pool: the models.
-        token: without which /metrics answers nobody; None: it answers everybody.
+        token: token that /metrics requires; None: it answers everybody.
     """
 
     def __init__(self, pool: ModelPool, token: str | None) -> None:
@@ -102,7 +102,7 @@ class Metrics:
         self._registry.register(self)
 
     def seen(self, path: str, status: int, seconds: float) -> None:
-        """Count a request. `path` is a route's, never what a client sent: each new one is a separate series."""
+        """Count a request. `path` is a route's, not what the client sent: each new one is a separate series."""
         self._requests.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 
@@ -111,7 +111,7 @@ class Metrics:
         return [Described("/health", self.health, HEALTH), Described("/metrics", self.figures, FIGURES)]
 
     async def health(self, request: Request) -> Response:
-        """Say whether the server can translate, and how each model is."""
+        """Report whether the server can translate, and the state of each model."""
         models = {}
         for name, model in self._pool.models.items():
             state = model.engine.state
@@ -121,7 +121,7 @@ class Metrics:
         return JSONResponse({"status": "failed" if failed else "ok", "models": models}, 503 if failed else 200)
 
     async def figures(self, request: Request) -> Response:
-        """Give figures for Prometheus."""
+        """Return figures for Prometheus."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
         if self._token is not None and not hmac.compare_digest(given, self._token.encode()):
             raise Refused(401, "Unauthorized", {"WWW-Authenticate": "Bearer"})
@@ -152,19 +152,19 @@ class Metrics:
 
 
 BYTES_PER_SECOND = 10_000
-"""Bytes that a slow line carries in a second."""
+"""BYTES_PER_SECOND is the speed of a slow connection."""
 DISCARDED = 64 << 20
-"""Bytes of a refused request that are still read, and thrown away, so that the client sees why it was refused."""
+"""DISCARDED is how many bytes of a refused request are still read and discarded, so that the client sees the answer."""
 LINGER = 1.0
-"""Seconds in which this is done for clients that send slowly or break HTTP."""
+"""LINGER is how many seconds this may take for clients that send slowly or break HTTP."""
 
 _CLOSE = (b"connection", b"close")
 _SLASHES = re.compile("//+")
-_NAME = re.compile(rb"[A-Za-z0-9._-]{8,128}")  # of a request, that a log can hold
+_NAME = re.compile(rb"[A-Za-z0-9._-]{8,128}")  # request name that is safe in a log
 
 
 def answer(path: str, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error in the form of the interface whose path was asked for."""
+    """Return an error in the format of the interface that the path belongs to."""
     content = dialect_of(path).error(status, text)
     return JSONResponse(content, status, headers=dict(headers or {}))
 
@@ -174,24 +174,24 @@ class InFlight:
 
     def __init__(self) -> None:
         self.over = False
-        """True if the server refuses what it has not answered."""
+        """True if the server refuses every request that it has not answered."""
         self.tasks: set[asyncio.Task[object]] = set()
 
     def end(self) -> None:
-        """Refuse them all, and those that still come."""
+        """Refuse all of them, and all later ones."""
         self.over = True
         for task in self.tasks:
             task.cancel()
 
 
 class RequestLog:
-    """Middleware that names requests, counts them, and answers for faults and for the server's end.
+    """Middleware that names and counts requests, and answers for internal errors and during shutdown.
 
     Args:
-        app: what is asked.
-        metrics: where requests are counted.
-        routes: whose paths are told of in figures and logs; what clients send is not.
-        underway: where requests are that have no answer yet.
+        app: the application behind it.
+        metrics: counts the requests.
+        routes: routes whose paths appear in figures and logs; whatever clients send does not.
+        underway: the requests that have no answer yet.
         proxied: whether a proxy in front names requests (`X-Request-ID`).
         logged: whether each request is a line of the log.
         say: receives messages for the operator.
@@ -216,7 +216,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Base addresses often end in a slash, and paths begin with one: `//translate` is `/translate`.
+        # Base addresses often end in a slash and paths start with one, so `//translate` means `/translate`.
         scope = {**scope, "path": _SLASHES.sub("/", scope["path"])}
         began, status, task = time.perf_counter(), 0, asyncio.current_task()
         name = self._name(scope)
@@ -234,7 +234,7 @@ class RequestLog:
                     (b"x-content-type-options", b"nosniff"),
                 ]
                 if not any(key == b"cache-control" for key, _ in headers):
-                    headers.append((b"cache-control", b"no-store"))  # translations are nobody else's business
+                    headers.append((b"cache-control", b"no-store"))  # translations are private
                 message["headers"] = headers
             await send(message)
 
@@ -266,7 +266,7 @@ class RequestLog:
                 self._say(f"request {name}: {printable(scope['method'], 10)} {path} {status}, {1000 * seconds:.0f} ms")
 
     def _name(self, scope: Scope) -> str:
-        """Return the name of a request: the proxy's, so that its log and ours go together, or a random one."""
+        """Return the name of a request: the proxy's, so that its log and ours match, or a random one."""
         if self._proxied:
             for key, value in scope["headers"]:
                 if key == b"x-request-id" and _NAME.fullmatch(value):
@@ -275,28 +275,28 @@ class RequestLog:
 
 
 class SameOriginOnly:
-    """Middleware that keeps pages of other origins from what clients keep here, where no key does (403).
+    """Middleware that keeps pages of other origins away from stored data if no key protects it (403).
 
-    Translations are for pages of any origin (CORS). Glossaries are kept, and without keys they are everybody's who
-    reaches the port: any page that its user opens could read and delete them. Programs send no `Origin`. A page whose
-    own name leads to this machine (DNS rebinding) sends that name as `Host`: so only names count that nobody can have
-    elsewhere.
+    Pages of any origin may translate (CORS). Glossaries are stored, and without keys they belong to everybody who
+    reaches the port, so any page that a user of this machine opens could read and delete them. Programs send no
+    `Origin`. A page whose host name resolves to this machine (DNS rebinding) sends that name as `Host`, so the only
+    accepted names are those that cannot exist elsewhere.
 
     Args:
-        app: what is asked.
+        app: the application behind it.
         access: whether a key is needed.
-        path: beginning of the paths that are kept.
-        hosts: further names of the server; None: any, since a proxy in front sees to it.
+        path: prefix of the paths with stored data.
+        hosts: further names of the server; None: any, because a proxy in front checks them.
     """
 
     def __init__(self, app: ASGIApp, access: Access, path: str, hosts: Collection[str] | None) -> None:
         self._app, self._access, self._path, self._hosts = app, access, path, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on unless it comes from elsewhere."""
+        """Pass the request on unless it comes from another origin."""
         if scope["type"] == "http" and scope["path"].startswith(self._path) and not self._access.required:
             headers = dict(scope["headers"])
-            # Behind a proxy the scheme may be another than the page's.
+            # Behind a proxy the scheme may differ from the page's.
             origin, host = headers.get(b"origin", b"").lower().partition(b"://")[2], headers.get(b"host", b"").lower()
             if (b"origin" in headers and origin != host) or not self._is_own(host.decode("latin-1")):
                 text = "pages of other origins or host names need an API key for this, and this server has none"
@@ -305,7 +305,7 @@ class SameOriginOnly:
         await self._app(scope, receive, send)
 
     def _is_own(self, host: str) -> bool:
-        """Return whether a `Host` can only be this server: an address, a name without dots or a given one."""
+        """Return whether a `Host` can only be this server: an address, a name without dots, or a configured one."""
         name = re.sub(r":\d*$", "", host)
         try:
             ipaddress.ip_address(name.strip("[]"))
@@ -316,23 +316,23 @@ class SameOriginOnly:
 
 
 class BodyLimit:
-    """Middleware that refuses bodies beyond a number of bytes (413), or that come too slowly (408).
+    """Middleware that refuses bodies over a number of bytes (413), and bodies that arrive too slowly (408).
 
-    A body of two lengths (400) is refused too. Where an answer is ready before the body has come, what still comes is
-    thrown away for a while: a connection that is closed with something unread is reset, and the answer may be lost.
+    A body with two lengths is also refused (400). If an answer is ready before the body has arrived, the rest is
+    discarded for a while: closing a connection with unread data resets it, and the answer may be lost.
 
     Args:
-        app: what is asked.
-        most: bytes of a body.
-        of_path: bytes at paths for which another number holds.
-        seconds: in which a body must come, and one more for every 10,000 bytes of it that have.
+        app: the application behind it.
+        most: largest body in bytes.
+        of_path: largest bodies for paths with a different limit.
+        seconds: time in which a body must arrive, extended by one second per 10,000 bytes received.
     """
 
     def __init__(self, app: ASGIApp, most: int, of_path: Mapping[str, int], seconds: float) -> None:
         self._app, self._most, self._of_path, self._seconds = app, most, of_path, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, counting its bytes as they come."""
+        """Pass the request on, counting its bytes as they arrive."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -345,7 +345,7 @@ class BodyLimit:
         async def counted() -> Message:
             nonlocal size, complete, late
             try:
-                # After the body only the end of the connection can come, for which there is no hurry.
+                # After the body only the end of the connection can come, and there is no hurry for that.
                 async with asyncio.timeout_at(None if complete else end + size / BYTES_PER_SECOND):
                     message = await receive()
             except TimeoutError:
@@ -353,7 +353,7 @@ class BodyLimit:
                 raise Refused(408, "the request came too slowly") from None
             complete = not message.get("more_body", False)
             size += len(message.get("body", b""))
-            if size > most:  # a length that was declared may be a lie, so it is what comes that counts
+            if size > most:  # a declared length may be false, so the received bytes count
                 raise Refused(413, f"the request is larger than {most:,} bytes")
             return message
 
@@ -371,8 +371,8 @@ class BodyLimit:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         if headers.keys() >= {b"content-length", b"transfer-encoding"}:
-            # A proxy in front may believe the other one, and take what is hidden behind it for the next request
-            # (RFC 9112, 6.1).
+            # A proxy in front may trust the other one, and take what is hidden after it for the next request (RFC 9112,
+            # 6.1).
             refusal = answer(scope["path"], 400, "a length and chunks exclude each other", {"Connection": "close"})
             await refusal(scope, receive, answered)
             return
@@ -380,7 +380,7 @@ class BodyLimit:
 
 
 async def _discard(receive: Receive, seconds: float) -> None:
-    """Throw away the rest of a body, or as much of it as comes in time, at most DISCARDED bytes."""
+    """Discard the rest of a body, or as much as arrives in time, at most DISCARDED bytes."""
     end, size = asyncio.get_running_loop().time() + seconds, 0
     with contextlib.suppress(TimeoutError):
         while size < DISCARDED:
@@ -392,7 +392,7 @@ async def _discard(receive: Receive, seconds: float) -> None:
 
 
 CLOSING = 5.0
-"""Seconds for a step that is under way at the end, when nobody waits for its lines any more."""
+"""CLOSING is how many seconds a step may still take at the end, when nothing waits for its lines any more."""
 
 
 def build_app(
@@ -402,13 +402,13 @@ def build_app(
     glossaries: Glossaries,
     say: Callable[[str], object],
 ) -> Starlette:
-    """Return the application over what a server can do; the requests that it has are its `state.underway`.
+    """Return the application over a server's services; its `state.underway` holds the unanswered requests.
 
     Args:
-        config: what is answered, and to whom.
+        config: what is served, and to whom.
         translations: the models, with keys and limits.
-        documents: those that clients send.
-        glossaries: those that clients keep.
+        documents: documents that clients send.
+        glossaries: glossaries that clients store.
         say: receives messages for the operator.
     """
     limits, deepl = config.limits, DeepL(translations, glossaries)
@@ -429,7 +429,7 @@ def build_app(
         *metrics.routes(),
         Described("/spec", spec, SPEC),
     ]
-    # A form has more than its file: names, boundaries, a glossary.
+    # A form contains more than its file: names, boundaries, a glossary.
     uploads = [route.path for route in routes if route.operation.file]
     files = dict.fromkeys(uploads, limits.file_bytes + limits.body_bytes)
     underway, proxied = InFlight(), bool(config.proxies)
@@ -480,10 +480,10 @@ async def _lifespan(translations: Translations, documents: Documents, app: Starl
 
 
 async def _refresh(translations: Translations, documents: Documents) -> None:
-    """Look every second at the file of keys and at documents whose time is over, for as long as the server runs."""
+    """Check the file of keys and expired documents every second, for as long as the server runs."""
     while True:
         await asyncio.sleep(1.0)
-        with contextlib.suppress(Exception):  # whatever it is, the next second is another try
+        with contextlib.suppress(Exception):  # whatever happened, the next second is another try
             await translations.in_thread(translations.access.refresh)
             await documents.expire()
 
@@ -494,7 +494,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """Answer for what a translation ran into; a client learns what it can do about it."""
+    """Answer for an error during translation, with what the client can do about it."""
     if isinstance(error, QueueFull):
         return answer(request.url.path, 429, f"Slowdown: {error}", {"Retry-After": str(max(1, round(error.seconds)))})
     if isinstance(error, DeadlineExceeded):
@@ -505,7 +505,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _page(request: Request, error: Exception) -> Response:
-    """Answer for paths and methods that there are not: as a page, where LibreTranslate does; else as other errors."""
+    """Answer for unknown paths and methods: as a page if LibreTranslate does so, otherwise like other errors."""
     assert isinstance(error, HTTPException)
     if dialect_of(request.url.path) is not LIBRETRANSLATE:
         said = f"{error.detail}: GET /spec has all paths and methods"

@@ -1,7 +1,7 @@
-"""Documents that a server translates: a queue of files, their progress, and results that are kept for a while.
+"""Documents that a server translates: a queue of files, their progress, and results that are stored for a while.
 
-What a client sends lies in a folder of the server under a random name. Nothing that a client says becomes part of a
-path, and a client that has the random name, which cannot be guessed, may have the document.
+Clients' files are stored in a folder of the server under random names. Nothing sent by a client becomes part of a path.
+Any client that knows the random name, which cannot be guessed, may have the document.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ from ziggurat.system.small_files import read_bounded
 from ziggurat.system.staging import is_same, try_lock
 from ziggurat.translate.options import Terms
 
-UNKNOWN = "there is no such document, or its time is over"
+UNKNOWN = "there is no such document, or it has expired"
 _UNSAFE = regex.compile(r"[^A-Za-z0-9_-]++")
 _PLAIN = ("text/plain", "text/markdown")  # files that are text and little else
-_DETECTED = 2000  # characters by which the language of a document is detected
+_DETECTED = 2000  # characters used to detect a document's language
 
 
 @dataclass(eq=False)
 class Document:
-    """A document that waits, is translated or is done.
+    """A document that is waiting, being translated, done or failed.
 
     Attributes:
-        id: random; a client that has it may have the document.
+        id: random; any client that knows it may have the document.
         key: another random text, for an interface that asks for one.
-        client: who sent it.
-        name: as the client calls it, without folders; for people and for the kind, never a path.
+        client: the client that sent it.
+        name: its name at the client, without folders; for display and for the file kind, never a path.
         source, target: language codes; `auto` until it is detected.
         terms: a glossary.
-        protect: patterns of what must come through unchanged.
-        leave: keys whose text stays.
+        protect: patterns of text that must stay unchanged.
+        leave: keys whose text is not translated.
         status: `waiting`, `translating`, `done` or `failed`.
-        done, total: sentences that are translated, and that are known of.
-        characters: of the sentences, of which one that occurs again counts once.
-        error: why it failed.
-        tally: what came of the glossary.
-        notices: what was not translated in the ordinary way.
-        size: bytes that it takes in the folder.
+        done, total: sentences translated so far, and sentences known so far.
+        characters: characters of the sentences, counting repeated sentences once.
+        error: the reason of a failure.
+        tally: what became of the glossary's terms.
+        notices: counts of what needed special handling.
+        size: bytes that it takes up in the folder.
         ended: `time.monotonic()` when it was done or failed.
     """
 
@@ -95,7 +95,7 @@ class Document:
 
     @property
     def file_name(self) -> str:
-        """A name for the translated file: the random one, and what of the client's name is safe anywhere."""
+        """A name for the translated file: the random one, and the parts of the client's name that are safe anywhere."""
         return f"{self.id}.{self.translated_name}"
 
     @property
@@ -113,13 +113,13 @@ async def translated(
     config: DocumentsConfig,
     run: Run,
 ) -> bytes:
-    """Return a document's translation; `run` calls what takes long in a thread.
+    """Return a document's translation; `run` runs slow work in a thread.
 
-    Its characters count against the client's limit as soon as they are known. Raises DataError for a damaged, hostile
-    or too long document, Refused where no model translates its language or beyond the client's limit (429; 413 where
-    no minute has room for it), DeadlineExceeded after `config.seconds`, ModelFailed.
+    Its characters count against the client's limit as soon as they are known. Raises DataError for a document that is
+    damaged, hostile or too long; Refused if no model translates its language or it exceeds the client's limit (429, or
+    413 if it exceeds a whole minute's limit); DeadlineExceeded after `config.seconds`; ModelFailed.
     """
-    # Told before it is decoded: a character has four bytes at most.
+    # Checked before it is decoded: a character has at most four bytes.
     if document_kind(given.name).media_type in _PLAIN and len(content) > 4 * config.characters:
         raise DataError(f"{given.name}: {len(content):,} bytes are more than {config.characters:,} characters")
     limits = Limits(size=server.limits.file_bytes, unpacked=config.unpacked_bytes, pieces=config.pieces)
@@ -157,7 +157,7 @@ async def translated(
 
 
 def _bounded(name: str, config: DocumentsConfig) -> Callable[[Sequence[str]], None]:
-    """Return what takes a document's paragraphs before they are cut, and raises DataError beyond its limits."""
+    """Return a function that checks a document's unsplit paragraphs and raises DataError beyond its limits."""
     most = {"characters": config.characters, "paragraphs, cells, strings or lines": config.paragraphs}
     found: Counter[str] = Counter()
 
@@ -188,7 +188,7 @@ def _beginning(given: Document, content: bytes, limits: Limits) -> str:
 
 
 class _EnoughError(Exception):
-    """Enough of a document is known."""
+    """Enough of a document has been read."""
 
 
 _PREFIX, _LOCK = "ziggurat-documents-", "lock"
@@ -198,8 +198,8 @@ class Documents:
     """The documents of a server.
 
     Args:
-        translations: what the server can do.
-        config: limits, and where files are kept.
+        translations: the server's models.
+        config: limits, and the folder for files.
         say: receives messages for the operator.
     """
 
@@ -211,10 +211,10 @@ class Documents:
         self._turns = asyncio.Semaphore(config.at_once)
         self._uploads = ConcurrencyLimit(config.uploads, config.uploads_of_client)
 
-    # What is kept
+    # Storage
 
     def open(self) -> None:
-        """Make the folder, and remove those of servers that were killed. Raises OSError where it cannot be made."""
+        """Create the folder, and remove those of killed servers. Raises OSError if it cannot be created."""
         parent = Path(tempfile.gettempdir() if self.config.folder is None else self.config.folder).expanduser()
         _sweep(parent)
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # for this user alone
@@ -231,7 +231,7 @@ class Documents:
             os.close(former)
 
     async def close(self) -> None:
-        """Give up what is not done, and remove everything."""
+        """Abandon unfinished documents, and remove everything."""
         for each in list(self._known.values()):
             await self.remove(each)
         if self._folder is not None:
@@ -239,7 +239,7 @@ class Documents:
             os.close(self._lock)
 
     def get(self, name: str) -> Document:
-        """Return a document. Raises Refused (404) where there is none, or its time is over."""
+        """Return a document. Raises Refused (404) if there is none, or it has expired."""
         found = self._known.get(name)
         if found is None:
             raise Refused(404, UNKNOWN)
@@ -253,12 +253,12 @@ class Documents:
                 await self.remove(each)
 
     async def remove(self, given: Document) -> None:
-        """Remove a document; one that is not done leaves the queue."""
+        """Remove a document; an unfinished one leaves the queue."""
         self._known.pop(given.id, None)
         try:
             if given.task is not None:
                 given.task.cancel()
-                await asyncio.wait([given.task])  # awaited itself, it would hide that this one is cancelled, too
+                await asyncio.wait([given.task])  # awaiting it directly would hide that this task is cancelled, too
         finally:
             await asyncio.to_thread(self._unlink, given)
 
@@ -271,22 +271,22 @@ class Documents:
         return self._folder / f"{given.id}.{kind}"
 
     def opened(self, given: Document) -> BinaryIO:
-        """Return the translated file, open; a document that is removed meanwhile can still be read."""
+        """Return the translated file, open; it stays readable if the document is removed in the meantime."""
         try:
             return self._path(given, "out").open("rb")
         except FileNotFoundError:
             raise Refused(404, UNKNOWN) from None
 
-    # Coming in
+    # Receiving
 
     @contextlib.asynccontextmanager
     async def uploading(
         self, request: Request, operation: Operation, disabled: str
     ) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
-        """Receive a form with a file, in one of the places for these; yield its other fields and the file.
+        """Receive a form with a file, in an upload slot; yield its other fields and the file.
 
-        Raises Refused: no documents are taken (403, with the text of `disabled`), no place is free (429), it came too
-        slowly (408), and as `operation.upload`.
+        Raises Refused: documents are disabled (403, with the text of `disabled`), no slot is free (429), the file
+        arrived too slowly (408), and as `operation.upload` does.
         """
         if not self.config.enabled:
             raise Refused(403, disabled)
@@ -298,15 +298,15 @@ class Documents:
                 raise Refused(408, "the file did not come in time", {"Connection": "close"}) from None
 
     async def submit(self, given: Document, file: BinaryIO) -> Document:
-        """Let a document wait, whose file is read now.
+        """Queue a document; its file is read now.
 
-        Raises Refused: no room (429), or a file that is too large (413); DataError for a kind that is not known.
+        Raises Refused: no room (429), or the file is too large (413); DataError for an unknown kind of file.
         """
         document_kind(given.name)
         waiting = [each.client for each in self._known.values() if not each.ended]
         if len(waiting) >= self.config.waiting or waiting.count(given.client) >= self.config.waiting_of_client:
             raise Refused(429, "Slowdown: too many documents wait; try again later", {"Retry-After": "60"})
-        self._known[given.id] = given  # from here on it counts
+        self._known[given.id] = given  # from here on it counts against the limits
         try:
             self._reopen()
             given.size = await asyncio.to_thread(self._store, given, file)
@@ -334,15 +334,15 @@ class Documents:
         self._unless_removed(given)
 
     def _unless_removed(self, given: Document) -> None:
-        """Leave nothing of a document that was removed while a thread wrote to it: a thread cannot be cancelled."""
+        """Delete the files of a document that was removed while a thread wrote to it: threads cannot be cancelled."""
         if given.id not in self._known:
             self._unlink(given)
 
     async def _make_room(self, given: Document) -> None:
         """Remove a client's oldest results until everything fits.
 
-        Raises Refused where that is not enough, and then nothing is removed: 413 for a document that would never fit,
-        429 while others take the room.
+        Raises Refused if that is not enough, and then removes nothing: 413 for a document that would never fit, 429
+        while documents of other clients take the room.
         """
         most = self.config.total_bytes
         if given.size > most:
@@ -353,10 +353,10 @@ class Documents:
                 raise Refused(429, "Slowdown: no room for more documents; try again later", {"Retry-After": "60"})
             await self.remove(min(own, key=lambda each: each.ended))
 
-    # Being translated
+    # Translating
 
     async def _translate(self, given: Document) -> None:
-        """Translate a document when its turn comes; what comes of it is in its attributes."""
+        """Translate a document when its turn comes; the outcome is in its attributes."""
         try:
             await self._turns.acquire()
             threads = _Threads()
@@ -375,7 +375,7 @@ class Documents:
             given.status = "done"
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # whatever one document does, the others go on
+        except Exception as error:  # an error in one document must not stop the others
             given.status, given.error = "failed", error
             if not isinstance(error, (ZigguratError, Refused)):
                 given.error, said = failure(error)
@@ -385,9 +385,9 @@ class Documents:
 
 
 class _Threads:
-    """The threads of one document, which no event loop waits for: they go on when the document is given up.
+    """The threads of one document, which the event loop does not wait for: they run on if the document is abandoned.
 
-    Python waits for the threads of an executor, and a large document may take one a minute.
+    Python waits for the threads of an executor, and a large document may occupy one for a minute.
     """
 
     def __init__(self) -> None:
@@ -395,12 +395,12 @@ class _Threads:
         self._last: Callable[[], object] | None = None
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """Return the result of `work`, done in a thread that does not keep the process from ending."""
+        """Return the result of `work`, run in a thread that does not keep the process from ending."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
         def finish(put: Callable[[], None]) -> None:
-            if not future.done():  # else nobody waits for it any more
+            if not future.done():  # otherwise nothing waits for it any more
                 put()
             self._running -= 1
             self._end()
@@ -419,7 +419,7 @@ class _Threads:
         return await future
 
     def then(self, last: Callable[[], object]) -> None:
-        """Call `last` as soon as no thread is running: until then it takes memory and computing time."""
+        """Call `last` as soon as no thread is running; until then it takes up memory and computing time."""
         self._last = last
         self._end()
 
@@ -430,11 +430,11 @@ class _Threads:
 
 
 def _locked(folder: Path) -> int:
-    """Return the descriptor of a new lock file, which the kernel unlocks when this process ends, however it ends."""
+    """Return the descriptor of a new lock file, which the kernel unlocks when this process ends, for any reason."""
     descriptor, name = tempfile.mkstemp(dir=folder)
-    with contextlib.suppress(OSError):  # no locks here, so nobody else can lock it and remove the folder either
+    with contextlib.suppress(OSError):  # no locks here, so no other server can lock it and remove the folder either
         try_lock(descriptor)
-    os.replace(name, folder / _LOCK)  # now that it is locked it can be found
+    os.replace(name, folder / _LOCK)  # made visible only now that it is locked
     return descriptor
 
 
@@ -451,14 +451,14 @@ def _is_own(folder: Path) -> bool:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the folders in `parent` of servers of this user that are gone: those whose lock nobody holds."""
+    """Remove the folders in `parent` that dead servers of this user left behind: those whose lock is free."""
     for folder in parent.glob(f"{_PREFIX}*"):
         lock = folder / _LOCK
         try:
             if not _is_own(folder):
                 continue
             descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # no lock yet: a server makes it at this moment
+        except OSError:  # no lock yet: a server is creating it right now
             continue
         try:
             if try_lock(descriptor) and is_same(lock, descriptor):

@@ -1,7 +1,7 @@
-"""The thread that translates the lines of one model, of all requests together: in a search that they join, or at once.
+"""The thread that translates the lines of one model for all requests: in a shared running search, or batch by batch.
 
-With PyTorch lines join the search that is running; CTranslate2 gets whole batches, and so does the constrained search,
-whose size depends on the phrases.
+With PyTorch, lines join the running search. CTranslate2 gets whole batches, and so does the constrained search, whose
+size depends on the phrases.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
 
 CONSTRAINED = 8
-"""Most lines of a constrained search: its candidates are compared with each other, by the square of their number."""
+"""CONSTRAINED is the most lines of a constrained search, whose cost grows with the square of its candidates."""
 
 
 class LineBatch:
-    """Lines under way in one search, by ticket.
+    """Lines in one running search, by ticket.
 
-    They join it while it runs, token by token; by CTranslate2, with phrases or by next word, they are translated
-    together in one step.
+    They join it while it runs, token by token. With CTranslate2, phrases or next words, they are translated together in
+    one step.
 
     Args:
-        translator: by which.
-        options: those of the first line; what is shared of them holds for all (`TranslateOptions.key`).
+        translator: translates the lines.
+        options: those of the first line; their shared part (`TranslateOptions.key`) holds for all lines.
         slots: most lines at a time.
 
-    Raises ConfigError where the translator cannot do what is asked.
+    Raises ConfigError if the translator cannot do what is requested.
     """
 
     def __init__(self, translator: TextTranslator, options: TranslateOptions, slots: int) -> None:
         one_by_one = bool(options.prefix) and not translator.own_search
-        few = options.constrained or options.next_words or one_by_one  # others wait while these are searched for
+        few = options.constrained or options.next_words or one_by_one  # other lines wait during such a search
         self.slots = min(slots, CONSTRAINED) if few else slots
         self.lines: dict[int, QueuedLine] = {}
         self._translator, self._options, self._tickets = translator, options, count()
@@ -58,14 +58,14 @@ class LineBatch:
                     "an exported model cannot search for soft terms; ask for them with `mode: hard`, or serve the "
                     "model that was exported"
                 )
-            translator.translate([], options, constraints=[])  # a shortlist forbids it
+            translator.translate([], options, constraints=[])  # fails with a shortlist
         if translator.own_search and not few:
             from ziggurat.translate.call import ContinuousTranslation
 
             self._running = ContinuousTranslation(cast("Translator", translator), options, slots=slots)
 
     def add(self, line: QueuedLine) -> None:
-        """Let a line join. Raises ZigguratError for one that cannot be translated."""
+        """Add a line. Raises ZigguratError for one that cannot be translated."""
         running = self._running
         ticket = next(self._tickets) if running is None else running.add(line.text, line.options.prefix)
         self.lines[ticket] = line
@@ -83,7 +83,7 @@ class LineBatch:
             self._running.cancel(tickets)
 
     def step(self) -> dict[int, Translation]:
-        """Continue; return what is done, by ticket; these lines stay. Those at fault get an error and leave."""
+        """Continue; return finished translations by ticket; their lines stay. Failed lines get an error and leave."""
         if self._running is not None:
             return self._running.step()
         done = dict[int, Translation]()
@@ -95,14 +95,14 @@ class LineBatch:
             except ZigguratError as error:
                 if len(tickets) == 1:
                     self.lines.pop(tickets[0]).finish(error)
-                else:  # one by one: only a line at fault gets the error, since others are of other clients
+                else:  # one by one, so that only the faulty line gets the error: others belong to other clients
                     groups.extend([ticket] for ticket in tickets)
         return done
 
     def _found(self, lines: list[QueuedLine]) -> list[Translation]:
         """Return the translation of each line.
 
-        Raises ZigguratError for one at fault, DeadlineExceeded where nobody waits.
+        Raises ZigguratError for a faulty one, DeadlineExceeded if no client waits any more.
         """
         columns: dict[str, Any] = {}
         if self._options.prefix:
@@ -117,42 +117,42 @@ class LineBatch:
 
 
 def _refuse_unwanted(lines: Sequence[QueuedLine]) -> None:
-    """Raise DeadlineExceeded where all lines are cancelled or late; called before each step of a search."""
+    """Raise DeadlineExceeded if all lines are cancelled or late; called before each step of a search."""
     now = time.monotonic()
     if all(line.cancelled or now > line.deadline for line in lines):
         raise DeadlineExceeded("the deadline passed while the line was translated")
 
 
 SLOTS = 64
-"""Most lines in a search at a time; half as many each time that memory runs out."""
+"""SLOTS is the most lines in a search at a time; it is halved each time that memory runs out."""
 _PATIENCE = 0.5
-"""Seconds that a line with other options waits before no more lines join the search that keeps it out."""
+"""_PATIENCE is how many seconds a line with other options waits before the running search stops taking new lines."""
 _COLLECT = 0.003
-"""Seconds in which lines for CTranslate2 are collected: those of one burst of requests make one batch."""
+"""_COLLECT is how many seconds lines for CTranslate2 are collected, so that a burst of requests makes one batch."""
 _RETRY = (1.0, 60.0)
-"""Seconds after which a model that could not be opened is tried again: at first, and at most."""
+"""_RETRY are the seconds after which opening a model is tried again: at first, and at most."""
 _LOST = 3
-"""Failures without a translation between after which a model has failed: a GPU's error lasts as long as its process."""
+"""_LOST is how many failures in a row make a model fail: a GPU's error lasts as long as its process."""
 _CHANGED = 2.0
-"""Seconds between two looks at whether the files of a model have changed."""
+"""_CHANGED is how many seconds pass between checks of whether a model's files have changed."""
 _FAILED = "failed while it translated"
 
 _COMPUTING = FairLock()
-"""Held for a step: models that compute at the same time would share the same cores, each more slowly."""
+"""_COMPUTING is held during a step, because models that compute at the same time slow each other down."""
 
 
-class ModelFailed(ZigguratError):  # noqa: N818 - a state that a client is told
+class ModelFailed(ZigguratError):  # noqa: N818 - a state reported to clients
     """The model could not be opened, or failed while it translated."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model that is open.
+    """An open model.
 
     Attributes:
-        translator: by PyTorch or CTranslate2.
+        translator: a PyTorch or CTranslate2 translator.
         version: changes when the files do.
-        aligned: whether it tells alignments; where it does not, text with tags is translated without.
+        aligned: whether it gives alignments; if not, text with tags is translated without them.
     """
 
     translator: TextTranslator
@@ -173,19 +173,19 @@ class EngineState:
     reloads: int = 0
     failures: int = 0
     aligned: bool | None = None
-    """True if the open model tells alignments; None: it was not opened yet."""
+    """True if the open model gives alignments; None: it was not opened yet."""
     last_used: float = field(default_factory=time.monotonic)
 
 
 class Engine:
-    """A model with its queue, in a separate thread that opens it when the first line comes.
+    """A model with its queue, in a separate thread that opens it when the first line arrives.
 
     Args:
-        name: for messages and figures.
+        name: its name in messages and figures.
         opening: opens the model, in the engine's thread; called again when its files have changed.
-        version: returns what changes when the files of the model do; raises ZigguratError while they are not whole.
+        version: returns a value that changes when the model's files do; raises ZigguratError while they are incomplete.
         queue: the lines.
-        say: receives what an operator should know, such as that a model was loaded again.
+        say: receives messages for the operator, such as that a model was reloaded.
         closed: called when the model has been closed.
     """
 
@@ -214,22 +214,22 @@ class Engine:
     @property
     def version(self) -> object:
         """The version of the files that the open model was read from; None: it is not open."""
-        opened = self._opened  # read once: the thread of the engine may close it meanwhile
+        opened = self._opened  # read once: the engine's thread may close it in the meantime
         return None if opened is None else opened.version
 
     @property
     def busy(self) -> bool:
-        """True if lines wait or are under way."""
+        """True if lines are waiting or being translated."""
         return len(self.queue) > 0 or self._batch is not None
 
     def unload(self) -> None:
-        """Close the model once no line waits or is under way; the next one opens it again."""
+        """Close the model once no line is waiting or being translated; the next line opens it again."""
         with self.queue.changed:
             self._unload = True
             self.queue.changed.notify_all()
 
     def close(self, seconds: float) -> bool:
-        """Translate what waits, then end the thread; return whether it ended within `seconds`."""
+        """Translate the waiting lines, then end the thread; return whether it ended within `seconds`."""
         with self.queue.changed:
             self._closing, self.queue.closed = True, ModelFailed("the server is shutting down")
             self.queue.changed.notify_all()
@@ -247,11 +247,11 @@ class Engine:
                     return
             try:
                 self._turn()
-            except Exception as error:  # whatever one model does, its thread and the other models go on
+            except Exception as error:  # an error must not stop the thread or the other models
                 self._failed(error)
 
     def _turn(self) -> None:
-        """Admit lines, take one step, hand over what is done."""
+        """Admit lines, take one step, and deliver finished translations."""
         self._look()
         if self._batch is None:
             if self.queue.first() is None:
@@ -293,7 +293,7 @@ class Engine:
     def _ready(self) -> bool:
         """Open the model, again if its files have changed; return whether it can translate.
 
-        What waits fails with the reason where it cannot.
+        If it cannot, all waiting lines fail with the reason.
         """
         if self._opened is not None:
             if self._stale:
@@ -308,40 +308,40 @@ class Engine:
         except Exception:
             self._retry_at, self._retry = now + self._retry, min(2 * self._retry, _RETRY[1])
             raise
-        # What an open model is made of is never garbage: collections need not look at it.
+        # The objects of an open model are never garbage, so collections need not scan them.
         gc.collect()
         gc.freeze()
-        if self._in_a_row < _LOST:  # else its first translation tells
+        if self._in_a_row < _LOST:  # otherwise its first translation decides
             self.state.status, self.state.reason = "ready", ""
         self._retry, self._slots, self.state.aligned = _RETRY[0], SLOTS, self._opened.aligned
         return True
 
     def _look(self) -> None:
-        """See from time to time whether the files of the open model have changed."""
+        """Check now and then whether the files of the open model have changed."""
         now = time.monotonic()
         if self._opened is not None and not self._stale and now - self._looked > _CHANGED:
             self._looked = now
-            with contextlib.suppress(ZigguratError, OSError):  # being replaced at this moment
+            with contextlib.suppress(ZigguratError, OSError):  # being replaced right now
                 self._stale = self._version() != self._opened.version
 
     def _reload(self, old: Opened) -> None:
-        """Open the model again; the old one goes on where its files are not whole yet."""
+        """Open the model again; the old one stays in use if its files are incomplete."""
         self._stale, self._looked = False, time.monotonic()
         version: object = None
         try:
             version = self._version()
             self._opened = self._opening()
-        except Exception as error:  # half-written, or too large beside the old one
-            # Not tried again before the files change once more: each trial drains the search.
+        except Exception as error:  # half-written, or too large while the old one is open
+            # Not tried again before the files change once more, because each attempt drains the search.
             self._opened = replace(old, version=version)
-            self._say(f"{self.name}: its files have changed, but cannot be opened, the old ones go on: {error}")
+            self._say(f"{self.name}: its files have changed, but cannot be opened; the old ones stay in use: {error}")
             return
         self.state.aligned = self._opened.aligned
         self.state.reloads += 1
-        self._say(f"{self.name}: loaded again, since its files have changed")
+        self._say(f"{self.name}: reloaded, because its files have changed")
 
     def _begin(self) -> None:
-        """Begin a search with the options of the line whose turn it is."""
+        """Start a search with the options of the line whose turn it is."""
         first = self.queue.first()
         if first is None or self._opened is None:
             return
@@ -349,15 +349,15 @@ class Engine:
         if not translator.own_search:
             time.sleep(_COLLECT)
         try:
-            # Where the translator tells no alignments, the translations have none.
+            # If the translator gives no alignments, the translations have none.
             aligned = self._options.alignments and self._opened.aligned
             self._batch = LineBatch(translator, replace(self._options, alignments=aligned), self._slots)
-        except ZigguratError as error:  # what its request asks for
+        except ZigguratError as error:  # caused by the options of its request
             if (taken := self.queue.take(self._options)) is not None:
                 taken.finish(error)
 
     def _admit(self) -> None:
-        """Let lines that wait join, and those leave that nobody wants any more."""
+        """Let waiting lines join, and remove those that no client waits for any more."""
         batch = self._batch
         assert batch is not None
         now = time.monotonic()
@@ -375,16 +375,16 @@ class Engine:
         while room > 0 and (taken := self.queue.take(self._options)) is not None:
             try:
                 batch.add(taken)
-            except ZigguratError as error:  # this line's own fault
+            except ZigguratError as error:  # caused by this line
                 taken.finish(error)
                 continue
-            except Exception:  # it is in no queue and no batch now
+            except Exception:  # it is now in neither the queue nor a batch
                 taken.finish(ModelFailed(f"{self.name}: {_FAILED}"))
                 raise
             room -= 1
 
     def _failed(self, error: Exception) -> None:
-        """Let the lines fail that were under way, or all if the model is not open; close one that fails each time."""
+        """Let the running lines fail, or all lines if the model is not open; close a model that fails every time."""
         what, told = _FAILED, _FAILED
         if self._opened is None:
             what, told = "could not be opened", "could not be opened; the server's log has the reason"
@@ -394,7 +394,7 @@ class Engine:
         else:
             self._in_a_row += 1
             if self._in_a_row >= _LOST:
-                what = told = f"{_FAILED}, {self._in_a_row} times without a translation between; it will be opened anew"
+                what = told = f"{_FAILED}, {self._in_a_row} times without a translation in between; it will be reopened"
                 self._opened, self._retry_at = None, time.monotonic() + self._retry
                 self._closed()
         if self._opened is None:
@@ -406,5 +406,5 @@ class Engine:
         self._batch, self.state.live = None, 0
         for line in lines:
             line.finish(why)
-        if not lines:  # it cannot even begin: the clients would wait for ever
+        if not lines:  # it cannot even start: the clients would wait forever
             self.queue.clear(why)

@@ -1,4 +1,4 @@
-"""Glossaries that clients send, or keep on the server, in a file where one is configured."""
+"""Glossaries that clients send, or store on the server, in a file if one is configured."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from ziggurat.system.small_files import MAX_BYTES, JsonForm, read_json
 from ziggurat.translate.options import Term, Terms
 
 MOST_GLOSSARIES = 1000
-"""Glossaries of one client; and of a server without keys."""
+"""MOST_GLOSSARIES is the limit for one client, or for a server without keys."""
 MOST_ENTRIES = 10_000
-"""Terms of a glossary."""
+"""MOST_ENTRIES is the limit of terms in one glossary."""
 
 
 class Glossary(JsonForm):
-    """A glossary. Raises DataError for entries that are no terms."""
+    """A glossary. Raises DataError for invalid entries."""
 
     id: str = Field(pattern="^[0-9a-f-]{36}$")
     """Random."""
     owner: str = Field(max_length=200)
-    """Name of the key that may use it; empty: everybody may."""
+    """Name of the key that may use it; empty: everyone may."""
     name: str = Field(min_length=1, max_length=1000)
-    """Name that its owner gave it."""
+    """Name given by its owner."""
     source: str = Field(max_length=50)
     target: str = Field(max_length=50)
     created: float = Field(ge=0, le=1e12)
@@ -50,12 +50,12 @@ class Glossary(JsonForm):
 
     @cached_property
     def soft(self) -> Terms:
-        """Its terms, left to the search."""
+        """Its terms as soft terms, left to the search."""
         return Terms(Term(source, target) for source, target in self.entries)
 
     @cached_property
     def hard(self) -> Terms:
-        """Its terms, letter by letter."""
+        """Its terms as hard terms, reproduced letter by letter."""
         return Terms(Term(source, target, "hard") for source, target in self.entries)
 
 
@@ -64,10 +64,10 @@ class _File(JsonForm):
 
 
 class Glossaries:
-    """The glossaries of a server. Safe between threads.
+    """The glossaries of a server. Thread-safe.
 
     Args:
-        path: the file; None: they are forgotten when the server ends.
+        path: the file; None: they are lost when the server ends.
 
     Raises ConfigError for a damaged file.
     """
@@ -81,12 +81,12 @@ class Glossaries:
             stored = read_json(path, _File, error=ConfigError, remedy="remove it, or name another file").glossaries
             self._known = {each.id: each for each in stored}
         except FileNotFoundError:
-            self._keep({})  # now, so that a folder that cannot be written to is reported at once
+            self._keep({})  # now, so that an unwritable folder is reported at once
         except DataError as error:
             raise ConfigError(f"{path}: {error}") from None
 
     def add(self, owner: str, name: str, source: str, target: str, entries: list[tuple[str, str]]) -> Glossary:
-        """Keep a glossary. Raises DataError for terms that are none, Refused where there are too many."""
+        """Store a glossary. Raises DataError for invalid terms, Refused if there are too many."""
         made = Glossary(
             id=str(uuid.uuid4()),
             owner=owner,
@@ -103,28 +103,28 @@ class Glossaries:
         return made
 
     def get(self, owner: str, name: str) -> Glossary:
-        """Return a glossary. Raises Refused (404) where its owner has none of this id."""
+        """Return a glossary. Raises Refused (404) if its owner has none with this id."""
         found = self._known.get(name)
         if found is None or found.owner != owner:
             raise Refused(404, "Not found, glossary does not exist.")
         return found
 
     def of(self, owner: str) -> list[Glossary]:
-        """Return the glossaries of an owner, the oldest first."""
-        with self._lock:  # others may add some meanwhile
+        """Return the glossaries of an owner, oldest first."""
+        with self._lock:  # other threads may add some in the meantime
             own = [each for each in self._known.values() if each.owner == owner]
         return sorted(own, key=lambda each: each.created)
 
     def remove(self, owner: str, name: str) -> None:
-        """Forget a glossary. Raises Refused (404)."""
+        """Delete a glossary. Raises Refused (404)."""
         with self._lock:
             gone = self.get(owner, name)
             self._keep({each.id: each for each in self._known.values() if each is not gone})
 
     def _keep(self, known: dict[str, Glossary]) -> None:
-        """Replace the glossaries by these, in the file as well if there is one.
+        """Replace all glossaries by these, and rewrite the file if there is one.
 
-        Raises Refused (456) where all are too large together, or OSError; then nothing has changed.
+        Raises Refused (456) if they are too large together, or OSError; then nothing has changed.
         """
         stored = [each.model_dump() for each in known.values()]
         content = json.dumps({"glossaries": stored}, ensure_ascii=False).encode() + b"\n"
@@ -139,12 +139,12 @@ _LINE_END = re.compile(r"\r\n?|\n")
 
 
 def read_entries(text: str, kind: str, languages: tuple[str, str]) -> list[tuple[str, str]]:
-    """Return the entries of a glossary of these languages in text of the format `tsv` or `csv`.
+    """Return the entries of a glossary for these languages from text in the format `tsv` or `csv`.
 
-    Raises Refused (400) for another format, no entries, too many, or a line with another number of columns: two, or in
-    CSV four, of which the last two are the languages.
+    Raises Refused (400) for another format, no entries, too many entries, or a line with a wrong number of columns. It
+    needs two, or in CSV four, of which the last two are the languages.
     """
-    text = text.removeprefix("\ufeff")  # of the file that it was
+    text = text.removeprefix("\ufeff")  # a file's byte order mark
     if kind == "tsv":
         rows = [line.split("\t") for line in _LINE_END.split(text) if line.strip()]
     elif kind == "csv":
@@ -167,7 +167,7 @@ def read_entries(text: str, kind: str, languages: tuple[str, str]) -> list[tuple
 
 
 class Entry(NamedTuple):
-    """A term of a request's glossary; without a mode, it is as the model can."""
+    """A term in a request's glossary; without a mode, the model's best one is used."""
 
     source: str
     target: str
@@ -175,9 +175,9 @@ class Entry(NamedTuple):
 
 
 def entries_of(given: Any, most: int) -> list[Entry]:
-    """Return a glossary as requests have it: a list of objects, or an object of source and target terms; may be empty.
+    """Return a glossary from a request: a list of objects, or an object of source and target terms; may be empty.
 
-    Raises Refused: something else (400), or more than `most` terms (413).
+    Raises Refused for anything else (400), or for more than `most` terms (413).
     """
     if given is None or given in ("", [], {}):
         return []

@@ -1,7 +1,7 @@
-"""Notices: what of a text or document was not translated in the ordinary way, in words for people and as data.
+"""Notices: which parts of a text or document needed special handling, in words for people and as data.
 
-Works on texts count some (ziggurat.serve.text.sentences.Result), translators others (ziggurat.translate.results), each
-by the same kinds. The command line prints them, and answers of a server hold them.
+Some are counted while texts are processed (ziggurat.serve.text.sentences.Result), others by translators
+(ziggurat.translate.results). The command line prints them, and responses of a server include them.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from ziggurat.translate.results import Notices
 
 KINDS = {
     "unaligned": "translated by segments for lack of an alignment",
-    "protected_again": "translated again since something was missing",
-    "not_parsed": "messages left as they are, since they could not be parsed",
+    "protected_again": "translated again because something was missing",
+    "not_parsed": "messages left as they are, because they could not be parsed",
     "endings_kept": "endings of ordinals left as they are",
-    "empty": "sentences left as they are, since their translation was empty",
+    "empty": "sentences left as they are, because their translation was empty",
     "in_segments": "paragraphs divided at their tags",
-    "terms_again": "translated again since a term was missing",
+    "terms_again": "translated again because a term was missing",
     "nothing_to_translate": "document with nothing to translate",
-    "no_cues": "file without any cue that is understood",
-    "times_unread": "times of cues not understood",
+    "no_cues": "file without any recognised cue",
+    "times_unread": "cue times not understood",
     "data_cues": "cues for programs left as they are",
-    "not_shown": "texts beside cues left as they are",
+    "not_shown": "texts outside cues left as they are",
     "left_out": "parts of the file left as they are",
     "too_long": "translations longer than their units allow",
     "other_languages": "texts in other languages left as they are",
-    "direction": "pages whose direction of writing is that of the source",
-    "headings_elsewhere": "links to headings of other files, which may have another name now",
-    "left_by_key": "texts left as they are for their keys",
+    "direction": "pages whose writing direction is still that of the source",
+    "headings_elsewhere": "links to headings in other files, which may have new names now",
+    "left_by_key": "texts left as they are because of their keys",
     "for_programs": "values for programs left as they are",
-    "not_read": "texts in places that are not read, left as they are",
+    "not_read": "texts in unsupported places left as they are",
 }
-"""KINDS is a kind that a work on a text or document counts -> the words that follow the number."""
+"""KINDS maps a kind that is counted in a text or document to the words that follow the number."""
 
 KINDS_OF_LINES = {
     "blank_lines": "blank",
@@ -42,28 +42,28 @@ KINDS_OF_LINES = {
     "unfinished": "cut at the length limit",
     "unmet": "without phrases they should contain",
     "untagged": "without a tag, so in a language that the model chose",
-    "tag_as_text": "with a tag as text",
+    "tag_as_text": "with a tag treated as text",
     "in_pieces": "in subword pieces already",
     "unknown": "with text that the vocabulary lacks",
     "too_large": "times out of memory, and translated in smaller batches",
 }
-"""KINDS_OF_LINES is a kind that a translator counts, by line or sentence -> the words that follow the number."""
+"""KINDS_OF_LINES maps a kind that a translator counts, by line or sentence, to the words that follow the number."""
 
 HEADER = "X-Ziggurat-Notices"
-"""HEADER is the header of answers in the form of another server, which has no field for notices."""
+"""HEADER is the header for notices in responses of other servers' interfaces, which have no field for them."""
 
 
 def notice_text(kind: str, count: int, place: str = "") -> str:
-    """Return a notice in words, with the place of the first where there is one."""
+    """Return a notice in words, with the place of its first occurrence if known."""
     meaning = KINDS.get(kind) or KINDS_OF_LINES.get(kind, kind)
     return f"{count:,} {meaning}{f' ({place})' if place else ''}"
 
 
 class TextNotices(Counter[str]):
-    """Counts of what was not translated in the ordinary way, by kind (docs/documents.md).
+    """Counts of what needed special handling, by kind (docs/documents.md).
 
     Attributes:
-        places: of the first of a kind, where it has one: a line, a key, a part of an archive, the id of a unit.
+        places: the place of the first of a kind, if known: a line, a key, a part of an archive, the id of a unit.
     """
 
     def __init__(self) -> None:
@@ -71,18 +71,18 @@ class TextNotices(Counter[str]):
         self.places: dict[str, str] = {}
 
     def add(self, kind: str, place: str, count: int = 1) -> None:
-        """Count what is at a place."""
+        """Count an occurrence at a place."""
         self[kind] += count
         self.places.setdefault(kind, place)
 
     def include(self, others: Mapping[str, int]) -> None:
-        """Add other counts, with their places where they have them."""
+        """Add other counts, with their places if they have any."""
         self.update(others)
         if isinstance(others, TextNotices):
             self.places = others.places | self.places
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the counts as JSON has them: `kind`, `count`, `text` and, where there is one, `place`, by kind."""
+        """Return the counts as in JSON, sorted by kind: `kind`, `count`, `text` and, if known, `place`."""
         records = []
         for kind, count in sorted(self.items()):
             place = self.places.get(kind, "")
@@ -92,12 +92,12 @@ class TextNotices(Counter[str]):
 
 
 def notice_headers(notices: Mapping[str, int]) -> dict[str, str]:
-    """Return the header of an answer with these notices, such as `unaligned=2, unfinished=1`; none: no header."""
+    """Return a response header with these notices, such as `unaligned=2, unfinished=1`; empty if there are none."""
     return {HEADER: ", ".join(f"{kind}={count}" for kind, count in sorted(notices.items()))} if notices else {}
 
 
 def silent_notices() -> Notices:
-    """Return notices of a translator that are counted and not told: they quote what people translate, for no log."""
+    """Return notices that are counted but never printed: a translator's notices quote users' text."""
     notices = Notices()
     notices.told |= dict.fromkeys(KINDS_OF_LINES.keys() - {"too_large"}, "")
     return notices

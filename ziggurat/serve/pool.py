@@ -1,4 +1,4 @@
-"""The models of a server: which languages each translates, and by which of them a text gets from one to another."""
+"""The models of a server: which languages each translates, and which models lead from one language to another."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from ziggurat.translate.engines import EXPORT_FILE, is_export, read_report, refu
 from ziggurat.translate.options import tells_alignments
 
 _COPIES = 3
-"""Times the size of its weights that a model takes with PyTorch.
+"""_COPIES is how many times the size of its weights a model takes with PyTorch.
 
-Twice while it is read and built (packed, 1.6 times in fp32, 0.9 in bf16), and a search of many lines as much again.
+Twice while it is read and built (1.6 times packed in fp32, 0.9 in bf16), and as much again for a search of many lines.
 """
-_POLL = 0.05  # seconds between two looks at whether another model has been closed
-_UNLOADING = 10.0  # seconds that a model waits for the memory of others that are in use
+_POLL = 0.05  # seconds between checks of whether another model has been closed
+_UNLOADING = 10.0  # seconds that a model waits for the memory of other models in use
 
 
 class ModelSource:
-    """A model that is served: a run, a model directory, or an exported CTranslate2 directory.
+    """A served model: a run, a model directory, or an exported CTranslate2 directory.
 
     Args:
-        entry: how it is configured.
+        entry: its configuration.
     """
 
     def __init__(self, entry: ModelConfigEntry) -> None:
         self.entry, self.path = entry, Path(entry.path).expanduser()
 
     def files(self) -> tuple[list[Path], Path]:
-        """Return the files with the weights, those below low-rank updates too, and the folder with everything else.
+        """Return the weight files, including those that low-rank updates build on, and the folder with everything else.
 
-        Raises CheckpointError where there is none.
+        Raises CheckpointError if there are none.
         """
         if self.is_exported:
             if self.entry.which is not None:
@@ -58,7 +58,7 @@ class ModelSource:
         return [weights, base] if base.exists() else [weights], folder
 
     def experiment(self) -> Experiment:
-        """Return the model's configuration. Raises ConfigError for decoding settings that it cannot have."""
+        """Return the model's configuration. Raises ConfigError for decoding settings that do not fit it."""
         found = load_experiment(config_file(self.path))
         try:
             if self.is_exported:
@@ -70,11 +70,11 @@ class ModelSource:
 
     @cached_property
     def is_exported(self) -> bool:
-        """True if CTranslate2 translates with it; looked up once, since requests ask it while a folder is replaced."""
+        """True if CTranslate2 runs it; looked up once, as requests need it even while a folder is being replaced."""
         return is_export(self.path)
 
     def shortlist(self) -> Path | None:
-        """Return the file of the shortlist that the search uses; None: it has none."""
+        """Return the shortlist file that the search uses; None if it has none."""
         if "shortlist" in self.entry.decoding:
             name = self.entry.decoding["shortlist"]
         else:
@@ -83,17 +83,17 @@ class ModelSource:
         return None if name is None else Path(name).expanduser()
 
     def has_shortlist(self) -> bool:
-        """Return whether the search uses a shortlist, as far as the folder tells at this moment."""
+        """Return whether the search uses a shortlist, as far as the folder shows right now."""
         try:
             return self.shortlist() is not None
         except CheckpointError:  # being replaced
             return False
 
     def version(self) -> str:
-        """Return what changes whenever a file does that the model is made of, as 16 hexadecimal digits.
+        """Return 16 hexadecimal digits that change whenever one of the model's files does.
 
-        Weights, also those that low-rank updates belong to, configuration, vocabularies, and the shortlist, which may
-        be anywhere.
+        These are its weights (including those that low-rank updates build on), configuration, vocabularies, and the
+        shortlist, which may be anywhere.
         """
         weights, folder = self.files()
         try:
@@ -115,7 +115,7 @@ class ModelSource:
         if self.is_exported:
             from ziggurat.translate.ctranslate2 import CTranslate2Translator
 
-            # CTranslate2's threads spin between two steps: one on every core keeps out those that take and answer
+            # CTranslate2's threads spin between two steps: one on every core would block those that receive and answer
             # requests (2 cores, a small model: 60 requests a second with two threads, 370 with one).
             threads = self.entry.threads or max(1, usable_cpus() // 2)
             served = CTranslate2Translator(self.path, device=self.entry.device, threads=threads, **self.entry.decoding)
@@ -126,7 +126,7 @@ class ModelSource:
         from ziggurat.translate.translator import load_translator
 
         if self.entry.threads is not None:
-            torch.set_num_threads(self.entry.threads)  # of this thread alone: OpenMP keeps the number by thread
+            torch.set_num_threads(self.entry.threads)  # for this thread only: OpenMP keeps the number per thread
         translator = load_translator(self.path, device=self.entry.device, which=self.entry.which, **self.entry.decoding)
         aligned = tells_alignments(translator)
         translator.notices = silent_notices()
@@ -134,18 +134,18 @@ class ModelSource:
 
 
 def _of_model(name: str) -> bool:
-    """Return whether a file of a folder is part of the model beside its weights; a run also has logs."""
+    """Return whether a file in a folder belongs to the model, apart from its weights; a run also has logs."""
     return name in ("config.yaml", "config.json") or name.endswith((".spm", ".vocab", "vocabulary.json"))
 
 
 @lru_cache(maxsize=64)
 def _shortlist_of(config: Path, seen: object) -> str | None:
-    """Return the shortlist that a configuration names; read again when the file was `seen` to be another."""
+    """Return the shortlist named in a configuration; read again when `seen` differs for the file."""
     return load_experiment(config).decoding.shortlist
 
 
 def _seen(path: Path) -> tuple[int, int, int]:
-    """Return a file's identity, time and size. Raises CheckpointError where it cannot be looked at."""
+    """Return a file's identity, time and size. Raises CheckpointError if it cannot be accessed."""
     try:
         found = path.stat()
     except OSError as error:
@@ -168,14 +168,14 @@ class ModelPool:
     """All models of a server.
 
     Args:
-        sources: the models, several of one pair of languages only under different names: the first serves the pair.
+        sources: the models; several of one language pair need different names, and the first serves the pair.
         waiting: lines that may wait for each model.
-        memory: bytes that models which are open or being opened may take by their estimate; others are closed for a
-            new one, the longest unused first. None: no limit.
-        names: names of languages by code, beside those of ISO 639-1.
+        memory: estimated bytes that open models, or models being opened, may take; others are closed to make room, the
+            longest unused first. None: no limit.
+        names: names of languages by code, in addition to those of ISO 639-1.
         say: receives messages for the operator.
 
-    Raises ConfigError and CheckpointError for a folder that is no model, or two models of one name.
+    Raises ConfigError and CheckpointError for a folder that is not a model, or two models with one name.
     """
 
     def __init__(
@@ -191,12 +191,12 @@ class ModelPool:
         self._held: set[str] = set()
         """Names of the models that are open or being opened."""
         self._opened: set[str] = set()
-        """Of these, those that are open."""
+        """The names in `_held` of models that are open."""
         self._room = threading.Lock()  # for both
         self.models: dict[str, Model] = {}
         self.pairs: dict[tuple[str, str], Model] = {}
         for source in sources:
-            source.files()  # a folder that is none is refused now, not at the first request
+            source.files()  # an invalid folder is refused now, not at the first request
             data = source.experiment().data
             pair = data.source_language, data.target_language
             name = source.entry.name or "-".join(pair)
@@ -214,13 +214,13 @@ class ModelPool:
             self.models[name] = Model(name, *pair, source, engine)
             self.pairs.setdefault(pair, self.models[name])
         self.languages = self._reachable()
-        """The languages that can be translated from, each with those that it can be translated into, sorted."""
+        """The languages that can be translated, each with the sorted list of those it can be translated into."""
 
     def route(self, source: str, target: str) -> list[Model] | None:
-        """Return the models that lead from one language to the other, at most two; None: there is no way."""
+        """Return the models that lead from one language to the other, at most two; None if there is no way."""
         if (direct := self.pairs.get((source, target))) is not None:
             return [direct]
-        # In the order in which the models were named: the pivot that is listed first is taken.
+        # In the order in which the models were given: the pivot listed first is used.
         for (first, middle), model in self.pairs.items():
             if first == source and (second := self.pairs.get((middle, target))) is not None:
                 return [model, second]
@@ -232,11 +232,11 @@ class ModelPool:
         return {code: targets for code, targets in found.items() if targets}
 
     def language_name(self, code: str) -> str:
-        """Return the name of a language; the code where none is known."""
+        """Return the name of a language; its code if no name is known."""
         return self._names.get(code) or language_name(code)
 
     def close(self, seconds: float) -> bool:
-        """Let all models finish what waits; return whether all did within `seconds`."""
+        """Let all models finish their waiting lines; return whether all did so within `seconds`."""
         end = time.monotonic() + seconds
         ended = [model.engine.close(max(0.0, end - time.monotonic())) for model in self.models.values()]
         return all(ended)
@@ -248,7 +248,7 @@ class ModelPool:
             opened = source.open()
         except BaseException:
             with self._room:
-                if name not in self._opened:  # it is where only its new files cannot be opened
+                if name not in self._opened:  # still open if only its new files cannot be opened
                     self._held.discard(name)
             raise
         with self._room:
@@ -261,16 +261,16 @@ class ModelPool:
             self._opened.discard(name)
 
     def _make_room(self, name: str, needed: int, limit: int) -> None:
-        """Take memory for a model, and close others that nobody uses until it fits.
+        """Reserve memory for a model, and close unused ones until it fits.
 
-        One that is too large alone is opened nevertheless, and so is one that others which are in use leave no room.
+        A model that is too large by itself is opened nevertheless, as is one for which models in use leave no room.
         """
         end = time.monotonic() + _UNLOADING
         while True:
             with self._room:
                 others = self._held - {name}
                 fits = needed + sum(self.models[other].origin.size() for other in others) <= limit
-                if self._opened < self._held:  # opening ends, and says what comes after that
+                if self._opened < self._held:  # wait for models being opened
                     end = time.monotonic() + _UNLOADING
                 if fits or not others or time.monotonic() > end:
                     self._held.add(name)

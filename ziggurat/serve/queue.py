@@ -1,6 +1,6 @@
 """The lines that wait for a model: bounded, fair to clients, and dropped when their client leaves.
 
-And the turns that models take.
+Also the lock by which models take turns.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from ziggurat.system.errors import ZigguratError
 from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Translation
 
-_MEMORY = 0.999  # of a step: a few hundred steps count
+_MEMORY = 0.999  # weight that each step leaves to earlier ones: a few hundred steps count
 
 
 class QueueFull(ZigguratError):  # noqa: N818 - a state, not a fault
-    """More lines wait than the queue takes; `seconds` is how long they may take."""
+    """More lines are waiting than the queue accepts; `seconds` is how long they may take."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"too many lines wait for this model; try again in {seconds:.0f} s")
         self.seconds = seconds
 
 
-class DeadlineExceeded(ZigguratError):  # noqa: N818 - likewise
+class DeadlineExceeded(ZigguratError):  # noqa: N818 - also a state
     """A line was not translated before its deadline."""
 
 
 @dataclass(eq=False)
 class QueuedLine:
-    """A line that waits or is translated.
+    """A line that is waiting or being translated.
 
     Attributes:
         text: the line.
-        client: who asked; clients take turns.
-        options: what is asked of the translation; lines of one `TranslateOptions.key` are translated together.
-        deadline: `time.monotonic()` after which nobody wants the translation.
-        done: called once, in the thread of the engine, with the translation or an exception; never after `cancel`.
+        client: the client that sent it; clients take turns.
+        options: the requested options; lines with the same `TranslateOptions.key` are translated together.
+        deadline: `time.monotonic()` after which the translation is not needed any more.
+        done: called once, in the engine's thread, with the translation or an exception; never after `cancel`.
         constraints: phrases that the translation must contain.
-        notices: counts, by kind, of what was not translated in the ordinary way, written by the engine before `done`.
+        notices: counts, by kind, of what needed special handling, written by the engine before `done`.
     """
 
     text: str
@@ -57,24 +57,24 @@ class QueuedLine:
     cancelled: bool = False
 
     def cancel(self) -> None:
-        """Give the translation up; the engine takes the line out of its search at the next step."""
+        """Abandon the translation; the engine takes the line out of its search at the next step."""
         self.cancelled = True
 
     def finish(self, result: Translation | Exception) -> None:
-        """Hand over what came of it."""
+        """Deliver the result."""
         if not self.cancelled:
-            with contextlib.suppress(RuntimeError):  # of an event loop that has ended: nobody is there any more
+            with contextlib.suppress(RuntimeError):  # the event loop has ended, so nothing waits for it
                 self.done(result)
 
 
 class FairQueue:
-    """Lines by client; the clients take turns, so that a long request does not keep out a short one.
+    """Lines by client; the clients take turns, so that a long request does not block a short one.
 
     Args:
-        most: lines that may wait. A request is let in whole or not at all (`check`); one alone may be longer.
-        most_of_client: lines of one client that may wait beside those of others; None: no separate limit.
+        most: lines that may wait. A request is admitted in whole or not at all (`check`); a single one may be longer.
+        most_of_client: lines of one client that may wait next to those of others; None: no separate limit.
 
-    Safe between threads. `changed` is notified when lines come.
+    Thread-safe. `changed` is notified when lines arrive.
     """
 
     def __init__(self, most: int, most_of_client: int | None = None) -> None:
@@ -82,33 +82,34 @@ class FairQueue:
         self.most_of_client = most_of_client
         self.changed = threading.Condition()
         self._clients: OrderedDict[str, deque[QueuedLine]] = OrderedDict()
-        self._lately = [0.0, 0.0]  # lines and seconds, the older the less they count
+        self._lately = [0.0, 0.0]  # recent lines and seconds; older ones count less
         self._size = 0
         self.closed: Exception | None = None
-        """Why no more lines are taken."""
+        """The reason why no more lines are accepted."""
 
     def __len__(self) -> int:
         return self._size
 
     def check(self, client: str, lines: int) -> None:
-        """Raise QueueFull where a request of so many lines finds no room, or whatever the queue was closed with.
+        """Raise QueueFull if there is no room for a request of `lines` lines, or the exception the queue was closed
+        with.
 
-        A request over several queues asks all of them before it puts anything into one.
+        A request over several queues checks all of them before it adds anything to one.
         """
         with self.changed:
             if self.closed is not None:
                 raise self.closed
             if self._room(client, lines):
                 return
-            for other in list(self._clients):  # those that nobody wants any more keep nobody out
+            for other in list(self._clients):  # abandoned lines must not keep others out
                 self._drop(other, lambda line: not self._wanted(line))
             if not self._room(client, lines):
                 raise QueueFull(self.wait())
 
     def put(self, lines: Sequence[QueuedLine]) -> None:
-        """Let lines wait, also where there is no room. Raises whatever the queue was closed with.
+        """Add lines, even if there is no room. Raises the exception that the queue was closed with.
 
-        A request that was let in by `check` asks for some sentences again, or a second model for them all: half of the
+        A request admitted by `check` may translate some sentences again, or all of them by a second model. Half of the
         work would be lost if there were no room for these.
         """
         with self.changed:
@@ -120,7 +121,7 @@ class FairQueue:
             self.changed.notify_all()
 
     def remove(self, lines: Collection[QueuedLine]) -> None:
-        """Give lines up, wherever they are: those that wait leave the queue now."""
+        """Abandon lines, wherever they are: waiting ones leave the queue now."""
         for line in lines:
             line.cancel()
         with self.changed:
@@ -143,16 +144,16 @@ class FairQueue:
             del self._clients[client]
 
     def wait(self) -> float:
-        """Return the seconds that the lines that wait now may take, at least 1."""
+        """Return the seconds that the waiting lines may take, at least 1."""
         lines, seconds = self._lately
         return max(1.0, self._size * seconds / lines) if lines else 1.0
 
     def measured(self, lines: int, seconds: float) -> None:
-        """Take note that `lines` took `seconds`, for `wait`."""
+        """Record that `lines` took `seconds`, for `wait`."""
         self._lately = [_MEMORY * old + new for old, new in zip(self._lately, (lines, seconds), strict=True)]
 
     def first(self) -> QueuedLine | None:
-        """Return the line whose turn it is, without taking it; None: none waits. Lines nobody wants are dropped."""
+        """Return the line whose turn it is, without removing it; None: none waits. Abandoned lines are dropped."""
         with self.changed:
             while self._clients:
                 client, lines = next(iter(self._clients.items()))
@@ -162,7 +163,7 @@ class FairQueue:
             return None
 
     def take(self, options: TranslateOptions) -> QueuedLine | None:
-        """Take the next line with these options, the client after the last one first; None: there is none."""
+        """Remove and return the next line with these options, starting after the last client; None: there is none."""
         with self.changed:
             for client in list(self._clients):
                 lines = self._clients[client]
@@ -176,7 +177,7 @@ class FairQueue:
             return None
 
     def oldest(self, other_than: TranslateOptions) -> float | None:
-        """Return when the oldest of the lines whose turn it is came, of those with other options; None: none waits."""
+        """Return when the oldest next line with other options arrived; None: none waits."""
         with self.changed:
             came = [
                 lines[0].came for lines in self._clients.values() if lines and lines[0].options.key != other_than.key
@@ -201,7 +202,7 @@ class FairQueue:
         return line
 
     def _wanted(self, line: QueuedLine) -> bool:
-        """Return whether somebody still waits for it; a late one fails now."""
+        """Return whether a line is still needed; a late one fails now."""
         if not line.cancelled and time.monotonic() > line.deadline:
             line.finish(DeadlineExceeded("the deadline passed while the request waited for its turn"))
             line.cancel()
@@ -211,8 +212,8 @@ class FairQueue:
 class FairLock:
     """A lock for `with`, fair between threads.
 
-    A thread that lets `threading.Lock` go and wants it again at once mostly gets it again, so that of two models that
-    compute step by step one could wait for as long as the other has work.
+    A thread that releases `threading.Lock` and requests it again at once mostly gets it again. Of two models that
+    compute step by step, one could then wait for as long as the other has work.
     """
 
     def __init__(self) -> None:
@@ -232,6 +233,6 @@ class FairLock:
     def __exit__(self, *error: object) -> None:
         with self._inner:
             if self._waiting:
-                self._waiting.popleft().set()  # handed over: nobody who comes now is before it
+                self._waiting.popleft().set()  # handed over directly, so that no newcomer overtakes it
             else:
                 self._held = False

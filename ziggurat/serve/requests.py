@@ -1,4 +1,4 @@
-"""Requests and answers of all paths, declared once: requests are read by it, and `GET /spec` tells it (OpenAPI 3.1)."""
+"""Requests and responses of all paths, declared once, for reading requests and for `GET /spec` (OpenAPI 3.1)."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ from ziggurat.system.small_files import parse_json
 Value = TypeVar("Value")
 
 IGNORED = "X-Ziggurat-Ignored"
-"""IGNORED is the header of answers to requests with fields that do not matter here, with their names."""
+"""IGNORED is the header of responses that lists request fields without effect here."""
 REQUEST: ContextVar[str] = ContextVar("REQUEST", default="none")
-"""Name of the request that is being answered, for messages to the operator."""
+"""REQUEST is the name of the current request, for messages to the operator."""
 
 _UNREAD = "The browser (or proxy) sent a request that this server could not understand."
 _NOT_UTF8 = "forms must be UTF-8"
 _CHARSET = re.compile(r"""charset\s*+=\s*+["']?+([^"';\s]*+)""")
 _JSON, _FORM, _UPLOAD = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_FIELDS = 2000
-_LARGE = 1 << 16  # bytes of JSON that are read beside the event loop
+_LARGE = 1 << 16
+"""_LARGE is the size of JSON from which on it is parsed outside the event loop."""
 
 
-class Refused(Exception):  # noqa: N818 - an answer
-    """An answer other than the one that was asked for.
+class Refused(Exception):  # noqa: N818 - a response
+    """A response other than the requested one.
 
     Args:
-        status: of HTTP.
-        text: what to say.
-        headers: further ones.
+        status: the HTTP status.
+        text: the message.
+        headers: additional headers.
     """
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
@@ -66,9 +67,9 @@ def failure(error: Exception) -> tuple[Refused, str]:
 
 
 async def fields_of(request: Request) -> dict[str, Any]:
-    """Return the fields of a request: of its JSON object or form, and those of the query that the body lacks.
+    """Return the fields of a request: those of its JSON object or form, and query fields that the body lacks.
 
-    A field of a form or query that comes several times is a list. Raises Refused (400) for a body that is neither.
+    A form or query field that occurs several times becomes a list. Raises Refused (400) for a body that is neither.
     """
     query = _grouped(_urlencoded(request.scope.get("query_string", b"")))
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -83,14 +84,14 @@ async def fields_of(request: Request) -> dict[str, Any]:
     if kind == _FORM:
         _check_charset(request)
         return {**query, **_typed(_urlencoded(body))}
-    # Programs that send JSON without saying so are understood; those that send all in the query have no body.
+    # JSON sent without its content type is accepted; requests with everything in the query have no body.
     if not body.strip() and "json" not in kind:
         return query
     return {**query, **(_json_object(body) if len(body) < _LARGE else await run_in_threadpool(_json_object, body))}
 
 
 def texts_of(given: Any, refusal: str) -> list[str]:
-    """Return the texts of a field that takes one or a list of them. Raises Refused (400) where they are none."""
+    """Return the texts of a field that takes one or a list of them. Raises Refused (400) for anything else."""
     texts = given if isinstance(given, list) else [given]
     if not texts or not all(isinstance(each, str) for each in texts):
         raise Refused(400, refusal)
@@ -98,9 +99,9 @@ def texts_of(given: Any, refusal: str) -> list[str]:
 
 
 def optional_texts(given: Any, name: str) -> tuple[str, ...]:
-    """Return the texts of the field `name` (patterns or keys), which may be left out.
+    """Return the texts of the optional field `name` (patterns or keys).
 
-    Raises Refused (400) for anything but one text or a list of them, or more than MOST_TEXTS.
+    Raises Refused (400) for anything but one text or a list of at most MOST_TEXTS texts.
     """
     if not given:
         return ()
@@ -112,13 +113,13 @@ def optional_texts(given: Any, name: str) -> tuple[str, ...]:
 
 
 MOST_TEXTS = 50
-"""MOST_TEXTS is the most patterns, or keys, of a request."""
+"""MOST_TEXTS is the maximum number of patterns, or keys, in a request."""
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
-    """Return the result of `work`, which is cancelled when the client goes away before. The body must have been read.
+    """Return the result of `work`, which is cancelled if the client leaves first. The body must have been read.
 
-    Raises Refused (499, which nobody reads) where the client has gone.
+    Raises Refused (499, which is never read) if the client has left.
     """
 
     async def gone() -> None:
@@ -138,7 +139,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Val
 
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
-        # LibreTranslate takes JSON in any of Unicode's forms, with a byte order mark or without.
+        # LibreTranslate accepts JSON in any Unicode encoding, with or without a byte order mark.
         encoding = json.detect_encoding(body)
         content = body if encoding == "utf-8" else body.decode(encoding).encode()
         found = parse_json(content, "the request")
@@ -157,7 +158,7 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _urlencoded(given: bytes) -> list[tuple[str, str]]:
-    """Return the fields of a query or form, whose bytes need not be in percent signs (`curl -d q=für`)."""
+    """Return the fields of a query or form, whose bytes need not be percent-encoded (`curl -d q=für`)."""
     try:
         return parse_qsl(given.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
     except UnicodeDecodeError:
@@ -167,19 +168,19 @@ def _urlencoded(given: bytes) -> list[tuple[str, str]]:
 
 
 def _typed(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Return the fields of a form with line ends as they were typed: on their way they are CR LF (HTML, 4.10.21.8)."""
+    """Return form fields with line ends as they were typed; in transit they are CR LF (HTML, 4.10.21.8)."""
     return _grouped((key, value.replace("\r\n", "\n")) for key, value in pairs)
 
 
 def _check_charset(request: Request) -> None:
-    """Raise Refused (400) where a form says that it is not UTF-8: Python knows codecs that no browser has."""
+    """Raise Refused (400) if a form declares a charset other than UTF-8: Python has codecs that no browser has."""
     found = _CHARSET.search(request.headers.get("content-type", "").lower())
     if found is not None and found[1] not in ("utf-8", "utf8"):
         raise Refused(400, _NOT_UTF8)
 
 
 class _Parts(MultiPartParser):
-    """Starlette's parser of forms, to which text that is not UTF-8 is an error; by itself it takes it for Latin-1."""
+    """Starlette's form parser, but text that is not UTF-8 is an error; Starlette itself decodes it as Latin-1."""
 
     def on_part_end(self) -> None:
         """Take a part."""
@@ -195,7 +196,7 @@ class _Parts(MultiPartParser):
 async def upload_of(request: Request) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
     """Read a form with one file; yield its other fields and the file, open for as long as the context lasts.
 
-    Raises Refused (400): no such form, or no file; reading the file may raise DataError.
+    Raises Refused (400) if there is no such form, or no file; reading the file may raise DataError.
     """
     if not request.headers.get("content-type", "").lower().startswith(_UPLOAD):
         raise Refused(400, _UNREAD)
@@ -209,7 +210,7 @@ async def upload_of(request: Request) -> AsyncIterator[tuple[dict[str, Any], Upl
 
 @asynccontextmanager
 async def _form(request: Request, fields: int, refusal: str = "") -> AsyncIterator[FormData]:
-    """Read a form of at most so many fields. Raises Refused (400), without a text for it with the parser's."""
+    """Read a form of at most `fields` fields. Raises Refused (400) with `refusal`, or the parser's message."""
     _check_charset(request)
     try:
         form = await _Parts(request.headers, request.stream(), max_files=1, max_fields=fields).parse()
@@ -227,7 +228,7 @@ Schema = dict[str, Any]
 
 
 def text(about: str = "", *values: str, **more: Any) -> Schema:
-    """Return the schema of a text, of these `values` where any are given."""
+    """Return the schema of a text, limited to `values` if any are given."""
     return _about({"type": "string", **({"enum": list(values)} if values else {}), **more}, about)
 
 
@@ -252,7 +253,7 @@ def listed(items: Schema, about: str = "", **more: Any) -> Schema:
 
 
 def record(properties: Mapping[str, Schema], about: str = "", *, optional: Sequence[str] = ()) -> Schema:
-    """Return the schema of an object that has these properties, but for the `optional` ones always."""
+    """Return the schema of an object that always has these properties, except for the `optional` ones."""
     required = [name for name in properties if name not in optional]
     return _about({"type": "object", "properties": dict(properties), "required": required}, about)
 
@@ -263,16 +264,16 @@ def _about(schema: Schema, about: str) -> Schema:
 
 @dataclass(frozen=True)
 class Dialect:
-    """An interface as programs know it: its paths, and how it says that something is wrong.
+    """An interface as programs know it: its paths, and its format of errors.
 
     Attributes:
-        name: for people.
-        prefix: its paths begin so.
+        name: its name, for display.
+        prefix: the prefix of its paths.
         error: an error's content, given the status and a text.
         error_schema: the schema of that.
-        security: how a key is given, by a name of that way; as OpenAPI has it. Empty: in a field.
-        scheme: what stands before a key in the header `Authorization`; empty: keys are in a field alone.
-        denied: status, text and headers for a key that is missing or wrong; None: as LibreTranslate says it.
+        security: the ways to send a key, by name, as in OpenAPI. Empty: in a field.
+        scheme: the prefix of a key in the `Authorization` header; empty: keys are sent in a field only.
+        denied: status, text and headers for a missing or wrong key; None: as in LibreTranslate.
     """
 
     name: str
@@ -336,7 +337,7 @@ OWN = replace(OPENAI, name="Ziggurat")
 
 
 def dialect_of(path: str) -> Dialect:
-    """Return the interface that a path belongs to, even one that there is not."""
+    """Return the interface that a path belongs to, even if the path does not exist."""
     own = (each for each in (DEEPL, OPENAI) if f"{path}/".startswith(f"{each.prefix}/"))
     return next(own, LIBRETRANSLATE)
 
@@ -346,7 +347,7 @@ _CONVERTER = re.compile(r":\w+\}")
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a request: its name, its schema, and whether there must be one."""
+    """A field of a request: its name, its schema, and whether it is required."""
 
     name: str
     schema: Schema
@@ -358,15 +359,15 @@ class Operation:
     """An operation of a path.
 
     Attributes:
-        dialect: whose it is.
-        takes: fields of the request, in the query or, where it is posted, as JSON or a form.
-        answer: the schema of the answer as JSON; None: it is none.
-        kinds: further kinds of content, each with what it is; of documents, any.
-        status: of the answer.
+        dialect: the interface that it belongs to.
+        takes: fields of the request, in the query or, for a POST, as JSON or a form.
+        answer: the schema of the JSON response; None: it is not JSON.
+        kinds: further content types, each with a description; for documents, any.
+        status: the status of the response.
         file: whether the request is a form with a file.
-        strict: whether other fields than its own are refused (400), since one may be misspelt. Programs written for
-            another server send some that it does not know either: those are named in the answer (IGNORED).
-        noticed: whether notices are in a header of the answer (ziggurat.serve.notices).
+        strict: whether unknown fields are refused (400), since one may be misspelt. Programs written for another server
+            send fields that even it does not know; those are listed in the response (IGNORED).
+        noticed: whether notices are in a header of the response (ziggurat.serve.notices).
     """
 
     dialect: Dialect
@@ -379,12 +380,12 @@ class Operation:
     noticed: bool = False
 
     async def fields(self, request: Request) -> dict[str, Any]:
-        """Return the fields of a request, as `fields_of` does; only those that it takes."""
+        """Return the fields of a request, as `fields_of` does, but only those that it takes."""
         return self._declared(request, await fields_of(request))
 
     @asynccontextmanager
     async def upload(self, request: Request) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
-        """Read a form with a file, as `upload_of` does; only the fields that it takes."""
+        """Read a form with a file, as `upload_of` does, but only the fields that it takes."""
         async with upload_of(request) as (fields, file):
             yield self._declared(request, fields), file
 
@@ -398,7 +399,7 @@ class Operation:
         return {each.name: fields[each.name] for each in self.takes if each.name in fields}
 
     def described(self, path: str, method: str, summary: str) -> Schema:
-        """Return the operation as OpenAPI has it."""
+        """Return the operation in OpenAPI's form."""
         parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"\{(\w+)\}", path)
@@ -434,9 +435,9 @@ class Operation:
         if self.answer is not None:
             content[_JSON] = {"schema": self.answer}
         found: Schema = {"content": content} if content else {}
-        headers = {HEADER: "notices, where there are any"} if self.noticed else {}
+        headers = {HEADER: "notices, if there are any"} if self.noticed else {}
         if self.takes and not self.strict:
-            headers[IGNORED] = "unknown fields, where there are any"
+            headers[IGNORED] = "unknown fields, if there are any"
         if headers:
             found["headers"] = {name: {"description": about, "schema": text()} for name, about in headers.items()}
         return found

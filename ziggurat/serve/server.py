@@ -1,4 +1,4 @@
-"""The server's process: it opens the port, answers until it is stopped, and then finishes what is under way.
+"""The server's process: it opens the port, answers until it is stopped, and then finishes running requests.
 
 Connections are uvicorn's HTTP/1.1 with read and write timeouts, and a graceful shutdown.
 """
@@ -40,22 +40,22 @@ from ziggurat.system.errors import ConfigError
 from ziggurat.system.terminal import REPEATED, stop_signals
 
 HEAD = 1 << 16
-"""Most bytes of a request's first line and headers."""
+"""HEAD is the maximum size in bytes of a request's first line and headers."""
 ANSWERING = 2.0
-"""Seconds in which the last answers are written when the server ends, before what is still open is cut off."""
+"""ANSWERING is how many seconds the last responses may take when the server ends, before connections are cut off."""
 
 CONNECTIONS = 1000
-"""Most connections; further ones are answered with 503. Fewer where the process may not have so many files open."""
-_SPARE = 128  # files for what the server does besides: documents, models that are opened, connections being refused
+"""CONNECTIONS is the maximum number; further ones get a 503. It is lower if the process may open too few files."""
+_SPARE = 128  # files for everything else: documents, models being opened, connections being refused
 COLLECTED = (10_000, 10, 100)
-"""Thresholds of Python's garbage collector.
+"""COLLECTED are thresholds of Python's garbage collector.
 
-Full collections over the millions of small objects of a large document hold the interpreter's lock for seconds, with
-Python's own thresholds (700, 10, 10) again and again. So young objects are looked at less often and old ones rarely;
-those of open models never (ziggurat.serve.engine).
+Full collections over the millions of small objects of a large document hold the interpreter's lock for seconds, and
+with Python's default thresholds (700, 10, 10) they happen again and again. So young objects are scanned less often, old
+ones rarely, and those of open models never (ziggurat.serve.engine).
 """
 
-_HEAD_END = re.compile(rb"\n\r?\n")  # as h11 finds it
+_HEAD_END = re.compile(rb"\n\r?\n")  # as in h11
 
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
@@ -63,11 +63,12 @@ _PREFIX = re.compile(rb"(?:/[A-Za-z0-9._~-]{1,100}){1,10}/?")
 
 
 class Forwarded(ProxyHeadersMiddleware):
-    """Middleware that believes proxies what they say of a request: uvicorn's (client and scheme), and more.
+    """Middleware that trusts proxies' headers: uvicorn's (client and scheme), and two more.
 
-    That is the name of the server (`X-Forwarded-Host`, which takes the place of `Host`) and a path before its own
-    (`X-Forwarded-Prefix`), as clients know them: of several, the one that the first proxy added. What is neither is
-    ignored. The prefix is part of addresses in answers alone, since proxies that send it take it away.
+    They are the server's host name (`X-Forwarded-Host`, which replaces `Host`) and a path prefix
+    (`X-Forwarded-Prefix`), as clients see them. If there are several values, the one that the first proxy added counts;
+    invalid ones are ignored. The prefix is used only for addresses in responses, because proxies that send it remove it
+    from the path.
     """
 
     def __init__(self, app: Any, proxies: list[str]) -> None:
@@ -90,15 +91,15 @@ class Forwarded(ProxyHeadersMiddleware):
 
 
 class _BoundedHead(h11.Connection):
-    """h11's connection with a limit of heads that does not depend on how they are cut into packets.
+    """h11's connection with a limit on headers that does not depend on how they are split into packets.
 
-    h11 alone looks at the size of what it holds only while the end of the head is missing.
+    h11 itself checks the size of its buffer only while the end of the headers is missing.
     """
 
     too_large = False
 
     def next_event(self) -> Any:
-        """Return the next event. Raises RemoteProtocolError as h11 does, and for a head that is too large."""
+        """Return the next event. Raises RemoteProtocolError as h11 does, and if the headers are too large."""
         if self.their_state is h11.IDLE:
             held, _ = self.trailing_data
             end = _HEAD_END.search(held)
@@ -109,18 +110,17 @@ class _BoundedHead(h11.Connection):
 
 
 def with_timeouts(limits: LimitsConfig, most: int = 2 * CONNECTIONS) -> type[H11Protocol]:
-    """Return uvicorn's HTTP/1.1, mended in four places.
+    """Return uvicorn's HTTP/1.1, corrected in four places.
 
-    - It refuses requests where there are too many connections, but keeps these, until there are no descriptors left:
-      here those beyond `most` are answered with 503 and closed at once.
-
-    - It waits for the head of a request, and for a client to take its answer, for ever, so that a thousand connections
-      which send or read nothing would keep out everybody: here they are closed after `reading_seconds`, and after
-      `writing_seconds` with one more for every 10,000 bytes.
-    - Where HTTP is broken it closes at once, and what has not been read yet then resets the connection, often before
-      the client has seen the answer: here that is thrown away for a while.
-    - It answers by itself where a body breaks the rules, after which the application's own answer fails with a
-      traceback in the log.
+    - With too many connections it refuses requests but keeps the connections, until no descriptors are left. Here,
+      connections beyond `most` get a 503 and are closed at once.
+    - It waits forever for the headers of a request, and for a client to read its response, so that a thousand idle
+      connections would lock everybody out. Here they are closed after `reading_seconds`, and after `writing_seconds`
+      plus one second per 10,000 bytes.
+    - After invalid HTTP it closes at once; unread data then resets the connection, often before the client has seen the
+      response. Here that data is discarded for a while.
+    - If a body is invalid it responds itself, after which the application's own response fails with a traceback in the
+      log.
     """
 
     class TimedProtocol(H11Protocol):
@@ -140,7 +140,7 @@ def with_timeouts(limits: LimitsConfig, most: int = 2 * CONNECTIONS) -> type[H11
                 transport.write(_FULL)
                 transport.close()
                 return
-            transport.set_write_buffer_limits(high=0)  # whatever waits to be written is told of, however little
+            transport.set_write_buffer_limits(high=0)  # be notified of any unwritten data, however little
             self._watch()
 
         def data_received(self, data: bytes) -> None:
@@ -169,7 +169,7 @@ def with_timeouts(limits: LimitsConfig, most: int = 2 * CONNECTIONS) -> type[H11
         def send_400_response(self, msg: str) -> None:
             cycle = self.cycle
             if cycle is not None and not cycle.response_complete:
-                cycle.disconnected = True  # what the application says now reaches nobody
+                cycle.disconnected = True  # the application's output now reaches no one
                 cycle.message_event.set()
                 if cycle.response_started:
                     self.transport.close()
@@ -184,7 +184,7 @@ def with_timeouts(limits: LimitsConfig, most: int = 2 * CONNECTIONS) -> type[H11
                 self._reading = self.loop.call_later(limits.reading_seconds, self._refuse, 408, "")
 
         def _refuse(self, status: int, said: str) -> None:
-            """Answer without the application, and close when the client has had the time to see it."""
+            """Respond without the application, and close once the client has had time to read it."""
             if self.transport.is_closing():
                 return
             top = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\nContent-Length: {len(said)}"
@@ -206,14 +206,14 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, whose requests are refused with 503 where they are not done in time when it ends.
+    """Uvicorn, but requests that are unfinished when it stops are refused with 503.
 
-    By itself it cancels them, and answers 500 with tracebacks in the log.
+    By itself it cancels them, and responds with 500 and tracebacks in the log.
 
     Args:
-        config: of uvicorn; its graceful timeout must be longer than `seconds` and twice `ANSWERING`.
+        config: uvicorn's configuration; its graceful timeout must be longer than `seconds` plus twice `ANSWERING`.
         underway: the requests.
-        seconds: for what is under way.
+        seconds: time for running requests.
         say: receives messages for the operator.
     """
 
@@ -228,31 +228,31 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(self._unhandled)
         await super().startup(sockets)
         for each in sockets or ():
-            each.listen(2048)  # uvicorn's `backlog` is also how many are taken at a time, and must be few
+            each.listen(2048)  # uvicorn's `backlog` is also how many are accepted at a time, which must be few
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Context in which every signal to stop ends the serving in order; uvicorn hears two of them."""
+        """Context in which every stop signal ends serving in an orderly way; uvicorn handles only two of them."""
         with super().capture_signals():
             heard = stop_signals() if threading.current_thread() is threading.main_thread() else []
             before = {number: signal.signal(number, self.handle_exit) for number in heard if number in REPEATED}
             try:
                 yield
-            finally:  # uvicorn raises each again, for the handlers that were there before
+            finally:  # uvicorn raises each again, for the previous handlers
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Say once that there are no descriptors left: asyncio has a traceback for every connection that waits."""
+        """Report once that no descriptors are left; asyncio would log a traceback for every waiting connection."""
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             loop.default_exception_handler(context)
         elif not self._exhausted:
             self._exhausted = True
-            self._say(f"connections wait: {error.strerror} (`ulimit -n`); this is not said again")
+            self._say(f"connections wait: {error.strerror} (`ulimit -n`); this is not reported again")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, and return when those that there are have ended."""
+        """Accept no more connections, and return when the existing ones have ended."""
         loop = asyncio.get_running_loop()
         timers = [
             loop.call_later(self._seconds, self._underway.end),
@@ -270,7 +270,7 @@ class Server(uvicorn.Server):
 
 
 def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
-    """Return the application of a configuration. Raises ConfigError and CheckpointError for what cannot be served."""
+    """Return the application of a configuration. Raises ConfigError and CheckpointError if it cannot be served."""
     access = Access(config.limits, None if config.keys is None else Path(config.keys).expanduser(), say)
     sources = list(map(ModelSource, config.models))
     pool = ModelPool(sources, waiting=config.limits.waiting, memory=config.memory, names=config.names, say=say)
@@ -281,12 +281,12 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
 
 
 def connections_within(files: int, most: int = CONNECTIONS) -> int:
-    """Return how many connections there may be, at most `most`, with so many `files` beyond those that are open."""
+    """Return how many connections are allowed, at most `most`, if the process may open `files` more files."""
     return max(1, min(most, files - min(_SPARE, files // 2)))
 
 
 def _files() -> int:
-    """Return how many files can be opened besides those that are, with the soft limit raised as far as is useful."""
+    """Return how many more files can be opened, with the soft limit raised as far as is useful."""
     used = len(os.listdir("/dev/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = used + CONNECTIONS + 2 * _SPARE
@@ -297,48 +297,48 @@ def _files() -> int:
 
 
 def reached_from_elsewhere(address: str) -> bool:
-    """Return whether others than this machine reach an address that a socket is bound to."""
+    """Return whether other machines can reach an address that a socket is bound to."""
     found = ipaddress.ip_address(address.partition("%")[0])
     return not (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
-    """Answer at the configured address until SIGINT or SIGTERM.
+    """Serve at the configured address until SIGINT or SIGTERM.
 
-    Raises ConfigError where the address cannot be used, and the errors of `app_of`.
+    Raises ConfigError if the address cannot be used, and the errors of `app_of`.
     """
     app = app_of(config, say)
-    # Warnings are of broken requests: a client could fill the disk.
+    # Only errors: warnings about invalid requests would let a client fill the disk.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((config.host, config.port))
-            listener.listen(2048)  # a reader of the message below may connect at once
+            listener.listen(2048)  # a client that reads the message below may connect at once
         except OSError as error:
             raise ConfigError(
                 f"{config.host}:{config.port}: {error.strerror or error}; choose another `--host` or `--port`"
             ) from None
         files = _files()
         most = connections_within(files)
-        few = max(2, (files - most) // 4)  # connections that are taken at a time, and that are being refused
+        few = max(2, (files - most) // 4)  # connections accepted at a time, and connections being refused
         gc.set_threshold(*COLLECTED)
         shown = f"[{config.host}]" if family == socket.AF_INET6 else config.host
         say(f"http://{shown}:{listener.getsockname()[1]} (Ctrl-C ends it)")
         if config.keys is None and reached_from_elsewhere(listener.getsockname()[0]):
             say(
-                f"warning: whoever reaches {config.host} can translate here and read what is kept, since there are no "
-                "keys; `--keys FILE` asks for one (docs/serve.md)"
+                f"warning: anyone who reaches {config.host} can translate and read stored data, because there are no "
+                "keys; `--keys FILE` requires one (docs/serve.md)"
             )
         if most < CONNECTIONS:
             say(f"at most {most} connections, since the process may open {files} more files (`ulimit -n`)")
-        behind = Forwarded(app, config.proxies) if config.proxies else app  # nobody else may name any address
+        behind = Forwarded(app, config.proxies) if config.proxies else app  # no other client may claim an address
         Server(
             uvicorn.Config(
                 behind,
                 log_level="error",
-                access_log=False,  # addresses and what is asked are nobody's business
+                access_log=False,  # addresses and requests are private
                 server_header=False,
                 proxy_headers=False,
                 http=with_timeouts(config.limits, most + few),

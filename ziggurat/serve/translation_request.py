@@ -1,7 +1,7 @@
-"""One request for translations on its way through the models: room in the queues, sentences asked for, what comes back.
+"""One request for translations on its way through the models: room in the queues, requested sentences, and results.
 
-Everything here runs on the event loop, but for the works themselves (cutting text, putting it together), which are run
-by whatever the request is given for that: long ones in a thread.
+Everything here runs on the event loop, except the works themselves (splitting and reassembling text), which the
+caller's `run` executes: long ones in a thread.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ziggurat.translate.results import Hypothesis, Translation
 Value = TypeVar("Value")
 
 PLAIN = TranslateOptions(n_best=1)
-"""PLAIN asks for the best translation and nothing else."""
+"""PLAIN requests the best translation and nothing else."""
 _CHUNK = 32
-"""_CHUNK is the sentences of a document that enter a queue together; two such groups at a time, so that no document
-fills it."""
+"""_CHUNK is how many sentences of a document enter a queue together. Two such groups may wait at a time, so that no
+document fills the queue."""
 
 
 @dataclass(frozen=True)
 class _Slim(Translation):
-    """A translation without its weights of attention, which for all sentences of a document would fill the memory."""
+    """A translation without its attention weights, which would fill the memory for all sentences of a document."""
 
     answer: SentenceTranslation = field(default_factory=lambda: SentenceTranslation(""))
 
@@ -48,26 +48,26 @@ def _slim(translation: Translation) -> Translation:
 
 
 def ranked(translation: Translation, rank: int) -> Translation:
-    """Return a translation with one hypothesis: that of a rank, from 0, or the last one where there are fewer."""
+    """Return a translation with a single hypothesis: that of a rank, from 0, or the last one if there are fewer."""
     chosen: Hypothesis = translation.hypotheses[min(rank, len(translation.hypotheses) - 1)]
     return replace(translation, hypotheses=[chosen])
 
 
 class TextTranslation:
-    """A text on its way through the models of a route, and its translations in the end.
+    """A text on its way through the models of a route, and finally its translations.
 
     Attributes:
         source: the text; empty for a document.
-        route: the models, at most two, one after the other; none: it is in the target language already.
-        best: the translation; of markup without sentences.
-        others: further ones, none like the best or like each other.
-        ranks: which of its sentences' translations, from 1, each of `others` is made of.
-        tally: what came of the glossary.
-        notices: counts, by kind, of what was not translated in the ordinary way (ziggurat.serve.notices).
-        found: the translation of each sentence; through a third language by its text in the source language. With them
-            a text can be made again of the second best.
-        dropped: soft terms that did harm, by sentence.
-        new: sentences that its work asks for and that are not translated yet.
+        route: the models, at most two, one after the other; none: it is already in the target language.
+        best: the translation; for markup, without sentences.
+        others: alternative translations, all different from the best one and from each other.
+        ranks: for each of `others`, the rank, from 1, of the sentence translations that it consists of.
+        tally: what became of the glossary.
+        notices: counts, by kind, of what needed special handling (ziggurat.serve.notices).
+        found: the translation of each sentence; through a third language, by its text in the source language. From them
+            a text can be assembled again with the second-best ones.
+        dropped: harmful soft terms, by sentence.
+        new: sentences that its work requests and that are not translated yet.
         ended: whether the work has its `result`.
     """
 
@@ -85,12 +85,12 @@ class TextTranslation:
         self._sentences: list[str] = []
 
     def begin(self, work: SentenceRequests[Any], rank: int) -> None:
-        """Let a work ask for its first sentences, of which it is given the translations of this rank, from 0."""
+        """Let a work request its first sentences; it gets the translations of this rank, from 0."""
         self.ended, self._work, self._rank = False, work, rank
         self._advance(lambda: next(work))
 
     def resume(self) -> None:
-        """Give the work its translations, and let it ask for more."""
+        """Give the work its translations, and let it request more."""
         answers = self._rendered()
         self._advance(lambda: self._work.send(answers))
 
@@ -99,7 +99,7 @@ class TextTranslation:
         for sentence in self._sentences:
             found = self.found[sentence]
             answers.append(found.answer if isinstance(found, _Slim) else rendered(ranked(found, self._rank)))
-        # Links of the last model lead to the language between, not to the text.
+        # Links of the last model point into the intermediate language, not into the text.
         return answers if len(self.route) == 1 else [SentenceTranslation(answer.text) for answer in answers]
 
     def _advance(self, step: Callable[[], list[str]]) -> None:
@@ -112,7 +112,7 @@ class TextTranslation:
 
 
 class PendingLines:
-    """Lines in the queue of one model, and their translations to come."""
+    """Lines in the queue of one model, and their future translations."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class PendingLines:
         self._futures: list[asyncio.Future[Translation]] = [loop.create_future() for _ in texts]
 
         def deliver(future: asyncio.Future[Translation], result: Translation | Exception) -> None:
-            if future.done():  # the request was cancelled meanwhile
+            if future.done():  # the request was cancelled in the meantime
                 return
             if isinstance(result, Exception):
                 future.set_exception(result)
@@ -146,7 +146,7 @@ class PendingLines:
     async def results(self) -> list[Translation]:
         """Return the translations. Raises DeadlineExceeded, ModelFailed."""
         try:
-            # The engine looks at deadlines between two steps; a model that takes minutes to open has none.
+            # The engine checks deadlines between two steps; a model that takes minutes to open has no steps.
             async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                 return list(await asyncio.gather(*self._futures))
         except TimeoutError:
@@ -155,25 +155,25 @@ class PendingLines:
             self.give_up()
 
     def give_up(self) -> None:
-        """Take what is not done out of the queue and the search."""
-        # A caller that is cancelled while it awaits them all has cancelled them all.
+        """Remove unfinished lines from the queue and the search."""
+        # A caller that is cancelled while awaiting them has cancelled all of them.
         if any(not future.done() or future.cancelled() for future in self._futures):
             self.model.engine.queue.remove(self.lines)
         for future in self._futures:
             if future.done() and not future.cancelled():
-                future.exception()  # looked at: one failure is enough to tell
+                future.exception()  # retrieved, because one reported failure is enough
 
 
 class TranslationRequest:
     """One request.
 
     Args:
-        client: takes turns with others: the name of a key, or an address.
-        deadline: `time.monotonic()` after which nobody waits for the answer any more.
-        options: what is asked of the translations; soft ones of its terms are searched for here.
-        run: calls a function, in a thread where it may take long.
-        progress: of a document; called with the sentences that are done and those that are known of, when these change.
-            Where a queue is full a document waits for room, in small groups, instead of being refused.
+        client: the client, which takes turns with others: the name of a key, or an address.
+        deadline: `time.monotonic()` after which no one waits for the response.
+        options: the requested options; soft terms among them are searched for here.
+        run: calls a function, in a thread if it may be slow.
+        progress: for a document; called with the finished and the known sentences when these numbers change. If a queue
+            is full, a document waits for room, in small groups, instead of being refused.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class TranslationRequest:
         self.client, self.deadline = client, deadline
         self._options = replace(options, terms=None)
         terms = options.terms
-        # A search for terms would not know of words that are to be different.
+        # A search for terms would not respect words that must differ.
         self._soft = terms if terms is not None and terms.has("soft") and not options.next_words else None
         self._run, self._progress = run, progress
         self._let_in = False
@@ -199,15 +199,15 @@ class TranslationRequest:
     ) -> list[Value]:
         """Return the results of works, each with the translations of its route.
 
-        A request is let in as a whole: where one of the queues has no room for its sentences, none of them waits.
-        Raises QueueFull, DeadlineExceeded, ModelFailed, and errors of the works; where the caller is cancelled, so are
-        the sentences.
+        A request is admitted as a whole: if one of the queues has no room for its sentences, none of them is queued.
+        Raises QueueFull, DeadlineExceeded, ModelFailed, and errors of the works. If the caller is cancelled, so are the
+        sentences.
         """
         tasks: list[asyncio.Future[Value]] = []
         try:
             for text, work in zip(texts, works, strict=True):
                 await self._run(partial(text.begin, work, rank))
-            # No other request comes between here and the last line that is put: nothing waits for anything.
+            # No other request can intervene between here and the last line added, because nothing is awaited.
             started = [None] * len(texts) if self._progress is not None else self._enter(texts)
             tasks = [asyncio.ensure_future(self._finished(*pair)) for pair in zip(texts, started, strict=True)]
             return list(await asyncio.gather(*tasks))
@@ -224,7 +224,7 @@ class TranslationRequest:
         """Put the first sentences of all texts into the queues of their models."""
         if not self._let_in:
             if self._options.begun and not any(text.new for text in texts):
-                raise DataError("a prefix goes with a text of one sentence; this one has none")
+                raise DataError("a prefix needs a text of one sentence; this one has none")
             room: Counter[FairQueue] = Counter()
             for text in texts:
                 room[text.route[0].engine.queue] += len(text.new)
@@ -234,7 +234,7 @@ class TranslationRequest:
         return [self._put(text.route[0], text.new, self._of_model(text, 0)) if text.new else None for text in texts]
 
     def _of_model(self, text: TextTranslation, number: int) -> TranslateOptions:
-        """Return the options of a model of a text's route: only the last one is asked for more than a translation."""
+        """Return the options for a model on a text's route: only the last model has to give more than a translation."""
         return self._options if number == len(text.route) - 1 else PLAIN
 
     def _put(
@@ -249,7 +249,7 @@ class TranslationRequest:
         return lines
 
     async def _finished(self, text: TextTranslation, started: PendingLines | None) -> Any:
-        """Ask for the sentences of a text until its work has its result."""
+        """Request the sentences of a text until its work has its result."""
         while not text.ended:
             if text.new:
                 self._total += len(text.new)
@@ -268,14 +268,14 @@ class TranslationRequest:
                 said = [translation.text for translation in found]
             if started is not None and not number:
                 found = await self._results(started, text)
-            else:  # a request with a prefix has one sentence: what is asked of it again begins in the same way
+            else:  # a request with a prefix has one sentence, so a repeated one starts in the same way
                 found = await self._through(model, said, self._of_model(text, number), of=text)
         return found if self._soft is None else await self._with_soft_terms(text, said, found)
 
     async def _with_soft_terms(
         self, text: TextTranslation, said: Sequence[str], free: Sequence[Translation]
     ) -> list[Translation]:
-        """Return the translations, those that lack soft terms searched for again with them."""
+        """Return the translations; those that lack soft terms are searched again with them."""
         glossary, options = self._soft, replace(self._options, constrained=True)
         assert glossary is not None
 
@@ -322,7 +322,7 @@ class TranslationRequest:
                 task.cancel()
 
     async def _room(self, queue: FairQueue, lines: int) -> None:
-        """Wait until a queue has room for so many lines. Raises DeadlineExceeded."""
+        """Wait until a queue has room for `lines` lines. Raises DeadlineExceeded."""
         while True:
             try:
                 return queue.check(self.client, lines)
@@ -333,9 +333,9 @@ class TranslationRequest:
                 await asyncio.sleep(min(full.seconds, left, 5.0))
 
     async def _results(self, lines: PendingLines, of: TextTranslation | None) -> list[Translation]:
-        """Return the translations of lines, counted as done and with notices for the text that they are `of`.
+        """Return the translations of lines, counted as done and with notices for the text that they belong to (`of`).
 
-        None: they were searched for before, and counted.
+        None: they were already searched for, and counted.
         """
         found = await lines.results()
         if of is not None:

@@ -1,4 +1,4 @@
-"""Services behind every interface of a server: translations of texts, detection of languages, who may ask."""
+"""Services behind every interface of a server: translation of texts, detection of languages, access control."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ _SURE = 50.0  # per cent
 
 
 class Detector:
-    """A detector of languages, by py3langid.
+    """A language detector, based on py3langid.
 
     Args:
-        codes: the languages that it may find, as the models call them. One that py3langid does not know is found only
-            where no other is left.
+        codes: the languages that it may find, by the models' codes. One that py3langid does not know is found only if
+            no other language is possible.
     """
 
     def __init__(self, codes: Iterable[str]) -> None:
         self._codes = list(codes)
         known = set(identifier(None).labels)
-        self._of: dict[str, list[str]] = {}  # code of py3langid -> those of the models
+        self._of: dict[str, list[str]] = {}  # py3langid's code -> the models' codes
         for code in self._codes:
             if main_language(code) in known:
                 self._of.setdefault(main_language(code), []).append(code)
 
     def rank(self, text: str, among: Sequence[str] | None = None) -> list[tuple[str, float]]:
-        """Return the languages that `text` may have, the likeliest first, each with its confidence from 0 to 100.
+        """Return the languages that `text` may have, most likely first, each with its confidence from 0 to 100.
 
-        Only those of `among`, where it is given. A text without letters, or in none of the languages that py3langid
-        knows, gives all languages with confidence 0, in the order of the models. Where py3langid does not know one of
-        them, the text may be in none of the others: their confidence is then the share among all languages that it
-        knows, since among few, and most of all one, something would always win.
+        Only languages in `among` are returned, if given. A text without letters, or in a language that py3langid does
+        not know, gives all languages with confidence 0, in the models' order. If py3langid does not know one of the
+        candidates, the text may be in none of the others. Their confidence is then the share among all languages that
+        it knows, because among few candidates, and above all a single one, one would always win.
         """
         wanted = [code for code in self._codes if among is None or code in among]
         names = {name: [code for code in codes if code in wanted] for name, codes in self._of.items()}
@@ -67,10 +67,11 @@ class Detector:
         return found + [(code, 0.0) for code in wanted if code not in {code for code, _ in found}]
 
     def source(self, text: str, sources: Sequence[str], target: str) -> tuple[str, float]:
-        """Return the language that `text` has, which is to be translated into `target`, with its confidence.
+        """Return the language of `text`, which is to be translated into `target`, with its confidence.
 
-        One of `sources`, the languages that lead there. The target itself, whose text is not translated, only where the
-        detector is at least half sure of it: never because it knows no other, or of a text that tells nothing.
+        It is one of `sources`, the languages that can be translated into `target`. It is the target itself, whose text
+        is not translated, only if the detector is at least half sure: never because it knows no other language, and
+        never for a text that gives no evidence.
         """
         ranks = self.rank(text, [*sources, target])
         return next((code, share) for code, share in ranks if code != target or share >= _SURE)
@@ -79,7 +80,7 @@ class Detector:
 def work_of(
     text: str, options: Options, markup: MarkupRules | None, *, lines: bool
 ) -> SentenceRequests[Result[AlignedText]]:
-    """Return the work of translating a text; of markup the result has no sentences."""
+    """Return the work of translating a text; for markup the result has no sentences."""
     if markup is None:
         return (yield from aligned_text(text, options, lines=lines))
     marked = yield from (xml if markup.xml else html)(text, options, markup)
@@ -89,14 +90,14 @@ def work_of(
 Value = TypeVar("Value")
 
 Split = Literal["lines", "sentences", "none"]
-"""Split is where text ends a sentence: at the ends of lines too, only where sentences end, or never."""
+"""Split is where a sentence ends: also at line ends, only at sentence ends, or never."""
 
 ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
-"""Codes that older programs send, and those that they stand for where a model has these."""
+"""ALIASES maps codes that older programs send to the codes that replace them if a model has those."""
 
 _SHORT = 2000
-"""Characters of a request that is cut and put together on the event loop: it takes less time than a thread's turn."""
-_THREADS = 4  # for longer ones, and for the detection of languages
+"""_SHORT is the number of characters up to which a text is processed on the event loop, faster than in a thread."""
+_THREADS = 4  # for longer texts, and for language detection
 
 
 class Translations:
@@ -113,12 +114,12 @@ class Translations:
         self._detector = Detector(sorted({code for pair in pool.pairs for code in pair}))
         self._threads = ThreadPoolExecutor(_THREADS, "text")
         self.used: Counter[str] = Counter()
-        """Characters that were translated since the start, by account; only the event loop counts."""
+        """Characters translated since the start, by account; only the event loop counts."""
 
     def client(self, request: Request, dialect: Dialect, key: object, characters: int = 0) -> str:
-        """Return who asks, by the key in the header of its dialect, the one of a field, or its address.
+        """Return the client, identified by the key in its dialect's header or in a field, or by its address.
 
-        Raises Refused where it may not, in the words of the dialect, or asks for too much.
+        Raises Refused, in the dialect's words, if it has no access or requests too much.
         """
         given = request.headers.get("authorization", "")
         if dialect.scheme and given.startswith(dialect.scheme):
@@ -131,25 +132,25 @@ class Translations:
             raise Refused(*dialect.denied) from None
 
     def holder(self, request: Request) -> str:
-        """Return whose place a request takes that is still coming, by the key in its headers or its address."""
+        """Return the holder of an arriving request's slot, by the key in its headers or its address."""
         _, _, key = request.headers.get("authorization", "").partition(" ")
         return self.access.holder(key, _address(request))
 
     async def in_thread(self, work: Callable[[], Value]) -> Value:
-        """Return the result of `work`, which is done beside the event loop."""
+        """Return the result of `work`, run outside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def detect(self, text: str) -> list[tuple[str, float]]:
-        """Return the languages that a text may have, the likeliest first, with a confidence from 0 to 100.
+        """Return the languages that a text may have, most likely first, with a confidence from 0 to 100.
 
-        Only those that can be translated from.
+        Only languages that can be translated are returned.
         """
         return await self.in_thread(lambda: self._detector.rank(text, list(self.pool.languages)))
 
     async def detect_sources(self, texts: Sequence[str], target: str) -> list[tuple[str, float]]:
-        """Return the language of each text, of those that lead to `target` and that one itself, with its confidence.
+        """Return the language of each text with its confidence: one that can be translated into `target`, or `target`.
 
-        Raises Refused (400) where no model translates into it.
+        Raises Refused (400) if no model translates into it.
         """
         sources = [code for code, targets in self.pool.languages.items() if target in targets]
         if not sources:
@@ -159,10 +160,10 @@ class Translations:
     async def languages(
         self, texts: Sequence[str], source: str, target: str
     ) -> tuple[list[str], str, list[dict[str, Any]] | None]:
-        """Return the language of each text, that of the translations, and what was detected where `source` is `auto`.
+        """Return the language of each text, that of the translations, and what was detected if `source` is `auto`.
 
-        Raises Refused (400), in the words of LibreTranslate, which some programs look for: an unknown language, or a
-        pair that no model translates.
+        Raises Refused (400), with LibreTranslate's wording, which some programs look for, if a language is unknown or
+        no model translates the pair.
         """
         pool, detected = self.pool, None
         target = self.code(target)
@@ -182,7 +183,7 @@ class Translations:
         return sources, target, detected
 
     def code(self, given: str) -> str:
-        """Return the code of a language as the models call it. Raises Refused (400) for one that no model has."""
+        """Return a language's code as the models spell it. Raises Refused (400) if no model has it."""
         known = {code for codes in self.pool.pairs for code in codes}
         code = given if given in known else ALIASES.get(given, given)
         if code not in known:
@@ -192,10 +193,10 @@ class Translations:
     def characters(
         self, texts: Sequence[str], status: int = 413, said: str = "At most {most} {kind} in a request."
     ) -> int:
-        """Return the characters of a request's texts.
+        """Return the number of characters in a request's texts.
 
-        Raises Refused beyond the limits, with this status and in the words of the interface, in which `{kind}`,
-        `{asked}` and `{most}` are filled in.
+        Raises Refused beyond the limits, with this status and the interface's wording, in which `{kind}`, `{asked}` and
+        `{most}` are replaced.
         """
         counts = {"texts": len(texts), "characters": sum(map(len, texts))}
         for kind, asked in counts.items():
@@ -204,18 +205,18 @@ class Translations:
         return counts["characters"]
 
     def never_softens(self, route: Sequence[Model]) -> str:
-        """Return why soft terms cannot be searched for on this way; empty: they can."""
+        """Return why this route cannot search for soft terms; empty if it can."""
         if route and route[-1].origin.is_exported:
-            return f"{route[-1].name} is an exported model, which cannot be told what to search for"
+            return f"{route[-1].name} is an exported model, which cannot search for given terms"
         if route and route[-1].origin.has_shortlist():
-            return f"{route[-1].name} has a shortlist, which may lack what is to be searched for"
+            return f"{route[-1].name} has a shortlist, which may lack the terms"
         return ""
 
     def terms(self, entries: Sequence[Entry], sources: Collection[str], target: str) -> Terms | None:
-        """Return the glossary of a request from any of these languages; `auto` is any that there is.
+        """Return the glossary of a request from any of these languages; `auto` is any available one.
 
-        A term without a mode is soft, and hard where a model cannot be told to search for it. Raises Refused (400) for
-        a term that asks to be soft there; DataError as Terms does.
+        A term without a mode is soft, or hard if a model cannot search for it. Raises Refused (400) for a term with
+        `mode: soft` in that case, and DataError as Terms does.
         """
         if not entries:
             return None
@@ -227,7 +228,7 @@ class Translations:
         return Terms(Term(*entry[:2], entry.mode or ("hard" if why else "soft")) for entry in entries)
 
     def route(self, source: str, target: str) -> list[Model]:
-        """Return the models that lead from one language to another; none where these are the same."""
+        """Return the models that lead from one language to another; none if they are the same."""
         return [] if source == target else self.pool.route(source, target) or []
 
     async def translate(
@@ -241,22 +242,22 @@ class Translations:
         split: Split = "lines",
         model: Model | None = None,
     ) -> list[TextTranslation]:
-        """Return the translation of each text; a text in the target language comes back as it is.
+        """Return the translation of each text; a text in the target language is returned unchanged.
 
         Args:
             texts: the texts.
             sources: the language of each.
-            target: that of the translations.
-            client: who asks.
-            options: what is asked of the translations; its further ones (`n_best`) are of plain text alone.
-            markup: the rules of the texts' tags; None: plain text.
-            split: whether text ends a sentence at the ends of `lines`, too, only where `sentences` end, or never.
-            model: by which all are translated; None: the one of their languages.
+            target: the language of the translations.
+            client: the client that sent the request.
+            options: the requested options; alternatives (`n_best`) are only for plain text.
+            markup: rules for the texts' tags; None: plain text.
+            split: whether a sentence also ends at the ends of `lines`, only where `sentences` end, or never.
+            model: the model to use; None: the models of the languages.
 
-        All sentences of a request are let into the queues, or none. Raises QueueFull, DeadlineExceeded, ModelFailed,
-        ConfigError and DataError; where the caller is cancelled, so are the sentences.
+        Either all sentences of a request are queued, or none. Raises QueueFull, DeadlineExceeded, ModelFailed,
+        ConfigError and DataError. If the caller is cancelled, so are the sentences.
         """
-        # Hard terms, and what patterns match, are put back by the alignment where a translation has lost them.
+        # Hard terms, and text that patterns match, are put back by the alignment if a translation has lost them.
         aligned = markup is not None or (options.terms is not None and options.terms.has("hard"))
         protection = self.protection(options.protect)
         aligned = aligned or protection is not None
@@ -277,14 +278,14 @@ class Translations:
             sentences = sum(
                 sentence_count(text.source, cut, lines=lines) for text, cut in zip(routed, cuts, strict=True)
             )
-            if sentences != 1:  # also where the second says the same as the first, and is not asked for
-                raise DataError(f"a prefix goes with a text of one sentence; this one has {sentences}")
+            if sentences != 1:  # also if the second repeats the first, and is not requested
+                raise DataError(f"a prefix needs a text of one sentence; this one has {sentences}")
         pairs = list(zip(routed, cuts, strict=True))
         works = [work_of(text.source, replace(cut, tally=text.tally), markup, lines=lines) for text, cut in pairs]
         for text, outcome in zip(routed, await asking.results(works, routed), strict=True):
             text.best = outcome.value
             text.notices.include(outcome.notices)
-        # Markup has one form only: the second best of two sentences may place the same tags in other ways.
+        # Markup has a single form: the second-best translations of two sentences may place the same tags differently.
         for rank in range(1, options.more + 1 if markup is None else 1):
             works = [work_of(text.source, cut, markup, lines=lines) for text, cut in pairs]
             for text, outcome in zip(routed, await asking.results(works, routed, rank), strict=True):
@@ -296,7 +297,7 @@ class Translations:
         return found
 
     def protection(self, patterns: Sequence[str] = ()) -> Protection | None:
-        """Return the patterns of the configuration and those of a request. Raises ConfigError as Protection does."""
+        """Return the patterns of the configuration and of a request. Raises ConfigError as Protection does."""
         every = (*self._protect, *patterns)
         return Protection(every) if every else None
 
@@ -309,22 +310,22 @@ class Translations:
         *,
         split: bool = True,
     ) -> Options:
-        """Return how texts in a language are cut into sentences and put together again."""
+        """Return the settings for splitting texts in a language into sentences and reassembling them."""
         return Options(
             split=sentencex_splitter(source) if split else None,
-            # Links of the second of two models do not lead to the text.
+            # Links of the second of two models do not point into the text.
             aligned=len(route) == 1 and route[0].engine.state.aligned is not False,
             terms=terms,
             tally=tally,
         )
 
     def close(self) -> None:
-        """End the threads once they have done what they are at."""
+        """End the threads once they have finished their current work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def noticed(found: Iterable[TextTranslation]) -> dict[str, str]:
-    """Return the header with the notices of texts, for an interface that has no field for them."""
+    """Return the header with the notices of texts, for an interface without a field for them."""
     return notice_headers(sum((text.notices for text in found), Counter[str]()))
 
 

@@ -1,3 +1,4 @@
-"""The ground floor: errors, reading within limits, files and folders that are whole or absent, processes,
-the terminal. Imports no other room.
+"""The lowest room: errors, bounded reading, atomic files and folders, processes, the terminal.
+
+It imports no other room.
 """

@@ -20,34 +20,34 @@ from ziggurat.system.errors import DamageError, DataError, is_full_disk
 from ziggurat.system.small_files import MAX_POINTER_BYTES, refuse_pointer
 
 _BLOCK_BYTES = 1 << 18
-# Memory of one xz decompressor: `xz -9` needs 65 MiB. zstd has such a limit itself, a window of 128 MiB (`--long=27`).
+# Memory of one xz decompressor: `xz -9` needs 65 MiB. zstd has its own limit, a window of 128 MiB (`--long=27`).
 _XZ_MEMORY = 1 << 27
 _MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
-"""First bytes of a compressed stream, by the ending of the file's name."""
+"""Suffix of the file's name -> first bytes of the compressed stream."""
 
 MAX_RATIO = 200
-"""Most bytes that one byte of a compressed file may expand to, checked from 16 MiB of output on.
+"""Most bytes that one byte of a compressed file may expand to, checked after 16 MiB of output.
 
-Text expands 3 to 8 times, one sentence repeated for ever some hundred times (gzip), zeros 1,030 times (gzip), 7,000
-times (xz) or 32,000 times (zstd).
+Text expands 3 to 8 times, one endlessly repeated sentence about a hundred times (gzip), and zeros 1,030 times (gzip),
+7,000 times (xz) or 32,000 times (zstd).
 """
 
-_RATIO_FREE = 1 << 24  # bytes of output that are not checked: memory and disk have room for them
-_SPARE_BYTES = 1 << 26  # left free on a disk where a file is unpacked
+_RATIO_FREE = 1 << 24  # bytes of output that are not checked, because memory and disk have room for them
+_SPARE_BYTES = 1 << 26  # bytes left free on the disk where a file is unpacked
 _UNPACK = "unpack it yourself and give the unpacked file, if you trust it"
 
 
 def compression_of(path: Path) -> str | None:
-    """Return `.gz`, `.xz` or `.zst` if the file name ends in it, else None."""
+    """Return `.gz`, `.xz` or `.zst` if the file name ends with it, otherwise None."""
     return path.suffix.lower() if path.suffix.lower() in _MAGIC else None
 
 
 def byte_stream(path: Path, compression: str | None = "") -> BinaryIO:
-    """Open a file as a stream of bytes, decompressed according to the ending of its name, or as `compression` says.
+    """Open a file as a stream of bytes, decompressed according to the suffix of its name or to `compression`.
 
     Reading raises the errors of `byte_blocks`.
     """
-    if not path.is_file():  # a pipe can be read only once, so its first bytes cannot be checked: read it as it is
+    if not path.is_file():  # a pipe can be read only once, so its first bytes cannot be checked
         try:
             return path.open("rb")
         except OSError as error:
@@ -58,12 +58,12 @@ def byte_stream(path: Path, compression: str | None = "") -> BinaryIO:
 def byte_blocks(path: Path, compression: str | None = "") -> Iterator[bytes]:
     """Yield the content of `path` in blocks of at most 256 KiB, decompressed.
 
-    `compression` is `.gz`, `.xz`, `.zst` or None for no compression; the empty text stands for the ending of the name.
+    `compression` is `.gz`, `.xz`, `.zst` or None for no compression; "" stands for the suffix of the name.
 
     Several members (frames), as from `cat a.gz b.gz`, are read as one stream. Memory is bounded whatever the file
-    contains: by the blocks, and by the limit of the decompressor's own memory. Raises DamageError: its content is not
-    of the kind that the name says, ends early, has a wrong checksum, or is followed by other bytes; DataError: the file
-    is unreadable, a pointer file of Git LFS, or expands more than MAX_RATIO times.
+    contains: by the blocks, and by the limit on the decompressor's own memory. Raises DamageError if the content does
+    not match the name's suffix, ends early, has a wrong checksum, or is followed by other bytes. Raises DataError if
+    the file is unreadable, a Git LFS pointer file, or expands more than MAX_RATIO times.
     """
     compression = compression_of(path) if compression == "" else compression
     try:
@@ -87,8 +87,8 @@ def byte_blocks(path: Path, compression: str | None = "") -> Iterator[bytes]:
 def uncompressed_file(path: Path) -> Iterator[BinaryIO]:
     """Open `path` for random access; a compressed file is first unpacked to a temporary file (in `TMPDIR`).
 
-    Raises DataError for a compressed file: as byte_blocks, or the disk has too little room; OSError where a plain one
-    cannot be opened.
+    Raises DataError for a compressed file, as byte_blocks does or if the disk has too little room, and OSError if a
+    plain file cannot be opened.
     """
     if compression_of(path) is None:
         with path.open("rb") as file:
@@ -138,7 +138,7 @@ def _decompressed(path: Path, file: BinaryIO, compression: str) -> Iterator[byte
 
 
 class _BytesFollowError(Exception):
-    """The bytes after the last member are not another member."""
+    """Raised if the bytes after the last member are not another member."""
 
 
 def _members(file: BinaryIO, decompressor: Callable[[], Any]) -> Iterator[bytes]:
@@ -147,7 +147,7 @@ def _members(file: BinaryIO, decompressor: Callable[[], Any]) -> Iterator[bytes]
     Python's lzma.LZMAFile cannot be used, since it ignores bytes after the stream. Raises EOFError if the last member
     has no end.
     """
-    member, members, begun = decompressor(), 0, False  # begun: the current member has taken some input
+    member, members, begun = decompressor(), 0, False  # begun: the current member has consumed some input
     data, full, ended = b"", False, False  # full: the decompressor has more output without more input
     while True:
         if not data and not full:
@@ -162,7 +162,7 @@ def _members(file: BinaryIO, decompressor: Callable[[], Any]) -> Iterator[bytes]
         try:
             block = member.decompress(data, _BLOCK_BYTES)
         except (zlib.error, lzma.LZMAError) as error:
-            if members and not begun:  # after a whole member, this is not the beginning of another
+            if members and not begun:  # the bytes after a whole member are not the start of another
                 raise _BytesFollowError(str(error)) from None
             raise
         begun = True
@@ -187,10 +187,10 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 def _zstd(file: BinaryIO) -> Iterator[bytes]:
     """Yield the blocks of all frames of a .zst file.
 
-    Arrow reads them, in bounded blocks. The package zstandard would take a truncated frame for the end of the stream
-    when its blocks are bounded.
+    Arrow reads them in bounded blocks. With bounded blocks the package zstandard would take a truncated frame for the
+    end of the stream.
     """
-    import pyarrow as pa  # a tenth of a second, which `ziggurat --version` need not wait for
+    import pyarrow as pa  # takes 0.1 s, which `ziggurat --version` should not pay
 
     stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
     while True:
@@ -203,7 +203,7 @@ def _zstd(file: BinaryIO) -> Iterator[bytes]:
                 raise _BytesFollowError(str(error)) from None
             if error.errno is not None:  # the system's error, not one about the content
                 raise
-            # _decompressed tells errors about memory by the word "limit", which lzma uses.
+            # _decompressed recognises memory errors by the word "limit", which lzma uses.
             raise zlib.error(str(error).replace("requires too much memory", "limit of memory")) from None
         if not block:
             return
@@ -223,7 +223,7 @@ class _Blocks(io.RawIOBase):
             block = next(self._blocks, None)
             if block is None:
                 return 0
-            self._rest = memoryview(block)  # of which slices are no copies
+            self._rest = memoryview(block)  # whose slices are not copies
         part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
         buffer[: len(part)] = part
         return len(part)

@@ -1,8 +1,8 @@
 """Errors that a user can fix, and the causes behind errors of the system: a full disk, too little memory, open files.
 
-Every message says what is wrong, where, and what to do about it. First come problems and the errors that hold them,
-then `printable` for text of unknown origin in messages, then the functions that tell the machine's troubles from
-damaged files.
+Every message says what is wrong, where, and what to do about it. Problems and the errors that hold them come first,
+then `printable` for text of unknown origin in messages, then the functions that distinguish failures of the machine
+from damaged files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Severity = Literal["error", "warning", "note"]
 
 
 class Remedy(StrEnum):
-    """Ways out for which a caller may have another, as the command line words them; `Problem.shown` replaces them."""
+    """Remedies as the command line words them; a caller with a different one replaces them by `Problem.shown`."""
 
     PREPARE = "run `ziggurat prepare` again"
     PREPARE_ANEW = "run `ziggurat prepare --force` again"
@@ -34,31 +34,31 @@ class Remedy(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """A fault of one setting or file, in words, with all that a caller may know by another name as data."""
+    """A fault of one setting or file in words, with the names in it as data, since callers may use other names."""
 
     key: str
-    """Dotted key of the setting that it is about, as in its reason; "" for none."""
+    """Dotted key of the setting, as in the reason; "" for none."""
     reason: str
     """The fault and its cause; one that ends with a colon or comma leads to its remedy."""
     remedy: str = ""
-    """The way out; "" where the reason says it."""
+    """The way out; "" if the reason states it."""
     severity: Severity = "error"
     named: tuple[str, ...] = ()
-    """Other keys, and remedies of `Remedy`, that the text names, in the order of their importance."""
+    """Other keys and members of `Remedy` that the text contains, most important first."""
 
     @classmethod
     def of(cls, setting: str, said: str, remedy: str = "", **more: Any) -> Problem:
-        """Return the problem of `key` or `key: value`, with which its reason begins; `more` are fields by name."""
+        """Return a problem whose reason starts with `setting` (`key` or `key: value`); `more` are fields by name."""
         return cls(setting.partition(":")[0], f"`{setting}`{'' if said[0] == ':' else ' '}{said}", remedy, **more)
 
     def __str__(self) -> str:
-        """Return the text, with the names that the problem has."""
+        """Return the text with its original names."""
         if not self.remedy:
             return self.reason
         return f"{self.reason}{' ' if self.reason.endswith((':', ',')) else '; '}{self.remedy}"
 
     def shown(self, names: Mapping[str, str]) -> str:
-        """Return the text with other names: those of whole keys, of sections above them, and of remedies."""
+        """Return the text with other names for keys, for the sections above them, and for remedies."""
         known: dict[str, str] = {}
         for key in self.names:
             above, rest = key.partition(" (")[0], ""  # a label, KEY (NAME), is replaced as a whole
@@ -72,19 +72,19 @@ class Problem:
         if not known:
             return str(self)
         longest = map(re.escape, sorted(known, key=len, reverse=True))
-        # Not what ends alike: `data.train.1` is no part of `data.train.10`, nor of a path.
+        # Only whole names: `data.train.1` is not a part of `data.train.10`, nor of a path.
         return re.sub(rf"(?:(?<![\w./-])|(?= ))(?:{'|'.join(longest)})(?![\w-])", lambda at: known[at[0]], str(self))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All in the text that a caller may know by another name, the key first."""
+        """All names in the text that a caller may replace, the key first."""
         return tuple(filter(None, (self.key, *self.named, self.remedy)))
 
 
 class ZigguratError(Exception):
     """Base of every error that a user can fix; the command line prints it without a traceback, exit status 2.
 
-    Text alone is a problem of `key`, in which `named` stand (see Problem); `between` stands between several problems.
+    Plain text is a problem of `key` that mentions `named` (see Problem); `between` separates several problems.
     """
 
     def __init__(self, *problems: Problem | str, key: str = "", named: Sequence[str] = (), between: str = "; ") -> None:
@@ -102,7 +102,7 @@ class ZigguratError(Exception):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that `with_names` may replace: of each problem the key first."""
+        """All names that `with_names` may replace, for each problem the key first."""
         return tuple(name for problem in self.problems for name in problem.names)
 
     def with_names(self, names: Mapping[str, str]) -> Self:
@@ -113,7 +113,7 @@ class ZigguratError(Exception):
 
 @contextlib.contextmanager
 def about(key: str) -> Iterator[None]:
-    """Context of reading what the setting `key` names: problems without a key have that one."""
+    """Context for reading the file that the setting `key` names; problems without a key get that key."""
     try:
         yield
     except ZigguratError as error:
@@ -124,8 +124,8 @@ def about(key: str) -> Iterator[None]:
 class ConfigError(ZigguratError, ValueError):
     """A configuration key is unknown, ill-typed, out of range or in conflict with another key.
 
-    It is a ValueError, so that a section's rule may raise it, with the key relative to the section: pydantic then adds
-    where the section is.
+    It is a ValueError so that a section's rule can raise it, with the key relative to the section; pydantic then adds
+    the location of the section.
     """
 
 
@@ -134,7 +134,7 @@ class DataError(ZigguratError):
 
 
 class DamageError(DataError):
-    """The bytes of a corpus file did not come whole: cut short, changed on the way, or not of the kind they claim."""
+    """A corpus file did not arrive intact: it is cut short, was changed in transit, or is not of the claimed kind."""
 
 
 class CheckpointError(ZigguratError):
@@ -142,24 +142,24 @@ class CheckpointError(ZigguratError):
 
 
 class ExportError(ZigguratError):
-    """A model cannot be exported or imported, or the result computes something else; the message has all reasons."""
+    """A model cannot be exported or imported, or the result computes something else; the message gives all reasons."""
 
 
 class TrainingError(ZigguratError):
-    """Training cannot go on (for example: too many non-finite updates in a row)."""
+    """Training cannot continue (for example after too many consecutive non-finite updates)."""
 
 
 class MachineError(ZigguratError):
-    """The system refused to read or write a file for a reason other than its content: the file may well be intact."""
+    """The system could not read or write a file for a reason other than its content; the file may be intact."""
 
 
 def printable(text: str, limit: int = 80) -> str:
     """Return `text` safe for a terminal or a log: control and bidirectional characters escaped, cut at `limit`.
 
     Corpora contain terminal escape sequences and right-to-left overrides. Printed raw, they can rewrite the terminal's
-    content or reverse what a reader sees.
+    content or reverse the displayed text.
     """
-    # The ranges: LRE to RLO (U+202A-E), LRI to PDI (U+2066-9), and the Arabic letter mark.
+    # Ranges: LRE to RLO (U+202A-E), LRI to PDI (U+2066-9), and the Arabic letter mark.
     shown = "".join(
         c
         if c.isprintable() and not (0x202A <= ord(c) <= 0x202E or 0x2066 <= ord(c) <= 0x2069 or ord(c) == 0x061C)
@@ -172,7 +172,7 @@ def printable(text: str, limit: int = 80) -> str:
 def other_format(path: object, found: object, reads: object, remedy: str) -> Problem:
     """Return the problem of a file or folder whose format number is not the one that this version reads.
 
-    Nothing was released before format 1 of every file, so another number is of a development version or a later one.
+    Every file had format 1 in the first release, so other numbers are from a development version or a later one.
     """
     return Problem(
         "",
@@ -194,7 +194,7 @@ _PASSING = {
 
 
 def refuse_passing(path: object, error: BaseException) -> None:
-    """Raise MachineError if `error`, from reading `path`, has a passing cause in the system; else return.
+    """Raise MachineError if `error`, from reading `path`, has a transient cause in the system; otherwise return.
 
     Without this, too many open files would look like damage, and intact data would be rebuilt or set aside.
     """
@@ -209,10 +209,10 @@ def is_full_disk(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[None]:
-    """Context of writing the file or folder `path`: errors that name no file, or a temporary one, get its name.
+    """Context for writing the file or folder `path`: errors without a file name, or with a temporary one, get its name.
 
-    The system names no file when it fails to write to one that is already open, or to sync it. Raises MachineError in
-    place of a library's OSError without a number, with the system's reason from the chain of causes.
+    The system names no file if writing to or syncing an open file fails. A library's OSError without a number becomes
+    MachineError, with the system's reason from the chain of causes.
     """
     try:
         yield
@@ -226,7 +226,7 @@ def written_whole(path: Path) -> Iterator[None]:
 
 
 def _system_reason(error: BaseException) -> str | None:
-    """Return the system's words for the first numbered OSError behind `error`; None where there is none."""
+    """Return the system's message for the first numbered OSError behind `error`; None if there is none."""
     earlier = error.__cause__ or error.__context__
     while earlier is not None:
         if isinstance(earlier, OSError) and earlier.errno is not None:
@@ -236,7 +236,7 @@ def _system_reason(error: BaseException) -> str | None:
 
 
 def why_unwritten(error: OSError) -> str:
-    """Return the message for an error of `is_full_disk`: what was being written, the room left, and what to do."""
+    """Return the message for an error of `is_full_disk`: the file, the room left, and what to do."""
     said = f"cannot be written: {os.strerror(error.errno or 0)}"
     if error.filename is None:  # standard output without a buffer, for example
         return f"the output {said}; make room, or write elsewhere"
@@ -253,7 +253,7 @@ def why_unwritten(error: OSError) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True if memory ran out, by the words of Python, C++, torch's CPU allocator (RuntimeError) or the GPU."""
+    """Return True if memory ran out, by the messages of Python, C++, torch's CPU allocator or the GPU."""
     if isinstance(error, MemoryError):
         return True
     if type(error).__name__ == "OutOfMemoryError":  # torch's; compared by name, so as not to import torch
@@ -271,9 +271,9 @@ _WORDS_FOR_NO_MEMORY = (
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return "memory" or "threads" where `error`, or one in its chain of causes, means that these ran out; else None.
+    """Return "memory" or "threads" if `error`, or one in its chain of causes, means that these ran out; otherwise None.
 
-    The command line asks this of every error that reaches it: a reader may have taken it for damage.
+    The command line checks every error that reaches it, because a reader may have taken it for damage.
     """
     at: BaseException | None = error
     while at is not None:
@@ -288,8 +288,8 @@ def shortage(error: BaseException) -> str | None:
 
 _WORDS_FOR_NO_ADDRESSES = (
     "failed to map segment from shared object",  # the dynamic loader
-    "annot allocate memory",  # the system's words, with or without a capital
+    "annot allocate memory",  # the system's message, capitalised or not
     "mkl_malloc: failed",
 )
 _WORDS_FOR_NO_THREADS = ("can't start new thread", "Failed to launch worker thread")
-_EAGAIN = "Resource temporarily unavailable"  # std::thread's RuntimeError; a locked file says it too, as an OSError
+_EAGAIN = "Resource temporarily unavailable"  # std::thread's RuntimeError; for locked files an OSError

@@ -1,7 +1,7 @@
-"""Files: finding them by pattern, writes that appear whole or not at all, checksums, and folders of a wrong kind.
+"""Files: finding them by pattern, atomic writes, checksums, and recognising folders of the wrong kind.
 
-Checksums of a folder's files are written last, and compared by every reader before it parses a file, since parsers of
-other projects may crash on damaged files or silently read wrong numbers from them:
+Checksums of a folder's files are written last. Every reader compares them before it parses a file, because third-party
+parsers may crash on damaged files or silently read wrong numbers from them:
 
     checksums.json   format, again (how to write the folder again), files: name -> {bytes, xxh3_128}, config (content
                      of config.yaml, so that an edit can be named), checksum (of all this)
@@ -44,8 +44,8 @@ from ziggurat.system.yaml_text import MAX_YAML_BYTES, changed, parse_yaml, shown
 def find_files(pattern: str, key: str) -> list[Path]:
     """Return the files that match `pattern` (a path or a glob, `**` included), sorted.
 
-    `key` is the configuration key of the pattern, for messages. Raises DataError: no file, something that is not a
-    regular file, or one file both compressed and not, which would be read twice.
+    `key` is the configuration key of the pattern, for messages. Raises DataError if there is no file, if one is not a
+    regular file, or if a file is there both compressed and uncompressed, since it would be read twice.
     """
     plain = Path(pattern).expanduser()
     if plain.exists() or not glob.has_magic(pattern):
@@ -70,7 +70,7 @@ def find_files(pattern: str, key: str) -> list[Path]:
 def fingerprint(path: Path) -> str:
     """Return the 128-bit xxHash of the file's bytes in hexadecimal (an identity, not a signature).
 
-    Raises DataError: there is no such file, it cannot be read, or it is a pipe or device, which might never end.
+    Raises DataError if there is no such file, it cannot be read, or it is a pipe or device, which might never end.
     """
     digest = xxhash.xxh3_128()
     try:
@@ -100,22 +100,22 @@ def write_atomically(path: Path, content: bytes, *, sweeps: bool = True) -> None
 
 @contextlib.contextmanager
 def atomic_file(path: Path, *, sweeps: bool = True) -> Iterator[BinaryIO]:
-    """Open a file that replaces `path` at the end of the block; after an error no trace of it is left.
+    """Open a file that replaces `path` at the end of the block; after an error it leaves no trace.
 
     A killed process leaves a temporary file, which the next writer of `path` removes. `sweeps` is False in folders with
-    very many files, where looking for it would take long; there ziggurat.system.staging.sweep does so once.
+    very many files, where looking for it would take too long; there ziggurat.system.staging.sweep does so once.
     """
     if sweeps:
         remove_dead(path)
     with written_whole(path):
         descriptor, temporary = make_temporary(path)
         try:
-            # Closed only after the rename: until then the lock tells others that the writer lives.
+            # Closed only after the rename: until then the lock shows other processes that the writer is alive.
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
                 os.fchmod(file.fileno(), 0o666 & ~_UMASK)
-                # Content before name: otherwise a power cut could leave an empty file under the name.
+                # Sync before the rename: otherwise a power cut could leave an empty file under the name.
                 os.fsync(file.fileno())
                 os.replace(temporary, path)
             # Without this the name may reach the disk seconds later. Until then a power cut would bring back the old
@@ -133,26 +133,26 @@ def _umask() -> int:
     return mask
 
 
-# Read once, at import: setting the mask affects files that other threads create meanwhile.
+# Read once, at import, because setting the mask affects files that other threads create at the same time.
 _UMASK = _umask()
 
 
 CHECKSUMS_FILE = "checksums.json"
-"""Name of the file; it lists every other file of its folder, not those in folders within."""
+"""Name of the file; it lists every other file of its folder, but no files in subfolders."""
 CHECKSUMS_FORMAT = 1
 _CONFIG = "config.yaml"  # text that people edit, so changes are named by key
-_MOST_BYTES = 1 << 24  # of checksums.json itself: enough for 100,000 files
-_SETTLED_SECONDS = 2.0  # since the last change of a file, until its fingerprint may be remembered
+_MOST_BYTES = 1 << 24  # limit on checksums.json itself, enough for 100,000 files
+_SETTLED_SECONDS = 2.0  # time after the last change of a file before its fingerprint may be cached
 
 
 def write_checksums(
     folder: Path, again: str, *, only: Pattern[str] | None = None, known: Mapping[str, str] | None = None
 ) -> None:
-    """Write checksums.json, the last file of `folder`, with all its files or those whose whole name matches `only`.
+    """Write checksums.json, the last file of `folder`, for all its files or for those whose full name matches `only`.
 
-    `again` says how to write the folder again, for messages about damage: `average the run again: ziggurat average
-    runs/a`. `known` are fingerprints by name, of files that need not be read. Raises OSError, DataError: a file cannot
-    be read, or the list cannot be written.
+    `again` describes how to write the folder again, for messages about damage: `average the run again: ziggurat average
+    runs/a`. `known` maps names to the fingerprints of files that need not be read. Raises OSError or DataError if a
+    file cannot be read or the list cannot be written.
     """
     wanted = only or re.compile(r"[^.].*")  # names that begin with a dot are locks and temporary files
     present = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS_FILE)
@@ -177,13 +177,13 @@ def write_checksums(
 
 def made_by(*words: object) -> str:
     """Return the `again` of a folder written by a verb of ziggurat; `words` are its command, quoted for the shell."""
-    return f"`{shlex.join(['ziggurat', *map(str, words)])}` writes the folder anew"
+    return f"`{shlex.join(['ziggurat', *map(str, words)])}` writes the folder again"
 
 
 def check_folder(folder: Path) -> frozenset[str]:
-    """Compare every file of `folder` with its checksum; return the names listed, none where there is no list.
+    """Compare every file of `folder` with its checksum; return the listed names, or none if there is no list.
 
-    Raises CheckpointError naming the first file that is missing or changed, and the way out.
+    Raises CheckpointError, which names the first missing or changed file and the way out.
     """
     document = _listed(folder)
     for name in document["files"]:
@@ -205,14 +205,14 @@ def content_checksum(document: Mapping[str, Any]) -> str:
 
 
 def has_checksum(document: Mapping[str, Any]) -> bool:
-    """Return True if the `checksum` in a JSON document is that of its content."""
+    """Return True if the `checksum` in a JSON document matches its content."""
     return bool(document.get("checksum") == content_checksum(document))
 
 
 def is_intact(path: Path, expected: str) -> bool:
-    """Return True if the file's fingerprint is `expected`; an unchanged file is read only once in a process.
+    """Return True if the file's fingerprint is `expected`; an unchanged file is read only once per process.
 
-    Raises DataError when it cannot be read.
+    Raises DataError if it cannot be read.
     """
     try:
         before = os.stat(path)
@@ -221,8 +221,8 @@ def is_intact(path: Path, expected: str) -> bool:
     identity = (before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns, before.st_ctime_ns)
     if identity not in _intact:
         found = fingerprint(path)
-        # The clock of a file system ticks a few hundred times a second: a file written a moment ago may change again
-        # within the same tick, and its time would not show that.
+        # The clock of a file system ticks a few hundred times a second. A recently written file may change again within
+        # the same tick, and its time would not show it.
         if time.time() - max(before.st_mtime, before.st_ctime) < _SETTLED_SECONDS:
             return found == expected
         _intact[identity] = found
@@ -234,9 +234,9 @@ _intact: dict[tuple[int, int, int, int, int], str] = {}
 
 
 def _listed(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's checksums.json, without it a list of no files.
+    """Return the content of a folder's checksums.json, or an empty list of files if it is missing.
 
-    Raises CheckpointError: the list itself is damaged.
+    Raises CheckpointError if the list itself is damaged.
     """
     path = folder / CHECKSUMS_FILE
     try:
@@ -257,7 +257,7 @@ def _listed(folder: Path) -> dict[str, Any]:
         raise CheckpointError(other_format(path, document["format"], CHECKSUMS_FORMAT, "update ziggurat"))
     if not whole:
         raise CheckpointError(
-            f"{path}: damaged, so nothing says whether the files beside it are whole; write the folder again, or "
+            f"{path}: damaged, so the files next to it cannot be verified; write the folder again, or "
             "remove this file to open it unchecked"
         )
     return document
@@ -274,7 +274,7 @@ def _check(path: Path, document: Mapping[str, Any]) -> None:
         size = os.stat(path).st_size
     except OSError as error:
         raise CheckpointError(f"{path}: missing or unreadable ({error.strerror}){again}") from None
-    if not path.is_file():  # reading a pipe would wait for ever
+    if not path.is_file():  # reading a pipe might never end
         raise CheckpointError(f"{path}: not a file{again}")
     try:
         if size == entry["bytes"] and is_intact(path, entry["xxh3_128"]):
@@ -290,7 +290,7 @@ def _check(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
-    """Raise CheckpointError naming the keys that an edit of the configuration changed; edited comments are allowed."""
+    """Raise CheckpointError with the keys that an edit of the configuration changed; edited comments are allowed."""
     try:
         found = parse_yaml(read_bounded(path, MAX_YAML_BYTES).decode("utf-8"), str(path))[0]
     except (ZigguratError, YAMLError, OSError, ValueError, RecursionError) as error:
@@ -298,8 +298,8 @@ def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{said}; the file was changed since it was written; {document['again']}") from None
     if not (changes := changed(document.get("config"), found)):
         return
-    # The way out depends on what was edited: the search can be set on the command line, the sections of the weights and
-    # the vocabularies cannot be changed at all, anything else may stay.
+    # The way out depends on the edit: search settings can be given on the command line, the sections that belong to the
+    # weights and vocabularies cannot be changed at all, and any other edit may stay.
     ways = "put the old values back"
     searched = [change for change in changes if change.startswith("decoding.")]
     if searched:
@@ -316,13 +316,13 @@ def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
 
 
 GENERATOR = "Ziggurat"
-"""GENERATOR is the generator that our pages name."""
+"""GENERATOR is the generator named in our pages."""
 _MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
-_HEAD = 1000  # bytes that hold the mark
+_HEAD = 1000  # first bytes of a page, which contain the mark
 
 
 def may_be_replaced(path: Path) -> bool:
-    """Return True unless a file with something other than one of our pages is at `path`."""
+    """Return True unless `path` is a file other than one of our pages."""
     if not path.is_file():  # nothing, or a device, which is written to and not replaced
         return True
     try:
@@ -348,9 +348,9 @@ _READ_BY = {
 
 
 def folder_kind(path: Path) -> str | None:
-    """Return the kind of the folder and what reads it, as a part of a sentence; None for an unknown kind.
+    """Return the kind of the folder and what reads it, as part of a sentence; None for an unknown kind.
 
-    Only file names and a few fields of small JSON files are looked at.
+    Only file names and a few fields of small JSON files are checked.
     """
     exported = _fields(path / "export.json", "target", "model")
     if exported is not None and exported[0] in _READ_BY:
@@ -389,11 +389,11 @@ def _parent(path: Path) -> str | None:
     if not found:
         return None
     named = ", ".join(map(str, found[:5])) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
-    return f"{kind}; name one that is in it: {named}"
+    return f"{kind}; name one of those in it: {named}"
 
 
 def _models_in(path: Path) -> list[Path]:
-    """Return the runs in a folder, and the exports that translate here."""
+    """Return the runs in a folder, and the exports that ziggurat can translate with."""
 
     def translates(folder: Path) -> bool:
         return (folder / "checkpoints").is_dir() or _fields(folder / "export.json", "target") == ["ctranslate2"]

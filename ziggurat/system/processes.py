@@ -3,12 +3,12 @@
 PyTorch is not imported here: a new process imports this module before it can watch its parent.
 
 After each operation that torch splits among threads, the threads meet at a barrier, where GNU's OpenMP (libgomp) lets
-them spin for some milliseconds before they sleep: best on an idle machine, but where another process wants a core, a
-spinning thread occupies the one that the thread it waits for needs, and training becomes ten times slower
-(benchmarks/README.md). The environment variables that choose are read only once, when the library is loaded. libgomp
-spins only for microseconds when the process has more OpenMP threads than there are CPUs (its config/linux/wait.h:
-gomp_throttled_spin_count_var): while others keep the machine busy, `share_cores` holds a team of idle threads, which
-compute nothing. LLVM's and Intel's OpenMP (KMP_BLOCKTIME) yield by the same rule.
+them spin for some milliseconds before they sleep. This is best on an idle machine. If another process wants a core,
+however, a spinning thread occupies the core that the thread it waits for needs, and training becomes ten times slower
+(benchmarks/README.md). The environment variables that control this are read only once, when the library is loaded. But
+libgomp spins only for microseconds if the process has more OpenMP threads than there are CPUs (its
+config/linux/wait.h: gomp_throttled_spin_count_var). So while other processes keep the machine busy, `share_cores`
+holds a team of idle threads, which compute nothing. LLVM's and Intel's OpenMP (KMP_BLOCKTIME) yield by the same rule.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def _left_to_parent() -> Iterator[None]:
-    """Block signals to stop that reach whole groups in processes that are started inside the block.
+    """Block stop signals sent to whole process groups, in processes started inside the block.
 
-    Ctrl-C, the end of a terminal and a scheduler's warning reach all processes, but only the parent is to act on them.
+    Ctrl-C, the end of a terminal and a scheduler's warning reach all processes, but only the parent should act on them.
     """
     # A new process inherits the signals that are blocked when it starts.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2))
@@ -51,9 +51,9 @@ def _left_to_parent() -> Iterator[None]:
 def worker_pool(workers: int, *, way_out: str) -> Iterator[Callable[..., Future[Any]]]:
     """Yield `submit(function, *arguments)`, which runs the function in one of `workers` new processes.
 
-    The first task starts the processes. The end of the block, by an interrupt too, ends them at once, in the middle of
-    their tasks. Ctrl-C and the end of the terminal are left to this process. Raises DataError, with `way_out` at its
-    end, where a worker died.
+    The first task starts the processes. The end of the block, even by an interrupt, ends them at once, in the middle of
+    their tasks. Only this process handles Ctrl-C and the end of the terminal. Raises DataError, which ends with
+    `way_out`, if a worker died.
     """
     # The pool's semaphores start multiprocessing's resource tracker, which must not take Ctrl-C either.
     with _left_to_parent():
@@ -73,9 +73,9 @@ def worker_pool(workers: int, *, way_out: str) -> Iterator[Callable[..., Future[
     def submit(function: Callable[..., Any], *arguments: object) -> Future[Any]:
         with _left_to_parent():
             future, more = begin(function, *arguments)
-            # `submit` wakes the thread that watches the processes before it starts a new one, not after. The death of
-            # the new one would go unnoticed until another task ends, or for ever. So each new process is followed by a
-            # task that does nothing, which wakes the thread again.
+            # `submit` wakes the thread that watches the processes before it starts a new process, not after. The death
+            # of the new process would go unnoticed until another task ends, or for ever. So each new process is
+            # followed by an empty task, which wakes the thread again.
             while more:
                 _, more = begin(_nothing)
         return future
@@ -85,7 +85,7 @@ def worker_pool(workers: int, *, way_out: str) -> Iterator[Callable[..., Future[
     except BrokenProcessPool:
         raise DataError(f"a worker process was killed, perhaps for want of memory: {way_out}") from None
     finally:
-        # Before `shutdown`, which would wait for the tasks under way.
+        # Before `shutdown`, which would wait for the running tasks.
         for process in started:
             process.terminate()
         pool.shutdown(cancel_futures=True)
@@ -117,7 +117,7 @@ def in_order(start: Callable[[Task], Future[Result]], tasks: Iterable[Task], lim
 
 
 def _nothing() -> None:
-    """Do nothing: a task that only wakes the pool (see `worker_pool`)."""
+    """Do nothing; as a task, this only wakes the pool (see `worker_pool`)."""
 
 
 def _leave_with_parent() -> None:
@@ -127,7 +127,7 @@ def _leave_with_parent() -> None:
 
     def watch() -> None:
         parent.join()
-        os._exit(1)  # sys.exit would end this thread alone
+        os._exit(1)  # sys.exit would end only this thread
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -136,7 +136,7 @@ _STAT = Path("/proc/stat")
 _MAPS = Path("/proc/self/maps")
 _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SECONDS = 0.5  # between two samples: long enough to measure 0.1 cores with CPU times in hundredths of a second
-_CROWDED, _CALM = 0.25, 0.1  # cores that others use beyond those we leave them: turn on above, off below
+_CROWDED, _CALM = 0.25, 0.1  # cores that others use beyond those we leave free: turn on above, off below
 _CALM_LOOKS = 6  # three seconds, so that a program that pauses does not make us switch back and forth
 
 
@@ -152,7 +152,7 @@ class _Times(NamedTuple):
 
 
 class CoreContention:
-    """Detector of other processes that want the cores of our threads, from samples of CPU times."""
+    """Detector of other processes that compete for our threads' cores, from samples of CPU times."""
 
     def __init__(self, threads: int, cpus: int) -> None:
         self.threads, self.cpus = threads, cpus
@@ -171,10 +171,10 @@ class CoreContention:
 
 
 def share_cores(threads: int) -> None:
-    """Adapt the waiting of torch's `threads` threads to the machine's load, from now on, in a daemon thread.
+    """Start a daemon thread that adapts the waiting of torch's `threads` threads to the machine's load.
 
-    Does nothing where the user has chosen how threads wait (OMP_WAIT_POLICY, GOMP_SPINCOUNT or KMP_BLOCKTIME is set),
-    for one thread, which waits for no other, or on systems without /proc/stat, where the load is unknown.
+    Does nothing if the user has chosen how threads wait (OMP_WAIT_POLICY, GOMP_SPINCOUNT or KMP_BLOCKTIME is set), for
+    a single thread, which waits for no other, or on systems without /proc/stat, where the load is unknown.
     """
     if threads < 2 or any(name in os.environ for name in _SETTINGS) or not _STAT.is_file():
         return
@@ -215,7 +215,7 @@ def _watching(crowd: CoreContention) -> None:
             elif not crowded and let_go is not None:
                 let_go()
                 let_go = None
-    except (OSError, ValueError):  # /proc changed or is hidden: threads wait as they did before
+    except (OSError, ValueError):  # /proc changed or is hidden: threads wait as before
         if let_go is not None:
             let_go()
 
@@ -223,8 +223,8 @@ def _watching(crowd: CoreContention) -> None:
 def _team_size(crowd: CoreContention) -> int:
     """Return the size of the idle team that makes threads sleep at once.
 
-    libgomp counts a team without its first thread, so a team of n brings the count to threads + n - 1; this n makes it
-    exceed the CPUs by one. A team of less than one thread crashes the library.
+    libgomp does not count a team's first thread, so a team of n brings the count to threads + n - 1. With this n the
+    count exceeds the number of CPUs by one. A team of less than one thread crashes the library.
     """
     return max(1, crowd.cpus - crowd.threads + 2)
 
@@ -232,9 +232,9 @@ def _team_size(crowd: CoreContention) -> int:
 def _times(*, low: bool | None = None) -> _Times:
     """Return the CPU time that all other processes have used on the CPUs of this process.
 
-    `low`: whether time at low priority (nice) counts. By default only if this process has a low priority itself, since
-    the scheduler prefers us otherwise. Time that a hypervisor gave to other machines (steal) counts: it is lost to us
-    as well.
+    `low`: whether time at low priority (nice) counts; by default only if this process itself has a low priority, since
+    otherwise the scheduler prefers us. Time that a hypervisor gave to other machines (steal) counts, because it is also
+    lost to us.
     """
     ours = os.sched_getaffinity(0)
     low = os.getpriority(os.PRIO_PROCESS, 0) > 0 if low is None else low
@@ -248,15 +248,15 @@ def _times(*, low: bool | None = None) -> _Times:
 
 
 def busy_notice(others: float) -> str:
-    """Return, as the beginning of a sentence, that other processes took the share `others` of the CPUs' time."""
+    """Return the start of a message that other processes took the share `others` of the CPUs' time."""
     return f"the machine is busy: {others:.0%} of its processors' time went to other processes"
 
 
 class SystemLoad:
-    """The load of this process's CPUs by other processes, of whatever priority, since this object was made.
+    """The load on this process's CPUs from other processes of any priority, since this object was created.
 
-    Low priority counts here: it costs measurements of milliseconds nearly as much, since a thread that wakes up waits
-    for the end of the other's turn.
+    Low priority counts here: it disturbs measurements of milliseconds nearly as much, since a thread that wakes up
+    waits until the other's time slice ends.
     """
 
     def __init__(self) -> None:
@@ -266,11 +266,11 @@ class SystemLoad:
     def _look() -> _Times | None:
         try:
             return _times(low=True)
-        except (OSError, ValueError, AttributeError):  # no /proc/stat, or one that is hidden: the load is unknown
+        except (OSError, ValueError, AttributeError):  # no /proc/stat, or a hidden one: the load is unknown
             return None
 
     def look(self, threads: int) -> tuple[float, bool]:
-        """Return the share of the CPUs' time that others used, and whether our `threads` were in their way."""
+        """Return the share of the CPUs' time that others used, and whether our `threads` had to compete with them."""
         now, began = self._look(), self._began
         if now is None or began is None or now.clock <= began.clock:
             return 0.0, False
@@ -283,8 +283,8 @@ class SystemLoad:
 def sleeping_at_once(threads: int) -> Iterator[None]:
     """Context in which torch's `threads` threads sleep while they wait for each other, instead of spinning.
 
-    What a thread then uses of its processor is what it works. Where the user has chosen how threads wait, or the
-    OpenMP library has no such rule, they wait as they did before.
+    A thread's CPU time is then the time that it works. If the user has chosen how threads wait, or if the OpenMP
+    library has no such rule, they wait as before.
     """
     let_go: Callable[[], None] | None = None
     if threads > 1 and not any(name in os.environ for name in _SETTINGS) and _MAPS.is_file():
@@ -299,11 +299,11 @@ def sleeping_at_once(threads: int) -> Iterator[None]:
 def idle_team(size: int) -> Callable[[], None]:
     """Make every OpenMP library of this process hold a team of `size` sleeping threads; return a function to end them.
 
-    The team belongs to a thread started here, which lives as long: a library frees a team when its thread ends.
+    The team belongs to a thread started here that lives as long, because a library frees a team when its thread ends.
     """
     ready, done = threading.Event(), threading.Event()
     libraries = [ctypes.CDLL(path) for path in _openmp()]
-    # Any function that ignores its argument will do; a Python function would need the interpreter in every thread.
+    # Any C function that ignores its argument works; a Python function would need the interpreter in every thread.
     nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)
 
     def hold() -> None:
@@ -324,7 +324,7 @@ def idle_team(size: int) -> Callable[[], None]:
 
 
 def _openmp() -> list[str]:
-    """Return the paths of the loaded OpenMP libraries; CDLL of such a path returns the loaded library."""
+    """Return the paths of the loaded OpenMP libraries; CDLL with such a path returns the loaded library."""
     paths = {line.split(maxsplit=5)[5] for line in _MAPS.read_text().splitlines() if "omp" in line and "/" in line}
     names = ("libgomp", "libomp", "libiomp5")
     return sorted(path for path in paths if os.path.basename(path).startswith(names) and os.path.isfile(path))

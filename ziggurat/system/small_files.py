@@ -1,8 +1,8 @@
-"""Safe reading of small files that may come from strangers: regular files of bounded size, JSON of bounded depth.
+"""Safe reading of small, possibly untrusted files: regular files of bounded size, JSON of bounded depth.
 
-No file can make a reader hang (a pipe, a device), fill the memory, or fail where the file's name is unknown. Errors are
-of the class that the caller names, with the file, the key and the way out. In order: checks of paths, bytes, JSON and
-its form, lines of JSON; then what makes a safetensors file the same every time.
+No file can make a reader hang (a pipe, a device), exhaust memory, or fail without its name in the message. The caller
+chooses the class of errors, which give the file, the key and the way out. Checks of paths come first, then bytes, JSON
+and its form, and JSON lines, then deterministic safetensors files.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from ziggurat.system.errors import ConfigError, DataError, Problem, ZigguratError, printable, refuse_passing
 
 MAX_BYTES = 1 << 24
-"""Most bytes (16 MiB) of a document, or of a line of JSON lines. The largest genuine ones are vocabularies of 250,000
+"""Most bytes (16 MiB) of a document or of a line of JSON lines. The largest real ones are vocabularies of 250,000
 pieces, about 8 MB. Parsed, `[[],[],` takes 25 times its size, so no document takes more than 400 MB of memory."""
 
 MAX_DEPTH = 64
 
 MAX_POINTER_BYTES = 1024
-"""Most bytes of a pointer file, by the specification of Git LFS."""
+"""Most bytes of a pointer file, according to the specification of Git LFS."""
 
 _POINTERS = {
     b"version https://git-lfs.github.com/spec/": ("Git LFS", "git lfs pull"),
     b"version https://hawser.github.com/spec/": ("Git LFS", "git lfs pull"),  # its name until 2014
     b"/annex/objects/": ("git-annex", "git annex get"),
 }
-"""First bytes of a file that stands for a large one in a Git repository -> who wrote it, what fetches the large one."""
+"""First bytes of a pointer file in a Git repository -> the program that wrote it, the command that fetches the file."""
 
 Shape = TypeVar("Shape", bound=BaseModel)
 Taken = TypeVar("Taken")
 
 
 class JsonForm(BaseModel):
-    """Base of the forms of JSON objects: the declared keys are checked without converting types; others are ignored."""
+    """Base of the forms of JSON objects: declared keys are checked without converting types, others are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
 
 def check_name(path: Path) -> None:
-    """Raise ConfigError for a path that is not UTF-8: Linux allows such names, several libraries do not."""
+    """Raise ConfigError for a path that is not UTF-8: Linux allows such names, but several libraries do not."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
@@ -62,8 +62,8 @@ def check_name(path: Path) -> None:
 def check_regular(path: Path, *, error: type[ZigguratError] = DataError) -> int:
     """Return the size of the regular file `path` in bytes.
 
-    Raises FileNotFoundError when it does not exist, `error` for a folder, pipe, device, inaccessible path or a pointer
-    file of Git LFS.
+    Raises FileNotFoundError if it does not exist, and `error` for a folder, pipe, device, inaccessible path or Git LFS
+    pointer file.
     """
     try:
         found = path.stat()
@@ -78,25 +78,25 @@ def check_regular(path: Path, *, error: type[ZigguratError] = DataError) -> int:
         what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, device or socket"
         raise error(f"{path}: is {what}, not a regular file")
     if 0 < found.st_size <= MAX_POINTER_BYTES:
-        with contextlib.suppress(OSError):  # reading it then says why it cannot be read
+        with contextlib.suppress(OSError):  # reading it later reports why it cannot be read
             refuse_pointer(path, path.read_bytes(), error=error)
     return found.st_size
 
 
 def check_opens(path: Path | str) -> None:
-    """Open a file and close it; for libraries that report every file that they cannot open as missing (safetensors).
+    """Open and close a file, for libraries that report every file they cannot open as missing (safetensors).
 
-    Raises OSError with the reason, DataError for a pointer file of Git LFS.
+    Raises OSError with the reason, DataError for a Git LFS pointer file.
     """
     with Path(path).open("rb") as file:
         refuse_pointer(path, file.read(MAX_POINTER_BYTES + 1))
 
 
 def refuse_pointer(path: Path | str, start: bytes, *, error: type[ZigguratError] = DataError) -> None:
-    """Raise `error` if a file that begins with `start` is a pointer file of Git LFS or git-annex.
+    """Raise `error` if a file that starts with `start` is a pointer file of Git LFS or git-annex.
 
-    `start` is the whole file, or its first MAX_POINTER_BYTES + 1 bytes. A repository that is cloned or downloaded
-    without its large files has such short texts in their places.
+    `start` is the whole file, or its first MAX_POINTER_BYTES + 1 bytes. A repository cloned or downloaded without its
+    large files contains such short texts instead.
     """
     if len(start) > MAX_POINTER_BYTES:
         return
@@ -111,13 +111,13 @@ def refuse_pointer(path: Path | str, start: bytes, *, error: type[ZigguratError]
 def inside(folder: Path, name: str, *, error: type[ZigguratError] = DataError) -> Path:
     """Return the path of the file that a document in `folder` calls `name`.
 
-    Raises `error` for a name with folders in it, or a link that leads outside of the folder: a stranger's folder could
-    otherwise get a private file copied into the output.
+    Raises `error` for a name with folders in it, or a link that leads outside the folder: otherwise an untrusted folder
+    could get a private file copied into the output.
     """
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         raise error(f"{folder}: names {printable(name)!r} as one of its files, which is not in it")
     path, home = folder / name, Path(os.path.realpath(folder))
-    # Snapshots in Hugging Face's cache consist of links to the folder `blobs` beside them.
+    # Snapshots in Hugging Face's cache consist of links to the folder `blobs` next to them.
     allowed = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
     where = Path(os.path.realpath(path))
     if not any(where.is_relative_to(place) for place in allowed):
@@ -130,11 +130,11 @@ def read_bounded(
 ) -> bytes:
     """Return the content of a regular file of at most `limit` bytes; `piped`: it may also be a pipe or device.
 
-    Raises FileNotFoundError when there is no file, `error` for everything else.
+    Raises FileNotFoundError if there is no file, `error` for everything else.
     """
     if not piped:
         check_regular(path, error=error)
-    extra = 0 if piped else os.O_NONBLOCK  # a pipe may have taken the file's place since: opening it must not wait
+    extra = 0 if piped else os.O_NONBLOCK  # a pipe may have replaced the file since: opening it must not wait
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | extra)) as file:
             if not piped and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -153,7 +153,7 @@ def read_bounded(
 def parse_json(content: bytes, name: str, *, error: type[ZigguratError] = DataError, remedy: str = "") -> Any:
     """Return the JSON value in `content`, which errors call `name`; `remedy` is the way out.
 
-    Raises `error`: not UTF-8, not JSON, nested deeper than MAX_DEPTH, text that is not Unicode.
+    Raises `error` if it is not UTF-8, not JSON, nested deeper than MAX_DEPTH, or has text that is not Unicode.
     """
     try:
         document = json.loads(content.decode("utf-8"))
@@ -163,7 +163,7 @@ def parse_json(content: bytes, name: str, *, error: type[ZigguratError] = DataEr
         raise error(Problem("", f"{name}: damaged ({printable(str(problem), 120)})", remedy)) from None
     if _is_deeper(document, MAX_DEPTH):
         raise error(Problem("", f"{name}: damaged (nested too deeply)", remedy))
-    if b"\\ud" in content.lower() and (lone := _lone_surrogate(document)):  # which cannot be written again
+    if b"\\ud" in content.lower() and (lone := _lone_surrogate(document)):  # such text could not be written again
         raise error(Problem("", f"{name}: {lone} has half of a character (\\ud800 to \\udfff stand in pairs)", remedy))
     return document
 
@@ -172,7 +172,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _lone_surrogate(document: Any) -> str | None:
-    """Return where in a JSON value the first string is that is not Unicode, in words; None if there is none."""
+    """Return the location, in words, of the first string in a JSON value that is not Unicode; None if there is none."""
     waiting: list[tuple[tuple[str, ...], Any]] = [((), document)]
     while waiting:
         path, value = waiting.pop()
@@ -198,7 +198,7 @@ def _is_deeper(document: Any, limit: int) -> bool:
 def shaped(
     document: Any, form: type[Shape], name: str, *, error: type[ZigguratError] = DataError, remedy: str = ""
 ) -> Shape:
-    """Return `document` as the form `form`. Raises `error` naming up to three keys that are missing or wrong."""
+    """Return `document` as the form `form`. Raises `error`, which names up to three missing or wrong keys."""
     try:
         return form.model_validate(document)
     except ValidationError as problem:
@@ -207,7 +207,7 @@ def shaped(
 
 
 def _said(fault: Any) -> str:
-    """Return pydantic's complaint about a key, in our words."""
+    """Return pydantic's complaint about a key, in our wording."""
     key = printable(".".join(map(str, fault["loc"])), 120)
     if fault["type"] == "missing":
         return f"no `{key}`"
@@ -243,18 +243,18 @@ def _model_of(kind: Any) -> type[BaseModel]:
 def read_json(path: Path, form: type[Shape], *, error: type[ZigguratError] = DataError, remedy: str = "") -> Shape:
     """Return the JSON object in the file `path` as the form `form`.
 
-    Raises FileNotFoundError when there is no file, `error` for everything else, ending with `remedy`, the way out.
+    Raises FileNotFoundError if there is no file, and `error`, ending with `remedy` (the way out), for everything else.
     """
     document = parse_json(read_bounded(path, error=error), str(path), error=error, remedy=remedy)
     return shaped(document, form, str(path), error=error, remedy=remedy)
 
 
 def read_json_lines(path: Path, take: Callable[[Any, str], Taken], what: str) -> Iterator[Taken]:
-    """Yield `take(document, place)` for each line; nothing where there is no file.
+    """Yield `take(document, place)` for each line; nothing if there is no file.
 
-    A damaged last line without LF is left out: its writer was killed while writing it. `take` raises ValueError,
+    A damaged last line without LF is skipped, because its writer was killed while writing it. `take` raises ValueError,
     KeyError, TypeError, AttributeError or OverflowError for a line that is not `what`, such as `a record of a run`;
-    `place` is the file and line. Raises DataError with these for any other damaged line, or one longer than MAX_BYTES.
+    `place` is the file and line. Raises DataError with both for any other damaged line, or one longer than MAX_BYTES.
     """
     if not path.exists():
         return
@@ -275,11 +275,11 @@ def read_json_lines(path: Path, take: Callable[[Any, str], Taken], what: str) ->
 
 
 class _NoJsonError(ZigguratError):
-    """A line that is not JSON."""
+    """Raised for a line that is not JSON."""
 
 
 def json_safe(value: Any) -> Any:
-    """Return `value` with None in place of every number that JSON does not have: NaN and infinity."""
+    """Return `value` with None instead of every number that JSON lacks: NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -290,10 +290,10 @@ def json_safe(value: Any) -> Any:
 def read_arrays(path: Path, form: str, what: str, again: str) -> tuple[dict[str, str], dict[str, Any]]:
     """Return metadata and numpy arrays of a safetensors file whose metadata give its `format` as `form`.
 
-    Raises FileNotFoundError when there is no file; DataError, which calls it `what` and ends with `again`, the way out,
-    when it is damaged or of another format. Files that were written before there were checksums have none.
+    Raises FileNotFoundError if there is no file. Raises DataError, which calls it `what` and ends with `again` (the way
+    out), if it is damaged or has another format. Files from before checksums were introduced have none.
     """
-    from safetensors import SafetensorError, safe_open  # it imports numpy, which errors need not wait for
+    from safetensors import SafetensorError, safe_open  # it imports numpy, which would delay error messages
 
     try:
         check_opens(path)
@@ -314,7 +314,7 @@ def read_arrays(path: Path, form: str, what: str, again: str) -> tuple[dict[str,
 
 
 def _checksum(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
-    """Return the checksum of numpy arrays with their names, types and shapes, and of what else is in the metadata."""
+    """Return the checksum of numpy arrays with their names, types and shapes, and of the other metadata."""
     digest = xxhash.xxh3_128(json.dumps(dict(metadata), sort_keys=True).encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
@@ -325,7 +325,7 @@ def _checksum(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
 def arrays_content(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
     """Return numpy arrays as a safetensors file with a checksum.
 
-    It is the same bytes every time: the library's order of metadata is not.
+    The bytes are the same every time, although the library's order of metadata is not.
     """
     from safetensors.numpy import save
 

@@ -1,16 +1,16 @@
 """Folders that appear whole or not at all, written by one process at a time, and the clean-up after killed processes.
 
-A file on its way to NAME is called `.NAME.<8 letters>.tmp` and locked (flock) while its writer lives: the kernel
-releases the lock when the process dies, however it dies. Whoever can lock such a file may remove it. Folders follow the
-same pattern: while NAME is built, `.NAME.building.tmp` lies beside it:
+While NAME is written, its file is called `.NAME.<8 letters>.tmp` and locked (flock) as long as its writer lives: the
+kernel releases the lock when the process dies, however it dies. Any process that can lock such a file may remove it.
+Folders follow the same pattern: while NAME is built, `.NAME.building.tmp` is next to it:
 
     lock    held by the building process; a file, since on NFS the lock of a folder does not reach other machines
     new/    the future NAME
-    old/    the former NAME, until new/ has taken its place. If there is no NAME, old/ is put back
+    old/    the former NAME, until new/ has replaced it. If there is no NAME, old/ is put back
     gone/   the former NAME, being deleted
 
-`.NAME.deleting.tmp` is a folder that is being deleted without a successor. Two renames replace a folder;
-renameat2(RENAME_EXCHANGE) would take one, but NFS lacks it, so the journal would be needed anyway.
+`.NAME.deleting.tmp` is a folder that is being deleted without a successor. Two renames replace a folder.
+renameat2(RENAME_EXCHANGE) would need one, but NFS lacks it, so the journal would be needed anyway.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _WITHOUT_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, e
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file until its last descriptor is closed; return False when another process holds it.
+    """Lock an open file until its last descriptor is closed; return False if another process holds it.
 
-    Raises OSError where the file system has no locks (lock_missing). The file must be open for writing: NFS implements
-    flock by byte-range locks, which need that, and which do not lock folders across machines.
+    Raises OSError if the file system has no locks (lock_missing). The file must be open for writing: NFS implements
+    flock with byte-range locks, which require that and do not lock folders across machines.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,7 +50,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock_missing(path: Path, error: OSError) -> DataError:
-    """Return the error to raise when `path` cannot be locked although no process holds it, with the way out."""
+    """Return the error to raise if `path` cannot be locked although no process holds it, with the way out."""
     if error.errno in _WITHOUT_LOCKS:
         return DataError(
             f"{path}: the file system there cannot lock files ({error.strerror}); without locks two processes could "
@@ -62,10 +62,10 @@ def lock_missing(path: Path, error: OSError) -> DataError:
 
 @contextlib.contextmanager
 def locked(file: Path, how: int, busy: str) -> Iterator[None]:
-    """Context that holds the lock of a file, made where it is missing; not of a folder, which NFS locks on one machine.
+    """Context that holds the lock of a file, created if missing; not of a folder, which NFS locks on one machine only.
 
-    `how` is LOCK_EX or LOCK_SH of fcntl; with LOCK_NB another process's lock is a DataError, `busy`, else it is waited
-    for. Raises DataError also where the file system has no locks.
+    `how` is LOCK_EX or LOCK_SH of fcntl. With LOCK_NB another process's lock raises DataError with the text `busy`;
+    otherwise it is waited for. Also raises DataError if the file system has no locks.
     """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
@@ -81,7 +81,7 @@ def locked(file: Path, how: int, busy: str) -> Iterator[None]:
 
 
 def held(file: Path) -> bool:
-    """Return whether a process holds the lock of a file, for itself alone; False where that cannot be known."""
+    """Return whether a process holds the exclusive lock of a file; False if that is unknown."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -106,17 +106,17 @@ def is_same(path: Path, descriptor: int) -> bool:
 
 
 def make_temporary(path: Path) -> tuple[int, Path]:
-    """Create a temporary file beside `path` and lock it; return its descriptor, open for writing, and its name.
+    """Create a temporary file next to `path` and lock it; return its descriptor, open for writing, and its name.
 
-    Raises OSError when it cannot be created.
+    Raises OSError if it cannot be created.
     """
     while True:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         try:
             held = try_lock(descriptor)
-        except OSError:  # no locks here, so no other process can lock it and remove it either
+        except OSError:  # no locks here, so no other process can lock and remove it either
             return descriptor, Path(name)
-        # Between creation and locking, another process may have taken it for a dead writer's and removed it.
+        # Before it was locked, another process may have taken it for a dead writer's file and removed it.
         if held and is_same(Path(name), descriptor):
             return descriptor, Path(name)
         os.close(descriptor)
@@ -136,12 +136,12 @@ def _remove_if_dead(file: Path) -> None:
     try:
         if not stat.S_ISREG(os.lstat(file).st_mode):
             return
-        # Anybody can give a link or a pipe such a name: do not follow the one, do not wait for the other.
+        # A link or a pipe may have such a name: do not follow a link, and do not wait for a pipe.
         descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return
     try:
-        # The name may belong to a new file by now, which its writer has not locked yet.
+        # The name may now belong to a new file that its writer has not locked yet.
         if try_lock(descriptor) and is_same(file, descriptor):
             file.unlink()
     except OSError:  # no locks, or no permission to remove it
@@ -151,15 +151,15 @@ def _remove_if_dead(file: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the folder's entries to the disk, where file system and permissions allow it. Raises OSError (EIO)."""
+    """Write the folder's entries to disk if file system and permissions allow it. Raises OSError (EIO)."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # a folder with permission to write but not to read
+    except PermissionError:  # the folder is writable but not readable
         return
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Network file systems that cannot sync folders answer with these numbers, as they do for locks.
+        # Network file systems that cannot sync folders return these numbers, as they do for locks.
         if error.errno not in _WITHOUT_LOCKS | {errno.EBADF}:
             raise
     finally:
@@ -167,7 +167,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sync_tree(folder: Path) -> None:
-    """Write all files and folders under `folder` to the disk, including those of other processes. Raises OSError."""
+    """Write all files and folders under `folder` to disk, including those of other processes. Raises OSError."""
     for place, _, files in os.walk(folder):
         for name in files:
             path = Path(place, name)
@@ -182,11 +182,11 @@ def _sync_tree(folder: Path) -> None:
 
 
 BUILDING, DELETING = "building", "deleting"
-"""Kinds of folders on their way in and out: words of eight letters, to fit the names of temporary files."""
+"""Kinds of temporary folders: words of eight letters, to match the names of temporary files."""
 
 
 class BeingBuiltError(DataError):
-    """Another process is building the folder; waiting may help."""
+    """Raised if another process is building the folder; waiting may help."""
 
 
 def staged(target: Path) -> Path:
@@ -197,14 +197,14 @@ def staged(target: Path) -> Path:
 class Staging:
     """The right of this process to build a folder, held until `close`; `building` is the same as a context.
 
-    Remains of an earlier process are removed; a folder that it had set aside is put back. Of a link, the folder that it
-    points to is built. Raises DataError when another process is building the same folder or there are no locks,
-    ConfigError for a name that is not UTF-8, OSError when the folder beside it cannot be created.
+    Remains of an earlier process are removed; a folder that it had set aside is put back. If the target is a link, the
+    folder that it points to is built. Raises DataError if another process is building the same folder or there are no
+    locks, ConfigError for a name that is not UTF-8, and OSError if the folder next to it cannot be created.
     """
 
     def __init__(self, target: Path) -> None:
         self.target = _real_path(target)
-        check_name(self.target)  # now, not after hours of filling a folder that other libraries cannot open
+        check_name(self.target)  # now, not after hours spent on a folder that other libraries cannot open
         self._place = beside(self.target, BUILDING)
         self._new, self._old, self._gone = (self._place / name for name in ("new", "old", "gone"))
         self.target.parent.mkdir(parents=True, exist_ok=True)
@@ -216,13 +216,13 @@ class Staging:
             raise
 
     def _enter(self) -> int:
-        """Create the folder beside the target and lock it; return the descriptor that holds the lock."""
+        """Create the folder next to the target and lock it; return the descriptor that holds the lock."""
         file = self._place / "lock"
         while True:
             self._place.mkdir(exist_ok=True)
             try:
                 descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:  # the former owner just finished and removed the folder
+            except FileNotFoundError:  # the previous owner just finished and removed the folder
                 continue
             except OSError:  # for example too many open files, or a full disk
                 with contextlib.suppress(OSError):
@@ -241,17 +241,17 @@ class Staging:
                 )
             if is_same(file, descriptor):
                 return descriptor
-            os.close(descriptor)  # the former owner removed the file between our opening and our locking it
+            os.close(descriptor)  # the previous owner removed the file after we opened it but before we locked it
 
     def _leave_unlocked(self) -> None:
-        """Leave no trace on a file system without locks, but touch nothing that another process may have there."""
+        """Leave no trace on a file system without locks, but keep files that may belong to another process."""
         with contextlib.suppress(OSError):
             if os.listdir(self._place) == ["lock"]:
                 os.unlink(self._place / "lock")
                 os.rmdir(self._place)
 
     def _tidy(self) -> None:
-        """Put back a folder that was set aside; remove everything else but the lock."""
+        """Put back a folder that was set aside; remove everything else except the lock."""
         if self._old.exists():
             if os.path.lexists(self.target):
                 self._forget_old()
@@ -269,21 +269,21 @@ class Staging:
         os.rename(self._old, self._gone)
 
     def begin(self) -> Path:
-        """Create the empty folder to fill, and return it. Raises OSError."""
+        """Create and return the empty folder to fill. Raises OSError."""
         self._new.mkdir()
         return self._new
 
     def put_in_place(self) -> None:
         """Give the folder its name.
 
-        Raises OSError when it cannot be done, and nothing has changed; DataError for a file or a mount point.
+        Raises OSError if that fails, in which case nothing has changed; DataError for a file or a mount point.
         """
-        # Content must be on the disk before the name, and the name before the old content is deleted.
+        # The content must be on disk before the name, and the name before the old content is deleted.
         _sync_tree(self._new)
         if self.target.exists() and not self.target.is_dir():
             raise DataError(f"{self.target}: is a file, expected a folder to write; give another one")
         try:
-            os.rename(self._new, self.target)  # enough where there is nothing, or an empty folder
+            os.rename(self._new, self.target)  # enough if there is nothing, or an empty folder
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 self._replace()
@@ -310,16 +310,16 @@ class Staging:
             raise
 
     def close(self) -> None:
-        """Remove what is left beside the target, and release the lock."""
+        """Remove the temporary folder next to the target and release the lock."""
         try:
-            if self._old.exists():  # there was an error right after the target was set aside
+            if self._old.exists():  # an error occurred right after the target was set aside
                 self._tidy()
             for entry in list(os.scandir(self._place)):
                 if entry.name != "lock":
                     shutil.rmtree(entry.path, ignore_errors=True)
             (self._place / "lock").unlink()
             self._place.rmdir()
-        except OSError:  # no longer ours to remove, or a failing disk: the next process here tries again
+        except OSError:  # no permission to remove it, or a failing disk: the next process here tries again
             pass
         finally:
             os.close(self._lock)
@@ -331,7 +331,7 @@ def _real_path(target: str | Path) -> Path:
 
 
 def beside(target: Path, kind: str) -> Path:
-    """Return the path beside `target` for a folder of this kind (BUILDING, DELETING)."""
+    """Return the path next to `target` for a folder of this kind (BUILDING, DELETING)."""
     return target.with_name(f".{target.name}.{kind}.tmp")
 
 
@@ -344,13 +344,13 @@ def remove(path: Path) -> None:
 
 
 def _cannot_be_made(target: Path, error: OSError) -> DataError:
-    """Return the error to raise for a folder that cannot be created or replaced, with the way out."""
+    """Return the error for a folder that cannot be created or replaced, with the way out."""
     parent = _real_path(target).parent
     where = ""
     if error.errno == errno.EBUSY:  # for example the volume of a container
         where = f". A file system is mounted there, so it cannot be replaced: name a folder inside, such as {target}/1"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        where = f". Folders are built beside their place, so {parent} must be writable"
+        where = f". Folders are built next to their final path, so {parent} must be writable"
     return DataError(f"{target}: cannot be made: {error.strerror or error}{where}")
 
 
@@ -361,8 +361,9 @@ _WAIT_SECONDS = 1.0
 def building(target: Path) -> Iterator[Path]:
     """Yield an empty folder that replaces `target` when the block ends without an error.
 
-    The content is on the disk before the folder gets its name. After an error nothing of it is left, and `target` is
-    unchanged. Raises DataError: another process is building the same folder, or it cannot be created or put in place.
+    The content is on disk before the folder gets its name. After an error none of it is left, and `target` is
+    unchanged. Raises DataError if another process is building the same folder, or if it cannot be created or put in
+    place.
     """
     with written_whole(target):
         try:
@@ -379,8 +380,8 @@ def building(target: Path) -> Iterator[Path]:
 def recover(target: str | Path) -> None:
     """Put `target` back if a process was killed between the two renames that replace it; call this before reading.
 
-    If `target` exists, this costs one look. If a living process is between its renames, this waits for it. Raises
-    DataError when the folder was set aside and cannot be put back, for example on a read-only file system.
+    If `target` exists, this costs one check. If a living process is between its renames, this waits for it. Raises
+    DataError if the folder was set aside and cannot be put back, for example on a read-only file system.
     """
     path = _real_path(Path(target))
     end = time.monotonic() + _WAIT_SECONDS
@@ -396,15 +397,15 @@ def recover(target: str | Path) -> None:
             time.sleep(0.01)
         except OSError as error:
             raise DataError(
-                f"{path}: a process was killed while it replaced this folder, which lies at {aside} and cannot be "
+                f"{path}: a process was killed while it replaced this folder, which is now at {aside} and cannot be "
                 f"put back ({error.strerror}); rename it back"
             ) from None
 
 
 def tidy(target: str | Path) -> None:
-    """Put back or remove what a dead process left beside `target`, for verbs that may not need to write `target`.
+    """Put back or remove the remains of a dead process next to `target`, for verbs that may not need to write `target`.
 
-    Raises DataError: another process is building it, or the remains cannot be removed.
+    Raises DataError if another process is building it or the remains cannot be removed.
     """
     path = _real_path(Path(target))
     if not any(os.path.lexists(beside(path, kind)) for kind in (BUILDING, DELETING)):
@@ -412,11 +413,11 @@ def tidy(target: str | Path) -> None:
     try:
         Staging(path).close()
     except OSError as error:
-        raise DataError(f"{path}: what a killed process left beside it cannot be removed: {error}") from None
+        raise DataError(f"{path}: the remains of a killed process next to it cannot be removed: {error}") from None
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder, after renaming it, so that a kill never leaves half of it under its name. Raises OSError.
+    """Rename and then delete a folder, so that a kill never leaves half of it under its name. Raises OSError.
 
     It creates nothing, so it works on a full disk.
     """
@@ -428,10 +429,10 @@ def discard(folder: Path) -> None:
 
 
 def sweep(folder: Path, *, deep: bool = False) -> None:
-    """Remove temporary files and folders of dead processes, and nothing of living ones; what cannot be removed stays.
+    """Remove temporary files and folders of dead processes, but none of living ones, as far as they can be removed.
 
-    `folder` is one that only ziggurat writes: other programs use such names as well. `deep`: also in all folders under
-    it.
+    Only ziggurat may write to `folder`, because other programs use such names as well. `deep`: also in all folders
+    under it.
     """
     for place, folders, files in os.walk(folder):
         found = [*folders, *files]

@@ -1,7 +1,7 @@
-"""Message streams that never fail: work goes on when the terminal, pipe or file behind standard error is gone.
+"""Message streams that never fail: work continues if the terminal, pipe or file behind standard error is gone.
 
-Results are different: failing to write them to standard output is an error of the verb. Also here: signals that
-ask to stop, and durations as text.
+Results are different: failing to write them to standard output is an error of the verb. The module also handles stop
+signals and formats durations.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rich.console import Console
 class Messages(io.TextIOBase):
     """A text stream on top of another one that never fails: text that cannot be written is lost.
 
-    Every message is tried, even after a failure, since a full disk may have room again. `stream` is None if it was
-    closed before the process began; `failure` is the reason why the first message was lost, None while none was.
+    Writing is tried for every message, even after a failure, since a full disk may have room again. `stream` is None if
+    it was closed before the process started. `failure` is the reason why the first message was lost, None if none was.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -48,7 +48,7 @@ class Messages(io.TextIOBase):
             return False
 
     def fileno(self) -> int:
-        """Return the descriptor of the underlying file. Raises OSError when there is none."""
+        """Return the descriptor of the underlying file. Raises OSError if there is none."""
         if self._stream is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return self._stream.fileno()
@@ -64,7 +64,7 @@ class Messages(io.TextIOBase):
         try:
             if self._stream is not None:
                 self._stream.write(text)
-        except (OSError, ValueError) as error:  # ValueError: the stream was closed meanwhile
+        except (OSError, ValueError) as error:  # ValueError: the stream has been closed
             self._lose(error)
         return len(text)
 
@@ -88,9 +88,9 @@ def why(error: OSError | ValueError) -> str:
 
 
 def safe(console: Console) -> Console:
-    """Make a console lose messages that it cannot write, instead of failing; return it.
+    """Make a console lose messages that it cannot write instead of failing; return it.
 
-    By itself, rich ends the process with status 1 when the reader of a pipe is gone.
+    By default, rich ends the process with status 1 when the reader of a pipe is gone.
     """
     if not isinstance(console.file, Messages):
         console.file = cast("IO[str]", Messages(cast(TextIO, console.file)))
@@ -104,19 +104,19 @@ def say_at_once(message: str) -> None:
 
 
 REPEATED = (signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGUSR2)
-"""REPEATED are the signals to stop that may come several times for one reason, so none counts as a second request.
+"""REPEATED are the stop signals that may arrive several times for one reason and so never count as a second request.
 
 SIGHUP: both the shell and the kernel send it when a terminal closes. SIGXCPU: the kernel sends it every second once the
-limit of CPU time is reached. SIGUSR1 and SIGUSR2: schedulers announce the end of a job by them (Slurm's `--signal`), to
-single processes and to whole groups.
+limit on CPU time is reached. SIGUSR1 and SIGUSR2: schedulers announce the end of a job with them (Slurm's `--signal`),
+to single processes and to whole groups.
 """
 
 
 def stop_signals() -> list[signal.Signals]:
     """Return the signals that ask a process to stop: SIGINT (Ctrl-C), SIGTERM, and REPEATED.
 
-    Of the last, those are left out that are ignored already, as `nohup` does with SIGHUP, or that belong to a program
-    that calls ziggurat, such as one that prints its stack on SIGUSR1.
+    Signals in REPEATED are left out if they are already ignored, as SIGHUP is under `nohup`, or if a program that calls
+    ziggurat handles them, for example by printing its stack on SIGUSR1.
     """
     return [signal.SIGINT, signal.SIGTERM, *(number for number in REPEATED if _is_ours(signal.getsignal(number)))]
 
@@ -127,10 +127,10 @@ def _is_ours(handler: object) -> bool:
 
 @contextlib.contextmanager
 def signals_waiting() -> Iterator[None]:
-    """Context at whose end signals to stop arrive, at the handlers that there were before it.
+    """Context that delays stop signals until its end, when the previous handlers receive them.
 
-    Outside the main thread, where Python allows no handlers, it does nothing; and a signal that the system gives to
-    another thread does not wait.
+    It does nothing outside the main thread, where Python allows no handlers, and a signal that the system delivers to
+    another thread is not delayed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -141,19 +141,19 @@ def signals_waiting() -> Iterator[None]:
         yield
     finally:
         for number, handler in handlers.items():
-            if handler is not None:  # one that Python knows
+            if handler is not None:  # a handler known to Python
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Context of a command line: writing to standard error never fails, writing to a closed standard output does.
+    """Context for a command line: writing to standard error never fails, writing to a closed standard output does.
 
     A closed standard input stays None (ziggurat.cli.output.check_input).
     """
-    # A closed descriptor 0, 1 or 2 would go to the next file that is opened, and messages of C++ libraries would end up
-    # in a checkpoint, say. So each is occupied: 0 and 1 in the wrong direction, so that using them fails.
+    # A closed descriptor 0, 1 or 2 would be given to the next file that is opened, and messages of C++ libraries could
+    # end up in a checkpoint. So each is occupied: 0 and 1 in the wrong direction, so that using them fails.
     for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
@@ -173,7 +173,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def let_go(stream: TextIO) -> None:
-    """Discard what a failed stream still buffers: Python would flush it again at exit, and end with status 120."""
+    """Discard the buffer of a failed stream: Python would flush it again at exit and end with status 120."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -183,12 +183,11 @@ def let_go(stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Context for imports: signals to stop end the process at once, with status 128 + their number.
+    """Context for imports: stop signals end the process at once, with status 128 + their number.
 
-    Raised inside an import, a KeyboardInterrupt would show a traceback of half-loaded modules, or get lost in them.
+    Raised inside an import, a KeyboardInterrupt would show a traceback of half-loaded modules or get lost in them.
 
-    No garbage is collected meanwhile: modules leave none, and looking for it takes a sixth of the time that PyTorch
-    needs to be imported.
+    Garbage collection is off: modules leave no garbage, and looking for it takes a sixth of PyTorch's import time.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,7 +1,7 @@
-"""YAML text to values and back, within limits: a file of a few hundred bytes must not take gigabytes or minutes. It
-also compares nested settings.
+"""Conversion between YAML text and values within limits, and comparison of nested settings.
 
-Aliases can double the size of a document with every line, so values are counted before they are constructed.
+A file of a few hundred bytes must not take gigabytes or minutes. Aliases can double the size of a document with every
+line, so values are counted before they are constructed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_YAML_BYTES = 1 << 20
 """Longest YAML text. A resolved configuration takes 12 kB, and 250 bytes more for each corpus."""
 
 _MAX_NODES = 50_000
-"""Most values of a document, keys included, with the values of an alias counted wherever it is used. That is enough
-for 2,000 corpora and takes PyYAML 3 seconds."""
+"""Most values of a document, including keys, with the values of an alias counted at each use. This is enough for 2,000
+corpora and takes PyYAML 3 seconds."""
 
 MAX_DEPTH = 32
 _MAX_DIGITS = 100
@@ -31,7 +31,7 @@ quadratic time."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader within the limits above, which reads `1e-3` as a number (YAML 1.1 takes it for text)."""
+    """Safe loader with the limits above that reads `1e-3` as a number (text in YAML 1.1)."""
 
     name = "YAML"
     nodes = depth = 0
@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
             self.depth -= 1
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return the value of a node. Raises ConfigError with the line for impossible ones, such as month 13."""
+        """Return the value of a node. Raises ConfigError with the line for impossible values, such as month 13."""
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep)
         text = str(node.value)
@@ -67,7 +67,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Safe dumper that puts text in quotes where _Loader would read a number."""
+    """Safe dumper that quotes text that _Loader would read as a number."""
 
 
 for _class in (_Loader, _Dumper):
@@ -114,7 +114,7 @@ def _parse(text: str, name: str) -> tuple[Any, Lines]:
             root = loader.get_single_node()
             if root is None:
                 return None, lines
-            # Before the values are constructed: that copies merge keys (`<<`), so the count must be known to be small.
+            # Counted before construction, which copies merge keys (`<<`).
             _collect_lines(root, (), lines, name, [0])
             # PyYAML shares one object between all uses of an alias; an override of one must not change the others.
             return _unshared(loader.construct_document(root)), lines
@@ -133,9 +133,9 @@ def _parse(text: str, name: str) -> tuple[Any, Lines]:
         if alias := re.fullmatch("found undefined alias '(.*)'", said):
             anchor = alias[1]
             gone = f"`*{anchor}` repeats what is marked `&{anchor}` above it, and nothing is"
-            raise ConfigError(f"{where}: {gone}; mark a section, or write out what is to stand there") from None
+            raise ConfigError(f"{where}: {gone}; mark a section, or write the values out") from None
         raise ConfigError(f"{where}: not valid YAML: {said}") from None
-    except (ValueError, OverflowError, UnicodeError) as error:  # the scanner's, for \UFFFFFFFF, which is no character
+    except (ValueError, OverflowError, UnicodeError) as error:  # from the scanner, for \UFFFFFFFF
         raise ConfigError(f"{name}: not valid YAML: {printable(str(error), 200)}") from None
 
 
@@ -185,7 +185,7 @@ def to_yaml(content: Mapping[str, Any], *, compact: bool = False) -> str:
 
 
 def changed(before: Any, after: Any) -> list[str]:
-    """Return `key: old -> new` for every dotted key whose value differs or that only one of the two has."""
+    """Return `key: old -> new` for every dotted key whose value differs or that only one side has."""
     old, new = settings_by_key(before, items=True), settings_by_key(after, items=True)
     keys = [*old, *(key for key in new if key not in old)]
     return [
@@ -199,24 +199,24 @@ def changed(before: Any, after: Any) -> list[str]:
 
 
 def _filled(key: str, settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Return True if a section is empty in `settings` and has keys in `others`, which say all."""
+    """Return True if a section is empty in `settings` and has keys in `others`, which then show the difference."""
     empty = key in settings and settings[key] in ({}, [])
     return empty and any(other.startswith(f"{key}.") for other in others)
 
 
 def keys_of(changes: Iterable[str]) -> list[str]:
-    """Return the dotted keys that begin the lines of `changed`, and those of ziggurat.data.store_checks.differences."""
+    """Return the dotted keys at the start of the lines of `changed` or of ziggurat.data.store_checks.differences."""
     return [line.split()[0].rstrip(":") for line in changes]
 
 
 def shown(changes: list[str], most: int = 6) -> str:
-    """Return `changes` on one line for a message, at most `most` of them written out."""
+    """Return `changes` on one line for a message, with at most `most` of them in full."""
     more = f"; and {len(changes) - most} more" if len(changes) > most else ""
     return "; ".join(changes[:most]) + more
 
 
 def settings_by_key(content: Any, prefix: str = "", *, items: bool = False) -> dict[str, Any]:
-    """Return the values of nested sections by dotted key; `items`: those of lists too, by number from 0."""
+    """Return the values of nested sections by dotted key; `items`: also those of lists, by number from 0."""
     # An empty section or list counts as a value: a list that lost its last item differs from a missing one.
     if isinstance(content, Mapping) and content:
         inner = [(str(key), value) for key, value in content.items()]

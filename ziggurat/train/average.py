@@ -1,6 +1,6 @@
 """Checkpoint averaging (Vaswani et al. 2017, section 6.1): the mean of the weights of several checkpoints of a run.
 
-The average that a run makes when it has ended is scored on the dev set, and taken or passed over by that.
+The average that a run makes at its end is scored on the dev set, which decides whether it is used by default.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from ziggurat.train.setup import Setup
 
 @dataclass(frozen=True)
 class CheckpointSelection:
-    """Checkpoints as a user asks for them: `last:5`, `last-epochs:5` or `around-best:21`.
+    """A user's choice of checkpoints: `last:5`, `last-epochs:5` or `around-best:21`.
 
     Attributes:
-        kind: `last` are the newest; `last-epochs` the newest of those that end an epoch; `around-best` the best by
+        kind: `last`: the newest; `last-epochs`: the newest of those that end an epoch; `around-best`: the best by
             `training.validation.metric`, with as many before it as after it.
-        count: how many; for `around-best` an odd number.
+        count: number of checkpoints; odd for `around-best`.
     """
 
     kind: str
@@ -86,11 +86,11 @@ class CheckpointSelection:
 
 
 def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
-    """Return the checkpoints of the current stage that a run has however often it was stopped, oldest first.
+    """Return the checkpoints of the current stage that do not depend on interruptions, oldest first.
 
-    These are the checkpoints that the count of updates or epochs asked for, not the clock, and, when training is over,
-    the last one, unless epochs alone count; where the model grew, those of its present depth. Raises CheckpointError
-    when the `meta.json` of one cannot be read.
+    These are the checkpoints due by the count of updates or epochs, not by the clock, and, when training is over, the
+    last one, unless only epochs count; if the model grew, those of its present depth. Raises CheckpointError when one
+    `meta.json` cannot be read.
     """
     return _regular({folder: read_progress(folder) for folder in checkpoint_folders(run)}, config)
 
@@ -98,7 +98,7 @@ def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
 def selected_checkpoints(run: Path, config: TrainingConfig, selection: CheckpointSelection) -> list[Path]:
     """Return the checkpoints of a run that `selection` names, oldest first.
 
-    Raises CheckpointError when fewer are kept, or when those around the best are not one after the other.
+    Raises CheckpointError when fewer are kept, or when those around the best are not consecutive.
     """
     known = {folder: read_progress(folder) for folder in checkpoint_folders(run)}
     folders = _regular(known, config)
@@ -163,7 +163,7 @@ def _around_best(
 
 
 def _apart(first: RunProgress, second: RunProgress, config: CheckpointConfig) -> bool:
-    """True when more updates or epochs are between two checkpoints than between two that follow each other."""
+    """True when two checkpoints are more updates or epochs apart than consecutive ones."""
     updates, epochs = config.every_updates, config.every_epochs
     return (updates is not None and second.update - first.update > updates) or (
         epochs is not None and second.epoch - first.epoch > epochs
@@ -174,7 +174,7 @@ _PATIENCE_SECONDS = 60.0
 
 
 def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
-    """Return the arithmetic mean of every floating-point tensor, summed in fp64 and rounded to its own type once.
+    """Return the arithmetic mean of every floating-point tensor, summed in fp64 and rounded once to its type.
 
     Raises CheckpointError when there is no file or the files' tensors differ in name or shape.
     """
@@ -201,20 +201,20 @@ def average_run(
 ) -> tuple[Path, list[int]]:
     """Average the checkpoints `selection` of a run into a model directory (default: `<run>/averaged`).
 
-    Checkpoints that only an interruption or the clock asked for do not count, so that the average is a function of
-    configuration, data and seed. `score` is written beside the model; None: the average is taken whatever its score.
+    Checkpoints due only to an interruption or the clock do not count, so that the average is a function of
+    configuration, data and seed. `score` is written next to the model; None: the average is used whatever its score.
 
     Returns the directory and the updates of the averaged checkpoints. Raises CheckpointError when fewer are kept or one
-    is of another run, ConfigError when `out` holds anything but a model directory or, without `force`, a model. A model
-    in `<run>/averaged` is always replaced.
+    belongs to another run, ConfigError when `out` holds anything but a model directory or, without `force`, a model. A
+    model in `<run>/averaged` is always replaced.
     """
     if not (run / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{run}: not a run (no {CHECKPOINTS}/)")
-    sweep(run / CHECKPOINTS)  # as every command that opens a run does: it may have been killed
+    sweep(run / CHECKPOINTS)  # like every command that opens a run, since it may have been killed
     mend_links(run)
     experiment = load_experiment(run / CONFIG_FILE)
     folders = selected_checkpoints(run, experiment.training, selection)
-    # A checkpoint copied here from another run may have the same shapes; the mean of two runs translates worse than
+    # A checkpoint copied from another run may have the same shapes, but the mean of two runs translates worse than
     # either.
     for folder in folders:
         if changes := changes_since(read_meta(folder), folder, experiment):
@@ -243,7 +243,7 @@ def average_run(
 def average_newest(run: Path, config: TrainingConfig, score: AverageScore | None = None) -> list[int]:
     """Average the newest `training.checkpoint.average_last` checkpoints, or as many as are kept.
 
-    Returns the updates whose checkpoints went into `<run>/averaged`, [] if none is asked for or kept. Raises as
+    Returns the updates whose checkpoints went into `<run>/averaged`, [] if none is requested or kept. Raises as
     `average_run`, and ConfigError when another process holds `<run>/averaged` for a minute.
     """
     wanted = min(config.checkpoint.average_last, len(regular_checkpoints(run, config)))
@@ -253,7 +253,7 @@ def average_newest(run: Path, config: TrainingConfig, score: AverageScore | None
     while True:
         try:
             return average_run(run, CheckpointSelection("last", wanted), score=score)[1]
-        except BeingBuiltError as error:  # somebody averages older checkpoints of this run: wait, then replace theirs
+        except BeingBuiltError as error:  # older checkpoints are being averaged: wait, then replace the result
             if time.monotonic() > end:
                 again = f"afterwards `ziggurat average {run} --checkpoints last:{wanted}` does it"
                 raise ConfigError(f"{error}; {again}") from None
@@ -261,25 +261,25 @@ def average_newest(run: Path, config: TrainingConfig, score: AverageScore | None
 
 
 def remove_average(run: Path, log: RunLog) -> None:
-    """Remove the average of a run that goes on."""
+    """Remove the average of a run that continues."""
     if (run / AVERAGED).exists():
-        log.say("removing averaged/: it is of older checkpoints than the ones to come")
+        log.say("removing averaged/: its checkpoints are older than those to come")
         discard(run / AVERAGED)
 
 
 def average_ended(setup: Setup, p: RunProgress, log: RunLog, metrics: MetricsWriter) -> None:
-    """Average the newest checkpoints of a run that has ended, as `training.checkpoint.average_last` says, and score it.
+    """Average the newest `training.checkpoint.average_last` checkpoints of a run that has ended, and score the result.
 
-    All processes call this. Until it is scored, the average is passed over: whatever ends the process meanwhile, no
-    worse model is handed on, and resuming does it again. Nothing that is in the way makes a failure of the run, whose
-    checkpoints are all there: it is logged. The learner has the averaged weights afterwards.
+    All processes call this. Until it is scored, the average is not used by default: if the process is killed, no worse
+    model is used, and resuming repeats the work. An obstacle is logged but does not fail the run, whose checkpoints are
+    complete. The learner has the averaged weights afterwards.
     """
     run, training, made = setup.run, setup.experiment.training, list[int]()
     score = _not_measured(p, training) if setup.validator is not None else None
     try:
-        # The others wait here, not in NCCL, whose watchdog would end them before long.
+        # The others wait here, not in NCCL, whose watchdog would soon end them.
         setup.processes.first_does(lambda: made.extend(average_newest(run, training, score)))
-    except (ZigguratError, OSError) as error:  # things that the user keeps there, a checkpoint damaged, a full disk
+    except (ZigguratError, OSError) as error:  # the user's own files in the way, a damaged checkpoint, a full disk
         log.say(f"NOT AVERAGED: {error}", "bold red")
         return
     if not setup.processes.of_first(len(made)):
@@ -295,7 +295,7 @@ def average_ended(setup: Setup, p: RunProgress, log: RunLog, metrics: MetricsWri
 
 
 def _not_measured(p: RunProgress, config: TrainingConfig) -> AverageScore | None:
-    """Return a score without its value, beside what is taken without an average; None: that has no score."""
+    """Return a score without its value, compared with the default checkpoint; None: that has no score."""
     metric = config.validation.metric
     if config.checkpoint.keep_best:
         names = ranked(p.scores, smaller_is_better=metric == "loss")[:1]
@@ -306,16 +306,16 @@ def _not_measured(p: RunProgress, config: TrainingConfig) -> AverageScore | None
 
 
 def _measured(setup: Setup, p: RunProgress, score: AverageScore, metrics: MetricsWriter) -> str:
-    """Score the averaged model by the metric that `best` is chosen by, keep the score beside it; return it in words.
+    """Score the averaged model by the metric of `best`, keep the score next to it, and return a description.
 
-    Raises what keeps it from being scored, in all processes.
+    Errors that prevent scoring are raised in all processes.
     """
     assert setup.validator is not None
     began, folder, metric = time.perf_counter(), setup.run / AVERAGED, score.metric
     setup.learner.take_weights(_read_by_all(setup, folder), str(folder))
     with setup.learner.parallel.whole() as model:
         result = setup.validator.measure(model, decode=metric != "loss")
-    assert result is not None  # nothing interrupts it
+    assert result is not None  # never interrupted
     seconds = time.perf_counter() - began
     metrics.write("average", p.update, {**result.record(), "seconds": seconds})
     found = AverageScore(metric, result.metric(metric), score.rival, score.rival_value)
@@ -329,7 +329,7 @@ def _measured(setup: Setup, p: RunProgress, score: AverageScore, metrics: Metric
 
 
 def _read_by_all(setup: Setup, folder: Path) -> Mapping[str, Tensor]:
-    """Return the weights of the averaged model in every process; raise in all of them what one cannot read."""
+    """Return the weights of the averaged model in every process; an error in one is raised in all."""
     found: Mapping[str, Tensor] = {}
     failed = ""
     try:

@@ -1,12 +1,12 @@
-"""Checkpoints of a run, written atomically and with checksums, and the state of a run apart from its tensors.
+"""Checkpoints of a run, written atomically and with checksums, and the state of a run excluding its tensors.
 
 checkpoints/step-00001000/
   model.safetensors                        weights, always whole
   state/optimiser/shard-00000.safetensors  moments, by parameter name; one file per process
-  meta.json                                position, counters, checksums of the files above and of itself
+  meta.json position, counters, checksums of these files and of itself
 best, last                                 links to checkpoints
 
-Random numbers of training follow from the seed and the position in the data, so there are no states of generators.
+Random numbers in training follow from the seed and the position in the data, so no generator state is stored.
 Any number of processes can read the shards, whose headers are those of torch.distributed.checkpoint.
 """
 
@@ -51,26 +51,26 @@ class RunProgress:
     Attributes:
         update: optimiser updates done, skipped ones included.
         epoch, batch, data_stages: position in the data (ziggurat.data.loader.LoaderState); the last is the first epoch
-            of each stage of `data.stages` that has begun.
+            of each stage of `data.stages` that has started.
         stages_to_come: stages after the present one; -1 when all are over.
         seconds: wall time of training so far.
         skipped: updates skipped for a non-finite loss or gradient, or a loss spike.
-        skipped_in_a_row: length of the row of such updates that ends with the latest update.
-        fault: the fault of the first update in that row, in words; None when the row is empty.
-        losses: nats per target token of the latest updates taken, where spikes are looked for.
-        rate_factor: factor of the schedule's rate, lowered by each roll back.
-        good: name of the checkpoint to roll back to; None where the run does not roll back.
-        rejected: updates skipped for a large gradient (training.adaptive_clip).
+        skipped_in_a_row: number of consecutive such updates up to the latest update.
+        fault: the fault of the first of these updates, in words; None if there are none.
+        losses: nats per target token of the latest updates taken, if spikes are detected.
+        rate_factor: factor on the schedule's rate, lowered by each roll-back.
+        good: name of the checkpoint to roll back to; None if the run does not roll back.
+        rejected: updates skipped because of a large gradient (training.adaptive_clip).
         gradient_norms: running sums of their logarithms (ziggurat.train.update).
         best: best value of the validation metric so far.
-        best_by: settings by which it is measured (ziggurat.train.setup.rank_anew).
+        best_by: settings with which it is measured (ziggurat.train.setup.rank_anew).
         validation_due: True when the validation of this update was interrupted; a resumed run does it first.
         scores: validation metric by name of the checkpoints kept.
-        direction_scores: the same of each direction of translation, where there are several.
+        direction_scores: the same for each translation direction, if there are several.
         stage: present stage of growth, from 0 (training.growth).
-        schedule_update: the learning rate's counter t; behind `update` where growth or a roll back has set it back.
-        interim: names of the checkpoints kept that only a stop asked for; the next checkpoint replaces them.
-        by_clock: True when only the clock asked for this checkpoint (`every_minutes`).
+        schedule_update: the learning rate's counter t; behind `update` after growth or a roll-back has set it back.
+        interim: names of kept checkpoints that were written only because of a stop; the next checkpoint replaces them.
+        by_clock: True when this checkpoint was due only by the clock (`every_minutes`).
         window: sums of the updates since the last record (ziggurat.train.progress.RecordWindow).
     """
 
@@ -112,7 +112,7 @@ class RunProgress:
         return LoaderState(self.epoch, self.batch, tuple(self.data_stages))
 
     def keep(self, checkpoints: Collection[str]) -> None:
-        """Forget all that is noted of checkpoints with other names than these."""
+        """Forget everything recorded about checkpoints with other names."""
         self.scores = {name: score for name, score in self.scores.items() if name in checkpoints}
         self.interim = [name for name in self.interim if name in checkpoints]
         self.direction_scores = {
@@ -121,26 +121,26 @@ class RunProgress:
         }
 
     def advance(self, target_tokens: int, position: LoaderState, stages: Sequence[StageConfig] = ()) -> None:
-        """Count one update, taken or not, and move on to `position` in the data, which `stages` may divide."""
+        """Count one update, taken or not, and advance to `position` in the data, which `stages` may divide."""
         self.update += 1
         self.schedule_update += 1
         self.target_tokens += target_tokens
         self._move(position, stages)
 
     def lose_patience(self, stages: Sequence[StageConfig]) -> bool:
-        """Move on to the next stage, if a validation has just ended the present one by its patience; return whether."""
+        """Move to the next stage if a validation has just ended the present one by patience; return whether so."""
         if (self.epoch, self.batch) == (self.data_stages[-1], 0):
-            self.validations_since_best = 0  # it was of the stage before
+            self.validations_since_best = 0  # it belonged to the previous stage
         patience = stages[len(self.data_stages) - 1].until.patience if self.stages_to_come > 0 else None
         if patience is None or self.validations_since_best < patience:
             return False
-        epoch = self.epoch + (self.batch > 0)  # what is left of the present one is passed over
+        epoch = self.epoch + (self.batch > 0)  # the rest of the present one is skipped
         self._move(LoaderState(epoch, 0, (*self.data_stages, epoch)), stages)
         return True
 
     def _move(self, position: LoaderState, stages: Sequence[StageConfig]) -> None:
         if len(position.starts) > len(self.data_stages):
-            self.validations_since_best = 0  # patience is counted by stage
+            self.validations_since_best = 0  # patience is counted per stage
         self.epoch, self.batch, self.data_stages = position.epoch, position.batch, list(position.starts)
         over = stages_over(stages, position.starts, position.epoch)
         self.stages_to_come = -1 if over else max(0, len(stages) - len(position.starts))
@@ -149,10 +149,10 @@ class RunProgress:
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> dict[str, str]:
     """Write `tensors` into `folder`, `shard-00000.safetensors` by the first process and so on; return checksums.
 
-    All processes of `group` (default: every one) call this together, each with its own view of the same tensors: of a
-    DTensor each writes its slice, of an ordinary tensor one process writes the whole. The tensors are on the CPU.
+    All processes of `group` (default: all) call this together, each with its view of the same tensors: each writes its
+    slice of a DTensor, and one process writes the whole of an ordinary tensor. The tensors are on the CPU.
 
-    Returns, in the first process of the group, the fingerprint of every process's file by its name; elsewhere {}.
+    Returns the fingerprint of every process's file by name in the first process of the group, and {} elsewhere.
     Raises OSError, in every process, when one of them cannot write.
     """
     if dist.is_available() and dist.is_initialized():
@@ -165,11 +165,11 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.Proces
 
 
 def read_shards(folder: Path) -> dict[str, Tensor]:
-    """Read every tensor of `folder` whole, each process for itself, however many have written them.
+    """Read every tensor of `folder` whole, in each process separately, however many processes wrote them.
 
     Raises CheckpointError when a file is missing or damaged.
     """
-    # One file has all tensors whole: of several processes that hold slices, each has written some.
+    # A single file has all tensors whole: if several processes held slices, each has written some.
     if [file.name for file in folder.glob("*.safetensors")] == [shard_name(0)]:
         return read_tensors(folder / shard_name(0))
     from ziggurat.train.slices import read_slices
@@ -185,10 +185,10 @@ class Checkpoint:
     """Everything needed to resume a run as if it had never stopped.
 
     Attributes:
-        optimiser: its state, `<parameter>/<moment>` (ziggurat.train.optim).
+        optimiser: state of the optimiser, `<parameter>/<moment>` (ziggurat.train.optim).
         store: fingerprint of the training data.
-        corpora: names of the corpora in it, in their order, by which `data.stages` finds them; (): none are named.
-        configuration: that of the run, as a JSON document; None in a checkpoint that was read.
+        corpora: names of its corpora, in order, by which `data.stages` finds them; (): none are named.
+        configuration: configuration of the run, as a JSON document; None in a checkpoint that was read.
     """
 
     progress: RunProgress
@@ -204,9 +204,9 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint under `run`; the folder appears under its name only when all of it is on disk.
 
-    `depth` is that of this stage, encoder first. Several `processes` write together: each its moments, the first one
-    the rest. Returns the folder. Raises CheckpointError, in all of them, when it cannot be written; nothing of it is
-    left then, and earlier checkpoints are untouched.
+    `depth` is the depth of this stage, encoder first. Several `processes` write together: each its moments, the first
+    one everything else. Returns the folder. Raises CheckpointError, in all of them, when it cannot be written; then no
+    trace of it remains, and earlier checkpoints are untouched.
     """
     processes = processes or Processes()
     folder = run / CHECKPOINTS / checkpoint_name(checkpoint.progress.update)
@@ -233,7 +233,7 @@ def save_checkpoint(
         }
         write_meta(place, meta)
         stagings[0].put_in_place()
-        link(run / "last", folder)  # last: a kill before it leaves a link that any verb mends
+        link(run / "last", folder)  # last, because any verb repairs a link left stale by a kill before this point
 
     try:
         # (1) The first process makes a temporary folder; (2) all write their shards into it; (3) the first writes the
@@ -276,7 +276,7 @@ def read_progress(folder: Path) -> RunProgress:
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read and verify one checkpoint. Raises CheckpointError naming the file that is missing or damaged."""
     progress, store, corpora, checksums = _read_meta(folder)
-    # Before anything is parsed: a parser may take damaged files for others.
+    # Before anything is parsed, because a parser may misread damaged files.
     for name, expected in checksums.items():
         verify(folder / name, expected)
     for shard in (folder / _OPTIMISER).glob("*.safetensors"):
@@ -288,7 +288,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 def latest_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """Return the newest whole checkpoint, and report each damaged one that is newer through `warn`.
+    """Return the newest undamaged checkpoint, and report each newer damaged one through `warn`.
 
     Returns None when the run has no checkpoint at all. Raises CheckpointError when all are damaged.
     """

@@ -1,6 +1,6 @@
-"""Gradient clipping: to a norm (`training.clip_norm`), and RNMT+'s adaptive one, which leaves out an update instead.
+"""Gradient clipping: to a norm (`training.clip_norm`), and RNMT+'s adaptive clipping, which skips updates instead.
 
-Both take the norm of all gradients together, over all processes.
+Both use the norm of all gradients together, over all processes.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _TRUSTED = 0.75
 class AdaptiveClipper:
     """RNMT+'s adaptive clipping (Chen et al. 2018).
 
-    It admits an update if log(1 + |g|) is at most 4 standard deviations above its running mean, and |g| below 1e5.
+    It admits an update if log(1 + |g|) is at most 4 standard deviations above its running mean and |g| is below 1e5.
 
-    Mean and deviation are exponential averages (decay 0.995) of all norms seen, those of skipped updates included,
-    each capped at the threshold that it met; they decide once their weights sum to more than 0.75, which is after
+    Mean and deviation are exponential averages (decay 0.995) of all norms seen, including those of skipped updates,
+    each capped at the threshold at the time. They take effect once their weights sum to more than 0.75, which is after
     277 updates. All constants are lingvo's (GradNormTracker, and grad_norm_to_clip_to_zero of its RNMT+).
 
     Args:
-        sums: [weight, mean, mean square], not yet divided by the weight; [0, 0, 0] at the beginning. Changed in
-            place, so that they are saved with their owner.
+        sums: [weight, mean, mean square], not yet divided by the weight; initially [0, 0, 0]. Changed in place, so that
+            they are saved with their owner.
     """
 
     def __init__(self, sums: list[float]) -> None:
         self.sums = sums
 
     def admits(self, norm: float) -> bool:
-        """Count `norm`, the finite gradient norm of an update, and return whether that update is to be taken."""
+        """Count `norm`, the finite gradient norm of an update, and return whether the update should be taken."""
         trusted = self.sums[0] > _TRUSTED
         logarithm, limit = math.log1p(max(norm, _SMALLEST)), self.limit
         capped = min(logarithm, limit)

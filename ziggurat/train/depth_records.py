@@ -1,7 +1,7 @@
-"""Measures of depth while a run trains: taken on a fixed batch, written to disk, and shown to trackers and users.
+"""Depth measures during training: taken on a fixed batch, written to disk, and shown to trackers and users.
 
 Training does not depend on them: the model is measured in evaluation mode, gradients and random numbers of training are
-left alone, and no measure is part of a checkpoint.
+untouched, and no measure is part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from ziggurat.train.records import (
 from ziggurat.train.update import UpdateResult
 
 _IMAGES_GROWTH = 1.1
-"""Heat maps are drawn again once there are this many times as many records: about 50 times in 500 records."""
+"""Heat maps are redrawn when the number of records has grown by this factor: about 50 times in 500 records."""
 
 
 class DepthReporter:
-    """Passes each record of measures on to trackers, and warns in the log when one leaves its healthy band.
+    """Passes each record of measures to trackers, and warns in the log when a measure leaves its healthy band.
 
-    Warnings and heat maps are functions of the records so far, so a resumed run has the same as one never stopped.
+    Warnings and heat maps are functions of the records so far, so a resumed run has the same as an uninterrupted one.
     Records after `update`, left by a run that was killed, are removed. Without `run` nothing is written (all processes
     except the first).
     """
@@ -62,26 +62,26 @@ class DepthReporter:
         if run is not None:
             cut_records(run, update)
             self._records += read_records(run)
-        # The watch sees all earlier records again, so its state is that of the run at this update.
+        # The watch replays all earlier records, so its state is that of the run at this update.
         warned = [w for record in self._records for w in self._watch.see(record)]
         if run is not None and (run / WARNINGS_FILE).exists():
             write_atomically(run / WARNINGS_FILE, "".join(w.line() for w in warned).encode())
 
     @property
     def shown_r(self) -> str:
-        """The latest r of the encoder (Bapna et al. 2018) for a line of figures; "" where it was not measured."""
+        """The latest r of the encoder (Bapna et al. 2018) for a line of figures; "" if it was not measured."""
         measured = (record.values["r"].get("encoder") for record in reversed(self._records) if "r" in record.values)
         r: float | None = next(measured, None)
         return "" if r is None else f"r {r:.2g}  "
 
     @property
     def standing(self) -> list[str]:
-        """Measures outside their healthy bands, the newest last."""
+        """Measures outside their healthy bands, newest last."""
         return list(self._watch.standing)
 
     def see(self, record: Record) -> None:
-        """Pass a record on to trackers, and warn of what it shows."""
-        record = replace(record, values=record.as_dict()["values"])  # without NaN, as a resumed run will read it
+        """Pass a record to trackers, and warn about problems it shows."""
+        record = replace(record, values=record.as_dict()["values"])  # without NaN, as a resumed run reads it
         self._records.append(record)
         self._metrics.tell("depth", record.update, scalars(record))
         if len(self._records) >= _IMAGES_GROWTH * self._drawn:
@@ -93,7 +93,7 @@ class DepthReporter:
             self._write(warned)
 
     def ended(self) -> None:
-        """Draw the heat maps a last time if records came since."""
+        """Draw the heat maps a last time if there are new records."""
         if len(self._records) > self._drawn:
             self._draw()
 
@@ -110,7 +110,7 @@ class DepthReporter:
 
 
 def _append(path: Path, entry: Record | RunWarning) -> str:
-    """Append an entry to a file, which is made with its folder; return why it cannot be written, or ""."""
+    """Append an entry to a file, creating it and its folder; return why it cannot be written, or ""."""
     try:
         path.parent.mkdir(exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
@@ -123,9 +123,9 @@ def _append(path: Path, entry: Record | RunWarning) -> str:
 class DepthProbe:
     """Measures a model around the updates of a run, and appends the records to `diagnostics/depth.jsonl`.
 
-    Of several processes the first one measures, and the others wait. All take part in putting a sharded model (FSDP)
-    together for it, as for a validation. `tell` is called with every record, in the first process. The log says, once,
-    that memory was too short for a measurement, or that a record could not be written.
+    With several processes, the first one measures and the others wait. All help to gather a sharded model (FSDP) for
+    it, as for a validation. `tell` is called with every record, in the first process. The log reports once that memory
+    was too short for a measurement, or that a record could not be written.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class DepthProbe:
     def before(self, p: RunProgress, rate: float) -> None:
         """Prepare to measure the next update, which will have learning rate `rate`, if a measurement is due.
 
-        Before the first update of a run the initialised model is measured.
+        Before the first update of a run, the initialised model is measured.
         """
         every = self._config.every_updates
         self._due, self._weights_before = False, None
@@ -168,13 +168,13 @@ class DepthProbe:
         if not self._due:
             return
         began = time.perf_counter() - self._preparing
-        # Let go of the copy of the weights as soon as they are measured: it is as large as the model.
+        # Release the copy of the weights as soon as they are measured, because it is as large as the model.
         before, self._weights_before = self._weights_before, None
         self._measure(p.update, before if result.taken else None, rate)
         self._count(time.perf_counter() - began)
 
     def ended(self) -> None:
-        """Report how many measurements were left out since training was started, and how to have them."""
+        """Report how many measurements were left out since training was started, and how to get them."""
         if self._left_out:
             share = self._config.max_share
             self._log.say(
@@ -187,12 +187,12 @@ class DepthProbe:
         self._spent, self._latest = self._spent + seconds, seconds
 
     def _affordable(self) -> bool:
-        """True when one more measurement, as long as the latest, stays within its share of the time so far."""
+        """True when one more measurement, as long as the latest, stays within the allowed share of the time so far."""
         share = self._config.max_share
         return share is None or self._spent + self._latest <= share * (time.perf_counter() - self._began)
 
     def _snapshot(self) -> Snapshot | None:
-        """Return the weights before an update; None in all processes but the first, and when memory is short."""
+        """Return the weights before an update; None in all processes except the first, and when memory is short."""
         weights = self._learner.parallel.weights()
         found = within_memory(lambda: Snapshot(weights), self._learner.device) if self._processes.first else None
         return None if isinstance(found, Shortage) else found
@@ -200,7 +200,7 @@ class DepthProbe:
     def _measure(self, update: int, before: Snapshot | None, rate: float) -> None:
         """Measure the model after `update`, and, if `before` is known, how far the update moved it."""
         learner = self._learner
-        # Both in all processes, before all but the first return: FSDP gathers the weights from all of them.
+        # Both run in all processes before those other than the first return, since FSDP gathers the weights from all.
         weights = learner.parallel.weights() if update else {}
         with learner.parallel.whole() as model:
             if not self._processes.first:
@@ -226,7 +226,7 @@ class DepthProbe:
 def probe_batches(experiment: Experiment, store: Store) -> list[Batch]:
     """Return the training pairs to measure on: a function of the store, `training`, sampling temperature and stages.
 
-    The first batch is that of all measures, the others are for the mean of `gradient_norm`
+    The first batch is used for all measures, the others for the mean of `gradient_norm`
     (`training.diagnostics.batches`).
     """
     training, data = experiment.training, experiment.data
@@ -236,9 +236,9 @@ def probe_batches(experiment: Experiment, store: Store) -> list[Batch]:
 
 
 def measured(model: Seq2Seq, batches: Sequence[Batch], loss: Loss) -> dict[str, Any]:
-    """Return all measures of `model` on the first batch, in evaluation mode; its mode and torch's random state stay.
+    """Return all measures of `model` on the first batch, in evaluation mode; mode and random state are kept.
 
-    Of several batches `gradient_norm` is the mean, and `gradient_batches` their number.
+    With several batches, `gradient_norm` is the mean over them and `gradient_batches` their number.
     """
     training = model.training
     model.eval()
@@ -254,6 +254,6 @@ def measured(model: Seq2Seq, batches: Sequence[Batch], loss: Loss) -> dict[str, 
 
 
 def record_of(model: Seq2Seq, update: int, values: dict[str, Any]) -> Record:
-    """Return the record, as of now, of measures of `model` after `update`."""
+    """Return the record, stamped with the current time, of measures of `model` after `update`."""
     layers = {stack: len(layers_of(model, stack)) for stack in STACKS}
     return Record(update, round(time.time(), 3), layers, values)

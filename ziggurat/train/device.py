@@ -1,7 +1,7 @@
-"""The device that trains: its memory, and batches on their way to it.
+"""The training device: its memory, and the transfer of batches to it.
 
-On memory: work that fails for want of it, what a machine or the control group of this process has left, and whether
-glibc's allocator keeps what is freed.
+Memory covers work that fails for lack of it, how much the machine or this process's control group has left, and whether
+glibc's allocator keeps freed memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ziggurat.model.accelerator import copies_aside, free_cache, memory_in_use, 
 from ziggurat.system.errors import out_of_memory, printable
 from ziggurat.train.distributed import Processes
 
-# Work that runs out of memory.
+# Work that runs out of memory
 
 Result = TypeVar("Result")
 
@@ -38,10 +38,10 @@ class Shortage:
     """Work that did not fit into memory.
 
     Attributes:
-        wanted: bytes of the piece that was refused, or None where the allocator does not say.
+        wanted: bytes of the refused allocation, or None if the allocator does not report it.
         in_use: bytes in use at that moment: tensors on a GPU; on a CPU, the peak resident size of the process.
-        here: False when another process ran out.
-        message: of the error.
+        here: False when another process ran out of memory.
+        message: message of the error.
     """
 
     wanted: int | None
@@ -59,11 +59,10 @@ class Shortage:
 def within_memory(
     compute: Callable[[], Result], device: torch.device, agree: Callable[[bool], bool] = bool
 ) -> Result | Shortage:
-    """Return the result of `compute`, or what was short, here or in another process; any other error passes through.
+    """Return the result of `compute`, or the shortage, here or in another process; other errors pass through.
 
     `agree` takes whether this process ran out and returns whether any did. All processes must call it, so that all skip
-    the same work. Memory that the work held is free afterwards; its traces elsewhere, such as gradients, are the
-    caller's to drop.
+    the same work. Memory held by the work is freed; the caller must drop its other traces, such as gradients.
     """
     result: Result | None = None
     shortage: Shortage | None = None
@@ -73,18 +72,18 @@ def within_memory(
         if not out_of_memory(error):
             raise
         shortage = Shortage(_wanted(str(error)), _in_use(device), message=printable(str(error), 200))
-    # Memory is freed here, not above: until that ends, the error keeps the frames that hold activations.
+    # Memory is freed here, not in the handler above, during which the error keeps the frames that hold activations.
     if shortage is not None:
         _free_leftovers(device)
     if not agree(shortage is not None):
         return result  # type: ignore[return-value]  # None only if Result allows it
-    _free_leftovers(device)  # in every process, and after `agree`, which may have dropped gradients
+    _free_leftovers(device)  # in every process, after `agree`, which may have dropped gradients
     return shortage or Shortage(None, _in_use(device), here=False)
 
 
 def _free_leftovers(device: torch.device) -> None:
-    """Free what interrupted work has left behind, and hand it back to the system."""
-    gc.collect()  # frames of the traceback hold activations in reference cycles
+    """Free what interrupted work has left behind, and return it to the system."""
+    gc.collect()  # traceback frames hold activations in reference cycles
     if device.type != "cpu":
         free_cache(device)
     elif (library := _glibc()) is not None:
@@ -95,7 +94,7 @@ _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def _wanted(message: str) -> int | None:
-    """Read the refused size out of "you tried to allocate 1024 bytes" (CPU) or "Tried to allocate 2.00 GiB" (GPU)."""
+    """Parse the refused size from "you tried to allocate 1024 bytes" (CPU) or "Tried to allocate 2.00 GiB" (GPU)."""
     found = re.search(r"[Tt]ried to allocate ([0-9.]+) (bytes|[KMG]iB)", message)
     return round(float(found[1]) * _UNITS[found[2]]) if found else None
 
@@ -114,28 +113,28 @@ def readable(size: int) -> str:
     return f"{size} bytes" if unit == "bytes" else f"{size / _UNITS[unit]:.1f} {unit}"
 
 
-# Memory that is free.
+# Free memory
 
 
 @contextlib.contextmanager
 def limited_to_available_memory(device: torch.device, share: float = 1.0) -> Iterator[None]:
-    """Make allocations on a CPU fail once they exceed `share` of what the machine, or the control group, has free.
+    """Make allocations on a CPU fail once they exceed `share` of the free memory of the machine or control group.
 
-    Linux promises more memory than there is and kills the process that uses it. Under this limit on the address space a
-    trial that is too large raises an error instead. Memory that is freed inside goes back to the system at once.
-    Nothing happens on other devices, or where the system does not say what is free.
+    Linux promises more memory than it has and kills the process that uses it. Under this limit on the address space, a
+    trial that is too large raises an error instead. Memory freed inside is returned to the system at once. There is no
+    limit on other devices, or if the system does not report free memory.
     """
     available, size = available_memory(), _address_space()
     if device.type != "cpu" or available is None or size is None:
         yield
         return
     before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    # The limit counts addresses, of which the process has many more than resident memory: so it starts at the present
-    # size. Limits that somebody else has set stay in force.
+    # The limit counts addresses, which far exceed the resident memory, so it starts from the present size. Existing
+    # limits stay in force.
     rooms = [available, *(limit - size for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_AS, (size + max(0, int(share * min(rooms))), hard))
     try:
-        # Large tensors are mapped one by one: the memory of a trial does not stay, cut into pieces of the wrong size.
+        # Large tensors are mapped one by one, so that a trial leaves no fragmented memory behind.
         _set_allocator(_GIVING_BACK)
         yield
     finally:
@@ -148,7 +147,7 @@ def _address_space() -> int | None:
 
 
 def _kilobytes(file: Path, name: str) -> int | None:
-    """Read a line such as `MemAvailable:  1024 kB`, in bytes."""
+    """Parse a line such as `MemAvailable: 1024 kB` into bytes."""
     with contextlib.suppress(OSError):
         for line in file.read_text("ascii", "replace").splitlines():
             key, _, value = line.partition(":")
@@ -158,17 +157,17 @@ def _kilobytes(file: Path, name: str) -> int | None:
 
 
 def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how many bytes can still be taken without swapping, or None where the system does not say.
+    """Return how many bytes can still be allocated without swapping, or None if the system does not report it.
 
-    It is the smallest of what the machine has and what the control groups of this process (version 1 or 2) leave. The
-    two paths are Linux's; tests pass others.
+    This is the minimum over the machine and the control groups of this process (version 1 or 2). The default paths are
+    Linux's; tests pass others.
     """
     found = [_kilobytes(proc / "meminfo", "MemAvailable")]
     with contextlib.suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text("ascii", "replace").splitlines():
             _, controllers, path = line.split(":", 2)
-            # Version 2 of control groups has one line, which names no controllers; version 1 has a line for each set of
-            # them.
+            # Control groups version 2 have one line, which names no controllers; version 1 has a line per set of
+            # controllers.
             if not controllers:
                 found += _rooms(groups, path, "memory.max", "memory.current")
             elif "memory" in controllers.split(","):
@@ -177,7 +176,7 @@ def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cg
 
 
 def _rooms(root: Path, path: str, limit_file: str, usage_file: str) -> list[int | None]:
-    """Return the room left in a control group and in each one around it; file pages that can be dropped are free."""
+    """Return the memory left in a control group and in each of its parents; droppable file pages count as free."""
     folder = root / path.strip("/")
     rooms: list[int | None] = []
     for group in (folder, *folder.parents):
@@ -190,7 +189,7 @@ def _rooms(root: Path, path: str, limit_file: str, usage_file: str) -> list[int 
     return rooms
 
 
-# Freed memory: settings of glibc's allocator.
+# Freed memory: settings of glibc's allocator
 
 # Parameters of mallopt (glibc's malloc.h).
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4
@@ -203,11 +202,11 @@ _GIVING_BACK = {_MMAP_MAX: 1 << 15, _MMAP_THRESHOLD: 256 << 10, _TRIM_THRESHOLD:
 
 class _Allocator:
     values = _GIVING_BACK
-    """The latest choice for the whole process: mallopt can be set but not asked."""
+    """The latest choice for the whole process, kept because mallopt cannot be queried."""
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """Return the C library if its allocator has settings; musl's has none."""
+    """Return the C library if its allocator has settings; that of musl has none."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -224,20 +223,20 @@ def _set_allocator(values: dict[int, int]) -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc's allocator not to hand memory back between updates; return False where there is no glibc.
+    """Make glibc's allocator keep freed memory between updates; return False without glibc.
 
-    Page faults of memory that is freed and mapped again take a few percent of an update on a CPU.
+    Page faults on memory that is freed and mapped again take a few percent of an update on a CPU.
     """
     _Allocator.values = _KEEPING
     return _set_allocator(_KEEPING)
 
 
 def give_back_freed_memory() -> bool:
-    """Tell glibc's allocator to map every block of 256 KiB or more by itself; return False where there is no glibc.
+    """Make glibc's allocator map every block of 256 KiB or more separately; return False without glibc.
 
     With recomputed layers, blocks that are kept alternate with blocks that are freed at once, and the heap reuses few
-    of the holes: torch asks for aligned blocks, which need a hole larger than themselves, so a freed block leaves no
-    room for another of its size. Up to three times the memory of the tensors is then resident. Page faults of fresh
+    of the holes: torch requests aligned blocks, which need a hole larger than themselves, so a freed block has no room
+    for another of its size. Resident memory then reaches up to three times that of the tensors. Page faults on fresh
     blocks lengthen an update by up to a half (benchmarks/README.md has both figures).
     """
     _Allocator.values = _GIVING_BACK
@@ -264,12 +263,12 @@ def loader_of(experiment: Experiment, store: Store, processes: Processes | None 
 def to_device(loader: Loader, state: LoaderState, device: torch.device) -> Iterator[Group]:
     """Yield the groups of `loader` from `state` on.
 
-    Batches for a GPU with streams are on it already: while it works on one group, another stream copies the next. For
-    other devices they stay in the CPU's memory.
+    For a GPU with streams, batches are already on it: while it works on one group, another stream copies the next. For
+    other devices they stay in CPU memory.
     """
     if not copies_aside(device):
         return loader.groups(state)
-    # Only page-locked memory is copied asynchronously; the loader's thread locks it, so that training need not wait.
+    # Only page-locked memory is copied asynchronously; the loader's thread locks it, so that training does not wait.
     return send_ahead(loader.groups(state, partial(_page_locked, device=device)), device)
 
 
@@ -293,7 +292,7 @@ def send_ahead(groups: Iterator[Group], device: torch.device) -> Iterator[Group]
 
 
 def _page_locked(group: Group, device: torch.device) -> Group:
-    with runtime(device).device(device):  # every thread starts on the first GPU, whichever one its process uses
+    with runtime(device).device(device):  # every thread starts on the first GPU, regardless of the process's
         return _with_each(group, Tensor.pin_memory)
 
 
@@ -302,8 +301,8 @@ def _received(group: Group, arrived: Any, stream: Any) -> Group:
     stream.wait_event(arrived)
 
     def used(tensor: Tensor) -> Tensor:
-        # Allocated on the copying stream: without this the allocator would hand the memory to the next copy as soon as
-        # Python drops the tensor, while kernels of `stream` still read it.
+        # Allocated on the copying stream: without this, the allocator would reuse the memory for the next copy as soon
+        # as Python drops the tensor, while kernels of `stream` still read it.
         tensor.record_stream(stream)
         return tensor
 

@@ -1,7 +1,7 @@
 """The processes that train together: one, or those that torchrun started.
 
-Processes are collective calls: every process calls the same methods in the same order, or all wait for the missing one.
-Below it, how processes meet at the start, and leave at the end.
+`Processes` wraps collective calls: every process calls the same methods in the same order, or all wait for the missing
+one. The rest of the module handles how processes meet at the start and leave at the end.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _DISK = "disk"
 _KINDS: dict[str, type[ZigguratError]] = {
     error.__name__: error for error in (ConfigError, DataError, CheckpointError, MachineError, TrainingError)
 }
-"""The errors that one process tells the others of, by name; of any other kind they hear as a TrainingError."""
+"""Errors that are passed between processes, by name; other kinds arrive as a TrainingError."""
 
 
 @dataclass
 class Processes:
     """One process among `count`, and its collective calls.
 
-    Numbers travel as fp64 on the CPU (gloo), texts as UTF-8 bytes: nothing is pickled, and no GPU waits.
+    Numbers are sent as fp64 on the CPU (gloo), texts as UTF-8 bytes: nothing is pickled, and no GPU waits.
 
     Attributes:
-        rank, count: number of this process, from 0, and of all processes.
-        local_rank, here: likewise on its machine.
+        rank, count: this process's number, from 0, and the number of processes.
+        local_rank, here: the same within its machine.
         timeout_minutes: longest wait for another process.
         group: torch's group for the messages; None: the default one.
         update: number of the update in progress, for `hanging`.
@@ -107,13 +107,13 @@ class Processes:
     def first_does(self, work: Callable[[], object]) -> None:
         """Run `work` in the first process while the others wait.
 
-        An error is raised in all of them: an OSError, or a ZigguratError of the same class, so that all deal with it
-        alike; the others quote the first one's message.
+        An error is raised in all of them: an OSError, or a ZigguratError of the same class, so that all handle it in
+        the same way; the others quote the first one's message.
         """
         if self.count == 1:
             work()
             return
-        # The outcome goes round before anything is raised, because the others wait for it; as text, since nothing is
+        # The outcome is sent before anything is raised, because the others wait for it; as text, since nothing is
         # pickled.
         failed: OSError | ZigguratError | None = None
         if self.first:
@@ -130,10 +130,10 @@ class Processes:
         if failed is not None:
             raise failed
         if kind:
-            raise OSError(said) if kind == _DISK else _KINDS[kind](f"the first process could not go on: {said}")
+            raise OSError(said) if kind == _DISK else _KINDS[kind](f"the first process could not continue: {said}")
 
     def aside(self) -> Processes:
-        """Return the same processes with a group of their own, for messages of another thread."""
+        """Return the same processes with a separate group, for messages of another thread."""
         if self.count == 1:
             return self
         timeout = timedelta(minutes=self.timeout_minutes)
@@ -141,9 +141,9 @@ class Processes:
 
     def arrive(self) -> None:
         """Record that this process is about to send a message, so that `hanging` can name those that are not."""
-        if self.count > 1 and self.group is None:  # another thread's messages come in no fixed order to training's
+        if self.count > 1 and self.group is None:  # messages of other threads are not ordered relative to training's
             self._arrivals += 1
-            with contextlib.suppress(RuntimeError):  # torchrun, which holds the store, may be gone, but not the others
+            with contextlib.suppress(RuntimeError):  # torchrun, which holds the store, may be gone
                 _store().set(f"{_ARRIVALS}/{self.rank}", f"{self._arrivals} {self.update}")
 
     def hanging(self, error: Exception) -> TrainingError:
@@ -152,7 +152,7 @@ class Processes:
         keys = [f"{_ARRIVALS}/{rank}" for rank in range(self.count)]
         try:
             store = _store()
-            # `check` first: `get` would wait for the key of a process that has never arrived.
+            # `check` comes first, because `get` would wait for the key of a process that has never arrived.
             said = [store.get(key).decode().split() if store.check([key]) else ("0", "0") for key in keys]
         except RuntimeError:
             return TrainingError(
@@ -175,9 +175,9 @@ def _meeting_place(store: Store, rank: int, count: int, timeout: timedelta) -> s
     """Return a name on which all processes of this start agree, and which no earlier start has used.
 
     torchrun may give a new start the store of the previous one, which still holds the addresses of dead processes
-    (github.com/pytorch/pytorch/issues/135712), and each machine counts starts for itself. So every process chooses a
-    random word and publishes it; the first process answers each word with its own until the owner confirms. A word of
-    an earlier start gets an answer that nobody reads, until its process publishes the new one.
+    (github.com/pytorch/pytorch/issues/135712), and each machine counts starts separately. So every process publishes a
+    random word; the first process answers each word with its own until the owner confirms. A word of an earlier start
+    gets an answer that is never read, until its process publishes the new one.
     """
     word = uuid4().hex
     if rank > 0:
@@ -190,7 +190,7 @@ def _meeting_place(store: Store, rank: int, count: int, timeout: timedelta) -> s
         if time.monotonic() > end:
             raise RuntimeError(f"processes {sorted(unheard)} did not answer")
         for other in sorted(unheard):
-            theirs = store.get(f"ziggurat/word/{other}").decode()  # for a while, perhaps, that of an earlier start
+            theirs = store.get(f"ziggurat/word/{other}").decode()  # possibly still the word of an earlier start
             store.set(f"ziggurat/place/{theirs}", word)
             if store.check([f"ziggurat/heard/{word}/{other}"]):
                 unheard.remove(other)
@@ -201,7 +201,7 @@ def _meeting_place(store: Store, rank: int, count: int, timeout: timedelta) -> s
 def _meet(backend: str, processes: Processes) -> None:
     """Open the default process group.
 
-    Raises ConfigError when the environment does not say where processes meet, TrainingError when others do not come.
+    Raises ConfigError when the environment does not define a meeting place, TrainingError when others do not arrive.
     """
     rank, count, timeout = processes.rank, processes.count, timedelta(minutes=processes.timeout_minutes)
     try:
@@ -221,7 +221,7 @@ def _meet(backend: str, processes: Processes) -> None:
 
 
 def lost(error: RuntimeError) -> bool:
-    """True when `error` means that another process did not answer; gloo says so only in words, NCCL by its type."""
+    """True when `error` means that another process did not answer; gloo shows it only in its message."""
     return isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "Gloo", "NCCL"))
 
 
@@ -247,8 +247,8 @@ def _as_launched(timeout_minutes: float) -> Processes:
 def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
     """Context in which this process has joined those that torchrun started, if it did.
 
-    A message that takes longer than `timeout_minutes` fails. GPUs talk over NCCL, everything else over gloo. `device`
-    is `training.device`; torch's current GPU becomes that of this process's local number.
+    A message that takes longer than `timeout_minutes` fails. GPUs communicate over NCCL, everything else over gloo.
+    `device` is `training.device`; the GPU with this process's local number becomes torch's current GPU.
 
     Raises ConfigError when torchrun's variables are incomplete, more processes than GPUs share a machine, or `device`
     names one GPU for all.
@@ -269,19 +269,19 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
     if gpu.type != "cpu" and (count := runtime(gpu).device_count()):
         if processes.local_rank >= count:
             raise ConfigError(
-                f"process {processes.local_rank} of this machine has no GPU of its own, there are "
+                f"process {processes.local_rank} of this machine has no separate GPU, there are "
                 f"{count}: lower torchrun's `--nproc-per-node`"
             )
         make_current(torch.device(gpu.type, processes.local_rank))
-        # gloo as well: counts and texts are on the CPU, and NCCL takes tensors of GPUs only.
+        # gloo as well, because counts and texts are on the CPU and NCCL accepts only GPU tensors.
         backend = f"cpu:gloo,{gpu.type}:{torch.distributed.get_default_backend_for_device(gpu)}"
     _meet(backend, processes)
     try:
         processes.arrive()
         yield processes
     except BaseException:
-        # All processes of a machine leave NCCL together. One that fails alone would wait for the others, here or at the
-        # end of Python, and they wait for it; the launcher, which ends them all when one has ended, would not notice.
+        # All processes of a machine leave NCCL together. One that fails alone would wait for the others, here or at
+        # Python's exit, and they for it; the launcher, which ends all of them when one has ended, would not notice.
         if backend == "gloo":
             dist.destroy_process_group()
         else:
@@ -291,11 +291,11 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
 
 
 def shard_name(rank: int) -> str:
-    """Return the name of a process's file."""
+    """Return the name of a process's shard file."""
     return f"shard-{rank:05d}.safetensors"
 
 
 def shard_header(begins: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Return the header of a shard whose slice of each tensor begins at these places, one for each dimension."""
+    """Return the header of a shard whose slice of each tensor starts at these offsets, one per dimension."""
     offsets = {name: {"saved_offsets": list(begin)} for name, begin in begins.items()}
     return {"DCP_SHARDING_INFO": json.dumps(offsets, sort_keys=True), "DCP_VERSION": "1.0"}

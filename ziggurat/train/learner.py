@@ -1,7 +1,7 @@
-"""The learner: the model of a run at its present depth, and its optimiser; built, loaded from a checkpoint, grown.
+"""The learner: the model of a run at its present depth, and its optimiser; building, loading and growing them.
 
-Shallow-to-deep training (Li et al. 2020) is a function of the progress alone, so a resumed run grows at the same
-update; `grow_model` takes the same step outside a run, on a trained model.
+Growth in shallow-to-deep training (Li et al. 2020) depends only on the progress, so a resumed run grows at the same
+update. `grow_model` takes the same step outside a run, on a trained model.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ STAGES = "stages"
 
 
 def _stage_model(experiment: Experiment, stage: int) -> ModelConfig:
-    """Return the architecture of stage `stage`, from 0; the last is that of `model`."""
+    """Return the architecture of stage `stage`, from 0; the last stage is `model`."""
     growth = experiment.training.growth
     if growth is None or stage >= len(growth.stages):
         return experiment.model
@@ -78,9 +78,9 @@ def _of_depth(experiment: Experiment, model: ModelConfig, **training: Any) -> Ex
 
 
 def _with_guided_layer(experiment: Experiment, plan: Deepening) -> Experiment:
-    """Return the configuration with the new number of the decoder layer that guided alignment taught, if it names one.
+    """Return the configuration with the new number of the decoder layer that guided alignment trained, if it names one.
 
-    Of the copies of a layer the first is the one that was trained, as for ziggurat.model.depth.added_layers.
+    The first copy of a layer counts as the trained one, as in ziggurat.model.depth.added_layers.
     """
     guided = experiment.training.loss.alignment
     if guided is None or guided.layer is None:
@@ -97,7 +97,7 @@ def stage_experiment(experiment: Experiment, stage: int) -> Experiment:
 
 
 def stage_ended(p: RunProgress, config: TrainingConfig) -> bool:
-    """True when the present stage is over and a deeper one follows; a function of the progress alone."""
+    """True when the present stage is over and a deeper one follows; depends only on the progress."""
     growth = config.growth
     if growth is None or p.stage >= len(growth.stages):
         return False
@@ -108,13 +108,13 @@ def stage_ended(p: RunProgress, config: TrainingConfig) -> bool:
 
 
 def after_growth(p: RunProgress, config: TrainingConfig) -> None:
-    """Move `p` to the next stage; with `restart_rate`, back to the end of the warm-up (Li et al.'s code)."""
+    """Move `p` to the next stage; with `restart_rate`, the rate restarts after the warm-up (Li et al.'s code)."""
     assert config.growth is not None
     p.stage += 1
-    p.losses = []  # the grown model's may be higher without being spikes
-    p.validations_since_best = 0  # they were of a shallower model
+    p.losses = []  # losses of the grown model may be higher without being spikes
+    p.validations_since_best = 0  # they belonged to a shallower model
     if config.growth.restart_rate:
-        # During the warm-up the counter stays.
+        # During the warm-up, the counter is left unchanged.
         p.schedule_update = min(p.schedule_update, peak_update(config.schedule) - 1)
 
 
@@ -134,9 +134,9 @@ def carry_weights(
 def carry_moments(
     growth: GrowthConfig, shallow: Mapping[str, Tensor], depths: tuple[ModelConfig, ModelConfig], optimiser: Optimiser
 ) -> None:
-    """Copy the optimiser state `shallow` into the deeper model's `optimiser`, if `growth.moments` says so."""
+    """Copy the optimiser state `shallow` into the deeper model's `optimiser`, if `growth.moments` asks for it."""
     if growth.moments == "copy":
-        # Running means of weights begin again: the deeper model was grown from the weights themselves.
+        # Running means of weights restart, because the deeper model was grown from the weights themselves.
         shallow = {key: moment for key, moment in shallow.items() if not key.endswith("/trained")}
         plan = deepening(growth.copy_strategy, *depths)
         trained = {name: parameter for parameter, name in optimiser.names.items()}
@@ -153,7 +153,7 @@ def stage_folder(run: Path, experiment: Experiment, stage: int) -> Path:
 
 def keep_stage(run: Path, experiment: Experiment, stage: int, tensors: Mapping[str, Tensor]) -> None:
     """Write the weights at the end of a stage as a model directory."""
-    again = f"training writes it once: restore a copy, or train {run} again (the run itself goes on without it)"
+    again = f"training writes it once: restore a copy, or train {run} again (the run itself continues without it)"
     folder = stage_folder(run, experiment, stage)
     write_model_directory(folder, tensors, stage_experiment(experiment, stage), run, again=again)
 
@@ -170,10 +170,10 @@ def grow_model(
 ) -> tuple[ModelConfig, int]:
     """Deepen a trained model and write a model directory; return its architecture and parameter count.
 
-    The encoder gets `layers` layers and the decoder `decoder_layers`; None: as many as it has. `path` and `which` name
-    a run, one of its checkpoints, or a model directory (ziggurat.model.directory). Raises ConfigError: a depth that
-    the strategy cannot reach, or that is the present one; an `out` that holds other things or, without `force`, a
-    model; CheckpointError: no such model.
+    The encoder gets `layers` layers and the decoder `decoder_layers`; None: unchanged. `path` and `which` name
+    a run, one of its checkpoints, or a model directory (ziggurat.model.directory). Raises ConfigError if the strategy
+    cannot reach the depth, if it is the present one, or if `out` holds other things or, without `force`, a model;
+    CheckpointError if there is no such model.
     """
     refuse_replacing(out, force=force)
     opened = open_model(path, which=which)
@@ -194,7 +194,7 @@ def grow_model(
     sizes = [("--layers", layers), ("--decoder-layers", decoder_layers)]
     deeper = [word for pair in sizes if pair[1] is not None for word in pair]
     again = made_by("grow", path, *deeper, "--copy", strategy, *chosen, "--out", out, "--force")
-    # All parts are trained: layers that were frozen may have other numbers now.
+    # All parts are trained, because frozen layers may have new numbers now.
     grown_experiment = _with_guided_layer(_of_depth(opened.experiment, config, freeze=[]), plan)
     write_model_directory(out, weights(grown), grown_experiment, opened.directory, again=again)
     return config, count_parameters(grown)
@@ -203,8 +203,8 @@ def grow_model(
 class Sharded(Parallel):
     """A part of each parameter, its gradient and its moments in every process.
 
-    The weights of a layer are gathered when it runs, forward and backward. Gradients are added up after every batch, so
-    no process ever holds all of them. A copy of the model on the CPU serves validation.
+    The weights of a layer are gathered when it runs, forward and backward. Gradients are summed after every batch, so
+    no process ever holds all of them. Validation uses a copy of the model on the CPU.
     """
 
     recovers = False
@@ -220,24 +220,24 @@ class Sharded(Parallel):
         for stack in (model.encoder, model.decoder):
             for unit in stack.units():
                 fully_shard(unit, mesh=mesh)
-        fully_shard(self.objective, mesh=mesh)  # after the units: it takes what none of them has taken
-        # Sums, not means: losses are divided by the size of the whole update already.
+        fully_shard(self.objective, mesh=mesh)  # after the units, to shard what they do not contain
+        # Sums, not means: losses are already divided by the size of the whole update.
         for module in self.objective.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
     def accumulate(self, batches: Sequence[Batch], size: UpdateSize) -> LossSums | Shortage:
-        """See Parallel; a process with fewer batches runs idle ones, since all gather each layer together."""
+        """See Parallel; a process with fewer batches runs idle ones, since all processes gather each layer together."""
         idle = [batches[0].idle()] * (size.batches - len(batches))
         return super().accumulate([*batches, *idle], size)
 
     def agree(self, short: bool) -> bool:
-        """See Parallel; here the others wait in the middle of a layer and cannot go on, so the run ends."""
+        """See Parallel; here the others wait in the middle of a layer and cannot continue, so the run ends."""
         if short:
             raise TrainingError(
                 f"process {self.processes.rank} ran out of memory, and with `training.distributed.kind: fsdp` the "
-                "others cannot go on without it; lower `training.batch.max_tokens`, or use more processes",
+                "others cannot continue without it; lower `training.batch.max_tokens`, or use more processes",
                 key="training.distributed.kind",
                 named=["training.batch.max_tokens"],
             )
@@ -261,8 +261,8 @@ class Sharded(Parallel):
 class Learner:
     """Model and optimiser of a run.
 
-    Growing replaces `parallel`, the model and how its gradients are computed; `optimiser`, that of its parameters; and
-    `passes`, the context of updates, in which the model's passes are replayed from CUDA graphs if so configured.
+    Growing replaces `parallel` (the model and how its gradients are computed), `optimiser`, and `passes` (the context
+    of updates, in which the model's passes are replayed from CUDA graphs if so configured).
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class Learner:
         return self.architecture.encoder.layers, self.architecture.decoder.layers
 
     def deepest(self) -> Learner:
-        """Return a learner of the model after all growth, with initial weights; this one where none grows."""
+        """Return a learner of the fully grown model, with initial weights; this one if the model does not grow."""
         if self.experiment.training.growth is None:
             return self
         whole = _of_depth(self.experiment, self.experiment.model)
@@ -303,18 +303,18 @@ class Learner:
         return self.experiment.training.lora is not None
 
     def smoothed_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights to translate with, whole, by name: running means where the optimiser keeps them."""
+        """Return the weights for translation, whole, by name: running means if the optimiser keeps them."""
         found = self.parallel.weights()
         return {**found, **{name: whole(mean).to(found[name].device) for name, mean in self.optimiser.means().items()}}
 
     @contextlib.contextmanager
     def smoothed(self) -> Iterator[Seq2Seq]:
-        """Context with the whole model, in this process, that has the weights to translate with."""
+        """Context with the whole model, in this process, with the weights for translation."""
         with self.optimiser.smoothed(), self.parallel.whole() as model:
             yield model
 
     def kept_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights that belong into a checkpoint, whole, by name; of low-rank adaptation the updates."""
+        """Return the weights that belong in a checkpoint, whole, by name; with low-rank adaptation, the updates."""
         found = self.smoothed_weights()
         return {name: tensor for name, tensor in found.items() if is_update(name)} if self._adapts else found
 
@@ -335,7 +335,7 @@ class Learner:
         if changed := differing_keys(theirs, ours):
             deeper = theirs.encoder.layers < ours.encoder.layers or theirs.decoder.layers < ours.decoder.layers
             hint = f"{path} has a config.yaml with which to train on"
-            if not differing_keys(theirs, self.experiment.model):  # as deep as this run is in the end
+            if not differing_keys(theirs, self.experiment.model):  # at the final depth of this run
                 hint = "set `training.growth=null`, which trains on at the whole depth"
             elif deeper:
                 hint = "`ziggurat grow` makes a deeper model"
@@ -361,9 +361,9 @@ class Learner:
         return opened.origin + left_out
 
     def begin(self, update: int) -> None:
-        """Set what goes by the number of an update, from 1: running means, and the factor of `residual: branch_norm`.
+        """Set what depends on the update number, from 1: running means, and the factor of `residual: branch_norm`.
 
-        Trained weights, with which a run may begin, had it at 1.
+        If a run starts from trained weights, the factor is 1, as it was for them.
         """
         self.optimiser.update = update
         if self.experiment.training.start_from is None:
@@ -381,41 +381,43 @@ class Learner:
         self.optimiser.load_state(checkpoint.optimiser)
 
     def take_weights(self, trained: Mapping[str, Tensor], name: str) -> None:
-        """Take the weights of a model directory of this run, at the present depth, in which updates are merged.
+        """Load the weights of a model directory of this run, at the present depth, in which updates are merged.
 
-        `name` says in errors where they came from. Moments stay: this is to measure weights when training is over.
+        Errors use `name` for their origin. Moments are kept, because this only serves to measure weights after
+        training.
         """
         updates = {key: torch.zeros_like(tensor) for key, tensor in self.kept_weights().items()} if self._adapts else {}
         load_weights(self.model, {**updates, **trained}, name)
 
     def grow(self) -> str | None:
-        """Replace the model by that of the next stage, grown from it; return what ADMIN's profiling found, if any."""
+        """Replace the model by the next stage's, grown from it; return the findings of ADMIN's profiling, if any."""
         growth, number = self.experiment.training.growth, self._stage + 1
         assert growth is not None
         depths, moments = (self.architecture, _stage_model(self.experiment, number)), self.optimiser.state()
         model = self._build(number)
-        # Weights are copied before the model is taken: FSDP cuts up the parameters that it is given.
+        # Weights are copied before `_take`, because FSDP shards the parameters that it is given.
         added = carry_weights(growth, self.parallel.weights(), depths, model)
         self._take(number, model)
-        # Compiled layers and DDP refer to themselves: the old model would stay in memory until Python looks for cycles.
+        # Compiled layers and DDP contain reference cycles: the old model would stay in memory until the next
+        # collection.
         gc.collect()
         carry_moments(growth, moments, depths, self.optimiser)
         return self.profile(added)
 
     def profile(self, added: Sequence[str] | None = None) -> str | None:
-        """Profile ADMIN's omegas, or only those of the layers with the names `added`; return what was found.
+        """Profile ADMIN's omegas, or only those of the layers named `added`; return the findings.
 
         Returns None, and does nothing, when the configuration does not ask for it.
         """
         with self.parallel.whole() as model:
             found = profile_admin(model, self.experiment, self.store, added)
-            if found is not None and model is not self.model:  # FSDP: `model` is a copy, put together for this
+            if found is not None and model is not self.model:  # with FSDP, `model` is a copy gathered for this
                 load_weights(self.model, weights(model), "the profiled model")
         return found
 
     def _build(self, stage: int) -> Seq2Seq:
         training = self.experiment.training
-        # Drawn on the CPU and moved afterwards: the same initial weights on every device.
+        # Drawn on the CPU and moved afterwards, for the same initial weights on every device.
         model = build_model(
             _stage_model(self.experiment, stage),
             self.store.source.size,
@@ -428,19 +430,19 @@ class Learner:
         return model
 
     def _take(self, stage: int, model: Seq2Seq) -> None:
-        """Train `model`, that of `stage`, from now on: make what refers to its parameters; the order matters."""
+        """Train `model`, that of `stage`, from now on: create everything that uses its parameters. Order matters."""
         training = self.experiment.training
-        # (1) Settings that change how layers run, before anything wraps the layers.
+        # (1) Apply settings that change how layers run, before anything wraps the layers.
         set_recompute(model, training.recompute)
         if training.compile == "layers":
-            compile_layers(model)  # a deeper stage reuses the graphs of the one before
-        # (2) Roles, while every parameter is whole and found under its own name.
+            compile_layers(model)  # a deeper stage reuses the graphs of the previous one
+        # (2) Read the roles while every parameter is whole and has its original name.
         roles = parameter_roles(model)
         scales = parameter_scales(model, self.experiment.model)
         self.passes: AbstractContextManager[None] = (
             GraphedPasses(model, training.cuda_graphs) if training.cuda_graphs else nullcontext()
         )
-        # (3) FSDP replaces the model's parameters by their parts, and the optimiser must own those.
+        # (3) FSDP replaces the model's parameters by their shards, which the optimiser must own.
         self.parallel = _parallel(model, training, self.processes)
         self.optimiser = Optimiser(model, roles, training.optimiser, scales=scales, seed=training.seed)
         self._stage = stage
@@ -449,7 +451,7 @@ class Learner:
 def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> Parallel:
     """Return the kind of Parallel that `training.distributed` asks for in `processes`.
 
-    Raises ConfigError for `fsdp` with LayerDrop: each process would leave out other layers and wait for ever for the
+    Raises ConfigError for `fsdp` with LayerDrop: each process would skip different layers and wait for ever for the
     others to gather those that it runs.
     """
     layer_drop = any(getattr(stack, "layer_drop", 0.0) > 0 for stack in (model.encoder, model.decoder))
@@ -471,6 +473,6 @@ def _refuse_wrong_maps(model: Seq2Seq) -> None:
     if wrong := wrong_maps(maps_of(model)):
         raise ConfigError(
             f"`training.precision: bf16`: this CPU computes maps of the model wrongly in bf16: {', '.join(wrong)}; the "
-            "fault is in a library's kernels: set `training.precision=fp32`, or train, or go on, on another machine",
+            "fault is in a library's kernels: set `training.precision=fp32`, or train or continue on another machine",
             key="training.precision",
         )

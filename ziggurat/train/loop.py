@@ -1,4 +1,4 @@
-"""The training loop: the phases of an update, in the order in which they must come."""
+"""The training loop: the phases of an update, in the required order."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from ziggurat.train.update import train_update
 def train(
     run: Path, experiment: Experiment, *, resume: bool = False, console: Console | None = None, advice: bool = True
 ) -> TrainingResult:
-    """Train as `experiment` says, into the folder `run`; with `resume`, go on from its newest whole checkpoint.
+    """Train `experiment` in the folder `run`; with `resume`, continue from its newest undamaged checkpoint.
 
-    The result is a function of configuration, data and seed: a run killed at any moment and resumed ends with the
-    same weights, bit for bit on one machine and with as many processes. Under torchrun every process calls this; the
-    folder must be the same for all of them. `advice` says, at the end, by which command the run goes on; callers that
-    go on by another one leave it out. Raises ConfigError, DataError, CheckpointError, TrainingError.
+    The result is a function of configuration, data and seed: a run killed at any moment and resumed ends with the same
+    weights, bit for bit on one machine with the same number of processes. Under torchrun, every process calls this with
+    the same folder. `advice` prints the command that continues the run at the end; callers with another command turn it
+    off. Raises ConfigError, DataError, CheckpointError, TrainingError.
     """
     with joined(experiment.training.distributed.timeout_minutes, experiment.training.device) as processes:
         console = safe(console or Console(stderr=True)) if processes.first else Console(quiet=True)
@@ -67,7 +67,7 @@ def train(
 
 
 def _introduce(setup: Setup, progress: RunProgress, origin: str | None, log: RunLog) -> None:
-    """Log what is about to be trained; profile ADMIN's omegas where training starts from initialised weights."""
+    """Log what is about to be trained; profile ADMIN's omegas if training starts from initialised weights."""
     others = [f"starting from the weights of {origin}"] if origin else []
     for line in [*others, *introduction(setup.experiment, setup.learner, len(setup.store.train), setup.run)]:
         log.say(line)
@@ -91,7 +91,7 @@ def _introduce(setup: Setup, progress: RunProgress, origin: str | None, log: Run
 
 
 def _train_from(setup: Setup, p: RunProgress, log: RunLog, console: Console, advice: bool) -> TrainingResult:
-    """Open all that a run writes to, train, close it in the opposite order, and say how the run ended."""
+    """Open everything that a run writes to, train, close it in reverse order, and report how the run ended."""
     config = setup.experiment.training
     begun, overdue = p.update, p.validation_due
     trackers = open_trackers(setup.writes_to, setup.experiment, begun) if setup.writes_to else []
@@ -104,7 +104,7 @@ def _train_from(setup: Setup, p: RunProgress, log: RunLog, console: Console, adv
         with (
             signals,
             ProgressLine(console) as line,
-            # The last to be opened and the first to be closed: signals are heard until the last checkpoint is on disk.
+            # Opened last and closed first, so that signals are handled until the last checkpoint is on disk.
             Saver(setup.run, setup.experiment, setup.watch, p, log, setup.processes, setup.store_check) as saver,
         ):
             reason = _Loop(setup, p, log, metrics, saver, signals, line).run()
@@ -124,9 +124,9 @@ def _train_from(setup: Setup, p: RunProgress, log: RunLog, console: Console, adv
 
 
 class _Loop:
-    """The loop over updates, in one of the processes; all of them go through the same phases together.
+    """The loop over updates, in one of the processes; all processes run the same phases together.
 
-    Every phase reads and changes `progress`, which checkpoints keep.
+    Every phase reads and changes `progress`, which checkpoints store.
     """
 
     def __init__(
@@ -142,10 +142,10 @@ class _Loop:
         self.setup, self.progress, self.log, self.saver, self.signals = setup, progress, log, saver, signals
         self.config, self.stages, self.learner = setup.experiment.training, setup.experiment.data.stages, setup.learner
         self.validator, self.processes = setup.validator, setup.processes
-        self.began = time.perf_counter() - progress.seconds  # seconds go on from those before a resumed run
+        self.began = time.perf_counter() - progress.seconds  # seconds continue from those before the run was resumed
         depth_reporter = DepthReporter(setup.writes_to, metrics, log, setup.experiment, update=progress.update)
         window = partial(RecordWindow, setup.loader, saver)
-        # Of several processes each would take the others for strangers.
+        # With several processes, each would count the others as foreign load.
         alone = self.processes.count == 1 and self.learner.device.type == "cpu"
         load = SystemLoad() if alone else None
         self.report = Reporter(line, metrics, log, setup.experiment, window, depth_reporter, progress, load)
@@ -158,20 +158,21 @@ class _Loop:
         return time.perf_counter() - self.began
 
     def run(self) -> str:
-        """Train until a limit is reached or a signal comes; return which."""
+        """Train until a limit is reached or a signal arrives; return which."""
         p, config, learner, processes = self.progress, self.config, self.learner, self.processes
         reason = self._begin()
         groups: Iterator[Group] = to_device(self.setup.loader, p.position, learner.device)
         while reason is None:
-            # (1) Prepare. Growth comes before the batch: it is decided by the progress alone, so that a run resumed
-            # here grows again in the same way.
+            # (1) Prepare. Growth comes before the batch: it depends only on the progress, so that a run resumed here
+            # grows in the same way.
             while stage_ended(p, config):
                 self._grow()
             group, rate = next(groups), next_rate(p, config, self.setup.experiment.model.d_model)
-            # (2) Update. Counted at once, so that whatever comes next, in this process or after a crash, knows of it.
+            # (2) Update. Counted at once, so that everything that follows, in this process or after a crash, takes it
+            # into account.
             self.depth.before(p, rate)
             learner.begin(p.update + 1)
-            processes.update = p.update + 1  # named when a process has to be reported as hanging
+            processes.update = p.update + 1  # named if a process must be reported as hanging
             with learner.passes:
                 result = train_update(
                     learner.parallel,
@@ -187,8 +188,8 @@ class _Loop:
             self.recovery.count(p, group.batches, result)
             if self.recovery.due(p):
                 self.recovery.roll_back(p)
-            # (3) Measure. After a roll-back, so that figures are of the weights that go on; the clock is read after
-            # the measures of depth, and before the report, whose records show it.
+            # (3) Measure. After any roll-back, so that figures describe the weights that are kept; the clock is read
+            # after the depth measures and before the report, whose records show it.
             self.depth.after(p, result, rate)
             p.seconds = self.seconds
             self.report.updated(p, result, rate, group.epoch_batches)
@@ -199,30 +200,30 @@ class _Loop:
                 self.log.say(f"update {p.update}: stage {len(p.data_stages)} of {len(self.stages)} of the data begins")
             if p.position != group.state_after:  # early stopping has ended a stage
                 groups = to_device(self.setup.loader, p.position, learner.device)
-            # (4) Agree. Clock and signals differ between processes, and all must stop after the same update.
+            # (4) Agree. Clocks and signals differ between processes, and all must stop after the same update.
             self._agree(self.seconds)
             reason = finished(p, config)
             if reason is not None and self.validator is not None and not validated:
-                self._validate()  # the final weights always have a score, or they could not be the best
-                self._agree(p.seconds)  # a signal may have come; the time is that at which training ended
+                self._validate()  # the final weights are always scored; otherwise they could not be the best
+                self._agree(p.seconds)  # a signal may have arrived; the time is the end of training
             if reason is None or p.validation_due:
-                reason = self.signals.reason  # a limit that is reached counts for more than a signal
-            # (5) Save. After the validation, whose score says which checkpoints are kept; and after the last record,
-            # since the sums of the open record are saved too.
+                reason = self.signals.reason  # reaching a limit takes precedence over a signal
+            # (5) Save. After the validation, whose score decides which checkpoints are kept, and after the last record,
+            # since the sums of the open record are also saved.
             if reason is not None:
                 self.report.ended(p)
                 self.depth.ended()
             counted = validated or due(config.checkpoint, p.update, group.state_after)
             self._save(counted=counted, last=reason is not None)
-            # (6) Stop a run whose updates fail. After its checkpoint, so that its state can be looked into.
+            # (6) Stop a run whose updates fail. After its checkpoint, so that its state can be inspected.
             refuse_to_go_on(p, config, self.setup.run, self.saver.wait)
         return reason
 
     def _begin(self) -> str | None:
-        """Do what an interrupted run left to do; return the reason to stop at once, if there is one."""
+        """Complete what an interrupted run left unfinished; return the reason to stop at once, if any."""
         p, config = self.progress, self.config
         if p.validation_due:
-            # Before anything else: the score decides which weights are the best, and whether to stop.
+            # Comes first, because the score decides which weights are the best and whether to stop.
             self._validate()
             self.saver.amend()
             self._agree(p.seconds)
@@ -232,7 +233,8 @@ class _Loop:
         if reason is None:
             self.processes.first_does(lambda: remove_average(self.setup.run, self.log))
         p.good = p.good if (rolls_back := self.recovery.rolls_back) else None
-        # Something to roll back to from the first update on; and when resumed, `start_from` may lead to other weights.
+        # Provides a checkpoint to roll back to from the first update on; when resumed, `start_from` may lead to other
+        # weights.
         if reason is None and p.good is None and (rolls_back or (config.start_from and not p.update)):
             self.saver.save(self.learner, interim=True, good=rolls_back)
         return reason
@@ -254,7 +256,7 @@ class _Loop:
 
     def _keep_stage(self) -> Path:
         run, experiment, stage = self.setup.run, self.setup.experiment, self.progress.stage
-        self.setup.store_check.confirm()  # nothing is kept of data that may turn out to be damaged
+        self.setup.store_check.confirm()  # nothing is kept from data that may turn out to be damaged
         weights = self.learner.smoothed_weights()
         self.processes.first_does(lambda: keep_stage(run, experiment, stage, weights))
         return stage_folder(run, experiment, stage)
@@ -275,10 +277,10 @@ class _Loop:
             p.lose_patience(self.stages)
 
     def _agree(self, seconds: float) -> None:
-        """Agree on what differs between processes: the first one's clock, a signal, checkpoints being written."""
+        """Agree on values that differ between processes: the first one's clock, a signal, checkpoints being written."""
         clock = seconds if self.processes.first else 0.0
         received = self.signals.received or 0
-        # One collective for all three: its latency, not its size, is what an update pays.
+        # One collective for all three, because an update pays for its latency, not its size.
         self.progress.seconds, signal, writing = self.processes.largest([clock, received, self.saver.writing])
         self.signals.heeded = int(signal) or None
         if not writing:
@@ -288,8 +290,8 @@ class _Loop:
         """Save a checkpoint if one is due: `counted` by updates or epochs, by the clock, or because training ends."""
         p, by_clock = self.progress, self.saver.due
         if counted or by_clock or last:
-            # Only counted ones may be rolled back to: a run must roll back to the same weights however often it was
-            # stopped, whatever the clock says.
+            # Only counted checkpoints may be rolled back to: a run must roll back to the same weights regardless of
+            # interruptions and the clock.
             good = counted and p.skipped_in_a_row == 0 and self.recovery.rolls_back
             interim = not (counted or by_clock)
             self.saver.save(self.learner, interim=interim, by_clock=by_clock and not counted, good=good)

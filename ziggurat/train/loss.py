@@ -1,7 +1,7 @@
 """Label-smoothed cross-entropy that never builds the logits [tokens, vocabulary] of a whole batch (docs/training.md).
 
-R-Drop draws two passes with other dropout together (Liang et al. 2021). Guided alignment: word alignments teach one
-head of the decoder where to look (Chen et al. 2016; Garg et al. 2019).
+R-Drop pulls two passes with different dropout together (Liang et al. 2021). Guided alignment trains one head of the
+decoder on word alignments (Chen et al. 2016; Garg et al. 2019).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ziggurat.system.errors import DataError
 
 
 class Smoothing(NamedTuple):
-    """Smoothed target distribution over V types: mass `every` on each, and `gold` more on the gold token.
+    """Smoothed target distribution over V types: mass `every` on each type, plus `gold` on the gold token.
 
-    Their sum is 1: gold + V every = 1.
+    The total is 1: gold + V every = 1.
     """
 
     gold: float
@@ -53,7 +53,7 @@ def smoothing_of(config: LossConfig, vocabulary: int) -> Smoothing:
 
 
 class _Gradients(NamedTuple):
-    """Gradients of the loss with respect to its inputs, in their shapes; None: there is no bias, or it is frozen."""
+    """Gradients of the loss with respect to its inputs, in their shapes; None: no bias, or a frozen one."""
 
     hidden: Tensor
     weight: Tensor | None
@@ -80,7 +80,7 @@ class _Gradients(NamedTuple):
             self.bias.sub_(row_weight.sum(), alpha=smoothing.every)
 
     def freeze(self, ruled_out: Tensor) -> None:
-        """Give the rows of the tokens `ruled_out` [n] no gradient: the smoothed target has no mass there."""
+        """Zero the gradient of the rows of tokens `ruled_out` [n], where the smoothed target has no mass."""
         if self.weight is not None:
             self.weight.index_fill_(0, ruled_out, 0.0)
         if self.bias is not None:
@@ -93,7 +93,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     With p = softmax(h W^T + b), the gradient of row i's loss with respect to its logits is p - gold onehot - every.
     Only p needs [chunk, vocabulary] values; the other two terms are applied to h, W and b directly:
     every * sum_v W_v and gold * W_target. So each chunk of logits is written once, exponentiated in place and
-    multiplied twice. The backward pass only scales the gradients: computed there, they would need the logits again.
+    multiplied twice. The backward pass only scales the gradients; computing them there would need the logits again.
     """
 
     @staticmethod
@@ -116,31 +116,31 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_sum, bias_sum = weight.sum(0), 0.0 if bias is None else bias.sum()
         if ruled_out is not None:
             weight_sum -= weight[ruled_out].sum(0)
-            if bias is not None:  # summed again: subtracting values of -1e9 would leave nothing of the others
+            if bias is not None:  # recomputed, since subtracting values of -1e9 would cancel all the others
                 bias_sum = bias.index_fill(0, ruled_out, 0.0).sum()
         nll, smoothed = hidden.new_zeros(()), hidden.new_zeros(())
         compute = torch.get_autocast_dtype(hidden.device.type)
         compute = compute if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
-        # Off, and the large products cast by hand: on a GPU autocast would also run mv and addmv, whose sums need fp32,
-        # in half precision.
+        # Autocast is off and the large products are cast by hand: on a GPU, autocast would also run mv and addmv, whose
+        # sums need fp32, in half precision.
         with torch.autocast(hidden.device.type, enabled=False):
             matrix = weight.to(compute)
             for start in range(0, hidden.shape[0], chunk):
                 rows = slice(start, start + chunk)
                 h, gold_ids, w = hidden[rows], target[rows], row_weight[rows]
-                # (1) Logits, and what is needed of them as they are.
+                # (1) Logits, and the values that need them unchanged.
                 logits = product(h.to(compute), matrix).to(hidden.dtype)
                 if bias is not None:
                     logits += bias
                 gold = logits.gather(1, gold_ids[:, None]).squeeze(1)
-                total = torch.mv(h, weight_sum) + bias_sum  # the sum of a row's logits, without reading them again
-                # To be subtracted before exp, which overflows fp32 from 89 on.
+                total = torch.mv(h, weight_sum) + bias_sum  # sum of a row's logits, without reading them again
+                # Subtracted before exp, which overflows fp32 from 89 on.
                 peak = logits.amax(1, keepdim=True)
-                # (2) The softmax, not normalised, in the memory of the logits.
+                # (2) The unnormalised softmax, in the memory of the logits.
                 odds = logits.sub_(peak).exp_()
                 odds_sum = odds.sum(1)
                 log_sum = peak.squeeze(1) + odds_sum.log()
-                # (3) The losses: log-sum-exp less the target's part.
+                # (3) The losses: log-sum-exp minus the target's part.
                 losses = log_sum - gold
                 if ruled_out is not None:
                     losses.masked_fill_(torch.isin(gold_ids, ruled_out), 0.0)
@@ -185,10 +185,10 @@ def linear_cross_entropy(
         hidden: [tokens, d_model]; only real tokens.
         weight: output projection [vocabulary, d_model].
         target: ids of the gold tokens [tokens].
-        row_weight: [tokens], the normalisation of the loss.
+        row_weight: [tokens], the weight of each token's loss.
         smoothing: target distribution.
-        chunk: rows of logits that exist at a time.
-        bias: of the output projection, [vocabulary], or None.
+        chunk: number of rows of logits in memory at a time.
+        bias: bias of the output projection, [vocabulary], or None.
         ruled_out: ids [n] of tokens that the bias makes impossible, or None; `smoothing` puts no mass on them, and the
             weight of a row whose target is one of them is 0.
 
@@ -219,7 +219,7 @@ class Labels(NamedTuple):
 
 
 class LossSums(NamedTuple):
-    """Loss of one batch; a tuple, in which DDP and FSDP2 find the tensors of a module's output.
+    """Loss of one batch; a tuple, since DDP and FSDP2 find output tensors in tuples.
 
     Attributes:
         objective: the quantity that is minimised, already normalised; shape [].
@@ -236,7 +236,7 @@ class LossSums(NamedTuple):
 def _token_weights(
     mask: Tensor, places: Tensor, config: LossConfig, dtype: torch.dtype, *, tokens: int, sentences: int
 ) -> Tensor:
-    """Return what the loss of each token counts in an update, in the shape of `places` [n].
+    """Return the weight of each token's loss in an update, in the shape of `places` [n].
 
     `mask` [batch, target] is True at real tokens, `places` are indices into the flattened batch; for the rest see
     sequence_loss.
@@ -266,26 +266,26 @@ def sequence_loss(
 ) -> LossSums:
     """Return the loss of a batch as its part of an update's loss.
 
-    The objectives of an update's batches add up to its loss, however it was cut into batches.
+    The objectives of an update's batches add up to its loss, however it is divided into batches.
 
     Args:
         hidden: decoder output [batch, target, d_model].
         weight: output projection [vocabulary, d_model].
         labels: the gold tokens.
         config: smoothing and normalisation.
-        tokens: real target tokens in the whole update, all batches and processes together.
+        tokens: real target tokens in the whole update, over all batches and processes.
         sentences: sentence pairs in the whole update.
-        bias: of the output projection, [vocabulary], or None.
+        bias: bias of the output projection, [vocabulary], or None.
         ruled_out: ids [n] of tokens that the bias makes impossible, or None. The smoothed target has no mass on them,
             and target tokens among them do not count: no gradient could make the model produce them, and their -log p
-            depends on the bias alone.
+            depends only on the bias.
     """
     possible = weight.shape[0] - (0 if ruled_out is None else len(ruled_out))
     smoothing = smoothing_of(config, possible)
     places = labels.places()
     rows = hidden.flatten(0, 1).index_select(0, places)
     if rows.dtype in (torch.bfloat16, torch.float16):
-        rows = rows.float()  # sums over the vocabulary need fp32; the products alone are in half precision
+        rows = rows.float()  # sums over the vocabulary need fp32; only the products are in half precision
     ids = labels.ids.flatten().index_select(0, places)
     row_weight = _token_weights(labels.mask, places, config, rows.dtype, tokens=tokens, sentences=sentences)
     if ruled_out is not None:
@@ -310,18 +310,18 @@ def r_drop_loss(
 ) -> Tensor:
     """Return alpha / 4 * sum_j w_j (KL(P_j || Q_j) + KL(Q_j || P_j)), shape []: R-Drop (Liang et al. 2021).
 
-    P_j and Q_j are what two passes with other dropout predict for target token j, w_j is the weight of its
-    cross-entropy. The paper's loss is the sum of both passes' cross-entropy and alpha / 2 of the two divergences;
-    ours is half of it, their mean, so that it compares with other losses and with `training.clip_norm`.
+    P_j and Q_j are the predictions of two passes with different dropout for target token j, and w_j is the weight of
+    its cross-entropy. The paper's loss is the sum of both passes' cross-entropy and alpha / 2 times both divergences;
+    this is half of it, which makes it comparable to other losses and suits `training.clip_norm`.
 
     Args:
         hidden: decoder output of both passes [2 batch, target, d_model].
         weight: output projection [vocabulary, d_model].
         labels: the gold tokens, once.
         config: alpha (`r_drop`), normalisation, and how many rows of logits exist at a time.
-        tokens: of the whole update, as in sequence_loss.
-        sentences: likewise.
-        bias: of the output projection, [vocabulary], or None.
+        tokens: number of tokens in the whole update, as in sequence_loss.
+        sentences: number of sentences in the whole update.
+        bias: bias of the output projection, [vocabulary], or None.
     """
     places = labels.places()
     one, other = (half.flatten(0, 1).index_select(0, places) for half in hidden.chunk(2))
@@ -330,7 +330,7 @@ def r_drop_loss(
     total = hidden.new_zeros((), dtype=wide)
     for start in range(0, labels.real, config.chunk_tokens):
         part = slice(start, start + config.chunk_tokens)
-        # Computed again in the backward pass, so that the logits of a chunk alone exist.
+        # Recomputed in the backward pass, so that only one chunk of logits is in memory.
         pair = one[part], other[part]
         total = total + checkpoint(
             _divergence, *pair, weight, bias, weights[part], use_reentrant=False, preserve_rng_state=False
@@ -345,8 +345,8 @@ def _divergence(one: Tensor, other: Tensor, weight: Tensor, bias: Tensor | None,
 
 
 _LEAST = 1e-20
-"""Attention below this counts as this: what rounds to 0 has no logarithm. Its -log is 46 nats, and the gradient of that
-through the softmax is finite."""
+"""_LEAST is the floor on attention, because a value that rounds to 0 has no logarithm. Its -log is 46 nats, whose
+gradient through the softmax is finite."""
 
 
 def alignment_loss(
@@ -362,8 +362,8 @@ def alignment_loss(
         attention: P [batch, target, source].
         batch: with links.
         config: normalisation; lambda is not applied.
-        tokens: of the whole update, as in sequence_loss.
-        sentences: likewise.
+        tokens: number of tokens in the whole update, as in sequence_loss.
+        sentences: number of sentences in the whole update.
 
     Returns: the sum over tokens [], each with its weight, and without weights as in LossSums.alignment [2].
     """
@@ -382,10 +382,10 @@ def alignment_loss(
 def with_guidance(
     sums: LossSums, kept: KeptWeights | None, batch: Batch, config: LossConfig, *, tokens: int, sentences: int
 ) -> LossSums:
-    """Return the loss of a batch, `sums` so far, with that of guided alignment, if there is any.
+    """Return the loss of a batch, `sums` so far, plus that of guided alignment, if any.
 
-    `kept` is where the model left its attention, empty where LayerDrop has left out the layer; None: guided alignment
-    is off. `tokens` and `sentences` are as in sequence_loss.
+    `kept` holds the model's attention and is empty if LayerDrop skipped the layer; None: guided alignment is off.
+    `tokens` and `sentences` are as in sequence_loss.
     """
     if kept is None or config.alignment is None:
         return sums
@@ -396,7 +396,7 @@ def with_guidance(
 
 
 def refuse_without_links(experiment: Experiment, store: Store) -> None:
-    """Raise DataError when the run wants guided alignment and the store has no word alignments."""
+    """Raise DataError when the run uses guided alignment and the store has no word alignments."""
     if experiment.training.loss.alignment is not None and not store.train.has_links:
         raise DataError(
             f"{store.path}: holds no word alignments, which `training.loss.alignment` needs; set `alignment` of the "

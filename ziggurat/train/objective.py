@@ -1,7 +1,7 @@
 """The objective of training: the model and its loss in one module, and one batch run through it forward and backward.
 
-Below it: CUDA graphs of the passes through the model, and ADMIN's profiling (Liu et al. 2020, section 4), one forward
-pass of one batch before the first update.
+The module also has CUDA graphs of the passes through the model, and ADMIN's profiling (Liu et al. 2020, section 4): one
+forward pass of one batch before the first update.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from ziggurat.train.loss import Labels, LossSums, r_drop_loss, sequence_loss, wi
 
 
 def as_trained(model: Seq2Seq, training: TrainingConfig, *, seed: int | None = None) -> None:
-    """Change a model as built into the one that is trained, in place: what is frozen, low-rank updates, int8, dropout.
+    """Turn a newly built model into the one that is trained, in place: frozen parts, low-rank updates, int8, dropout.
 
-    `seed`: of the updates' initial values; None: they are left without values. Raises ConfigError as `adapt` does.
+    `seed` determines the updates' initial values; None: they are left uninitialised. Raises ConfigError as `adapt`
+    does.
     """
     _freeze(model, Frozen.parse(training.freeze))
     if training.lora is not None:
@@ -55,7 +56,7 @@ def as_trained(model: Seq2Seq, training: TrainingConfig, *, seed: int | None = N
 
 
 def _freeze(model: Seq2Seq, frozen: Frozen) -> None:
-    """Leave the parameters of these parts and layers without gradients; layers that are yet to grow are passed over."""
+    """Disable gradients for the parameters of these parts and layers; layers that are not yet grown are ignored."""
     modules: list[nn.Module] = [model.get_submodule(part) for part in frozen.parts]
     for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         modules += [layer for number, layer in enumerate(stack.layers, start=1) if frozen.has(name, number)]
@@ -74,12 +75,13 @@ class Objective(nn.Module):
     def forward(self, batch: Batch, tokens: int, sentences: int) -> LossSums:
         """Run the model over `batch`, teacher-forced; return its part of the loss of an update.
 
-        With R-Drop a batch of training passes twice, as one of twice as many sentences, in an update of twice as many.
+        With R-Drop, a training batch is passed twice, as one batch with twice as many sentences in an update of twice
+        the size.
         """
         model, config = self.model, self.config
         layers: list[Tensor] | None = [] if config.inter_sim else None
         kept = KeptWeights(model.decoder.aligned.head) if config.alignment is not None else None
-        # Positional and without None: recorded passes take no more than the first three.
+        # Positional and without None: recorded passes take only the first three.
         wanted = (layers,) if kept is None else (layers, kept)
         passes = 2 if config.r_drop and model.training else 1
         seen = batch if passes == 1 else batch.twice()
@@ -116,7 +118,7 @@ def inter_similarity_penalty(
     tokens: int,
     sentences: int,
 ) -> Tensor:
-    """Return the penalty that draws the encoder's states of a sentence towards their mean, nats, shape [].
+    """Return the penalty that pulls the encoder's states of a sentence towards their mean, nats, shape [].
 
     Li et al. 2020 name such a regulariser (`Reg-6L`, +0.4 BLEU) without its formula or weight. Ziggurat's is
 
@@ -124,16 +126,16 @@ def inter_similarity_penalty(
 
     for the sentences s of an update and the outputs of encoder layers i = 1, ..., N (for sim_in see
     ziggurat.train.diagnosis.measures). With `training.loss.normalisation: tokens`, w_s is the sentence's share of the
-    update's target tokens, otherwise 1 / its sentences. Each term lies in [0, 2], and is 0 where all positions of a
-    sentence point the same way. The penalties of an update's batches add up to that of the update.
+    update's target tokens, otherwise 1 / its sentences. Each term lies in [0, 2], and is 0 if all positions of a
+    sentence point in the same direction. The penalties of an update's batches add up to that of the update.
 
     Args:
-        outputs: of every encoder layer, [batch, source, d_model].
+        outputs: output of every encoder layer, [batch, source, d_model].
         source_mask: [batch, source], True at real tokens.
-        target_mask: [batch, target], likewise.
+        target_mask: [batch, target], True at real tokens.
         config: lambda (`inter_sim`) and normalisation.
-        tokens: of the whole update, as in ziggurat.train.loss.sequence_loss.
-        sentences: likewise.
+        tokens: number of tokens in the whole update, as in ziggurat.train.loss.sequence_loss.
+        sentences: number of sentences in the whole update.
     """
     apart = 1.0 - inter_similarities(outputs, source_mask).mean(0)
     if config.normalisation == "tokens":
@@ -150,20 +152,20 @@ def add_gradients(
 
     Args:
         objective: an Objective, or its wrapper.
-        batch: on any device.
+        batch: the batch, on any device.
         device: where the objective is.
         precision: `training.precision`.
-        tokens: of the whole update, as in ziggurat.train.loss.sequence_loss.
-        sentences: likewise.
+        tokens: number of tokens in the whole update, as in ziggurat.train.loss.sequence_loss.
+        sentences: number of sentences in the whole update.
     """
-    # Every batch has a seed, so dropout masks do not depend on what was run before: resuming needs no random state,
-    # and a batch has the same masks in whichever process it is run.
+    # Every batch has a seed, so dropout masks do not depend on earlier work: resuming needs no random state, and a
+    # batch has the same masks in any process.
     torch.manual_seed(batch.seed)
     on_device = batch.to(device, non_blocking=True)
     with autocast(device, precision):
         sums: LossSums = objective(on_device, tokens, sentences)
     sums.objective.backward()
-    return sums._replace(objective=sums.objective.detach())  # detached, or the sum over batches would keep every graph
+    return sums._replace(objective=sums.objective.detach())  # or the sum over batches would keep every graph
 
 
 def settle_precision(
@@ -171,9 +173,9 @@ def settle_precision(
 ) -> Experiment:
     """Return `experiment` with the precision that `training.precision: auto` stands for on `device`.
 
-    `vocabularies` are the sizes of the source's and the target's: a CPU must compute all maps of the model rightly in
-    bf16. `agree` turns the answer of this process (1 for bf16, 0 for fp32) into that of all of them: what they measure
-    may differ.
+    `vocabularies` are the source and target sizes, because a CPU must compute all maps of the model correctly in bf16.
+    `agree` turns the answer of this process (1 for bf16, 0 for fp32) into a common one, because measurements may
+    differ.
     """
     if experiment.training.precision != "auto":
         return experiment
@@ -186,13 +188,13 @@ def settle_precision(
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Return the context of forward passes: bf16 matrix products, or nothing for fp32."""
-    if precision == "auto":  # it would silently mean fp32
+    if precision == "auto":  # `auto` would silently mean fp32
         raise ValueError("settle_precision comes first")
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def probe_loss(config: LossConfig, precision: str) -> Loss:
-    """Return the loss that ziggurat.train.diagnosis.probe.measure runs: that of training, as if a batch were an update.
+    """Return the loss for ziggurat.train.diagnosis.probe.measure: the training loss, as if a batch were an update.
 
     `config` is section `training.loss`, `precision` is `training.precision`.
     """
@@ -207,7 +209,7 @@ def probe_loss(config: LossConfig, precision: str) -> Loss:
 
 @contextmanager
 def with_layer_drop(model: Seq2Seq, probability: float) -> Iterator[None]:
-    """Context in which LayerDrop leaves a layer out with `probability`, in stacks that have LayerDrop at all."""
+    """Context in which LayerDrop skips layers with `probability`, in stacks that use LayerDrop."""
     stacks = [stack for stack in (model.encoder, model.decoder) if isinstance(stack, Encoder | Decoder)]
     drops = [(stack, stack.layer_drop) for stack in stacks if stack.layer_drop]
     for stack, _ in drops:
@@ -221,7 +223,7 @@ def with_layer_drop(model: Seq2Seq, probability: float) -> Iterator[None]:
 
 @contextmanager
 def every_branch_present(model: Seq2Seq) -> Iterator[None]:
-    """Context of training mode without LayerDrop; both are as before when it ends."""
+    """Context of training mode without LayerDrop; both settings are restored at its end."""
     training = model.training
     model.train()
     try:
@@ -235,7 +237,7 @@ _Shape = tuple[int, ...]
 
 
 def refuse_unrecordable(experiment: Experiment, device: torch.device) -> None:
-    """Raise ConfigError when `training.cuda_graphs` is set and cannot work, with every obstacle."""
+    """Raise ConfigError, listing every obstacle, when `training.cuda_graphs` is set and cannot work."""
     model, training = experiment.model, experiment.training
     if not training.cuda_graphs:
         return
@@ -260,7 +262,7 @@ def refuse_unrecordable(experiment: Experiment, device: torch.device) -> None:
 class GraphedPasses:
     """A context of updates in which a model's passes are recorded once for every shape of batch, and replayed.
 
-    A kernel of a deep, narrow model takes less time than its launch, so the GPU waits for Python; a replayed CUDA graph
+    In a deep, narrow model a kernel takes less time than its launch, so the GPU waits for Python. A replayed CUDA graph
     launches all kernels of a pass at once. It is valid for one shape, reads and writes fixed addresses, and repeats
     Python's decisions. So shapes must be few (`training.batch.length_multiple`), inputs are copied to the addresses of
     a recording, gradients are added to tensors that stay allocated, and settings that decide in Python at every pass
@@ -268,11 +270,11 @@ class GraphedPasses:
     All recordings share one pool of memory, since only one is in use at a time. Random numbers are the same as without
     graphs (torch's philox offsets).
 
-    A shape runs without a recording the first time, which loads and compiles its kernels: neither can be recorded. The
-    second time it is recorded, up to a number of shapes.
+    A shape runs without a recording the first time, which loads and compiles its kernels; neither can be recorded. The
+    second time, it is recorded, up to a maximum number of shapes.
 
     Args:
-        model: takes (source, source_mask, target_in) and returns hidden states; its parameters stay where they are.
+        model: takes (source, source_mask, target_in) and returns hidden states; its parameters keep their addresses.
         most: largest number of recorded shapes.
     """
 
@@ -309,7 +311,7 @@ class GraphedPasses:
         shape = (*source.shape, target_in.shape[1])
         self._seen[shape] += 1
         if self._seen[shape] > 1 and shape not in self._recordings and self.shapes < self._most:
-            self._recordings[shape] = None  # before the attempt: one that ran out of memory is not repeated
+            self._recordings[shape] = None  # before the attempt, so that one that ran out of memory is not repeated
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             self._recordings[shape] = _Recording(self._plain, inputs, list(self._model.buffers()), self._pool)
         recording = self._recordings.get(shape)
@@ -323,8 +325,8 @@ class GraphedPasses:
 class _Recording:
     """The recorded forward and backward pass of one shape, that of `inputs`.
 
-    The graphs read the model's buffers, so these are kept alive here: the model replaces its positional tables when
-    longer inputs come.
+    The graphs read the model's buffers, so these are kept alive here: the model replaces its positional tables for
+    longer inputs.
     """
 
     hidden: Tensor
@@ -332,8 +334,7 @@ class _Recording:
     def __init__(
         self, forward: Callable[..., Tensor], inputs: tuple[Tensor, ...], buffers: list[Tensor], pool: Any
     ) -> None:
-        # Separate memory: a graph reads the addresses with which it was recorded, so each replay copies its inputs
-        # there.
+        # Separate memory: a graph reads the addresses at which it was recorded, so each replay copies its inputs there.
         self.inputs = [tensor.clone() for tensor in inputs]
         self._forward, self._buffers = forward, buffers
         # Casts must be part of the recording, and autocast's cache would keep them beyond it.
@@ -355,15 +356,15 @@ class _Recording:
 def _captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     """Return a graph of the kernels of `work`; they do not run now."""
     graph = torch.cuda.CUDAGraph()
-    # By default any thread's unsafe call breaks a capture. The loader's thread locks pages and the saver's copies
-    # meanwhile, neither on the stream of this thread.
+    # By default, an unsafe call in any thread breaks a capture. Meanwhile the loader's thread locks pages and the
+    # saver's thread copies, neither on this thread's stream.
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         work()
     return graph
 
 
 class _Replay(torch.autograd.Function):
-    """Hidden states by a recording; its backward pass adds to the gradients of the parameters itself."""
+    """Hidden states from a recording; its backward pass adds directly to the gradients of the parameters."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, recording: _Recording, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -386,10 +387,10 @@ def profile_batch(
 ) -> Batch:
     """Return random training pairs with `tokens` tokens on their longer sides, end-of-sentence counted.
 
-    It is a fair sample of the data as training first meets them (`temperature`: `data.sampling_temperature`, `stages`:
-    `data.stages`, of which the first counts), except for the longest 5 % of the pairs, which would fill it with
-    padding. A batch of training would not do: its sentences all have about the same length. The sample depends on the
-    store and the arguments alone. An epoch with fewer tokens is taken whole.
+    It is a representative sample of the data at the start of training (`temperature`: `data.sampling_temperature`,
+    `stages`: `data.stages`, of which the first counts), except for the longest 5 % of the pairs, which would fill it
+    with padding. A training batch would not do, because its sentences all have about the same length. The sample
+    depends only on the store and the arguments. An epoch with fewer tokens is used whole.
 
     Raises DataError as CorpusMix does.
     """
@@ -399,13 +400,13 @@ def profile_batch(
 def profile_batches(
     store: Store, tokens: int, count: int, *, seed: int, temperature: float = 1.0, stages: Sequence[StageConfig] = ()
 ) -> list[Batch]:
-    """Return `count` samples as `profile_batch` draws one, which is the first of them; no pair is in two.
+    """Return `count` disjoint samples like that of `profile_batch`, which is the first of them.
 
-    They are fewer where an epoch does not have as many pairs, but at least one. Raises DataError as CorpusMix does.
+    There are fewer, but at least one, if an epoch has too few pairs. Raises DataError as CorpusMix does.
     """
     table = store.train
     epoch = CorpusMix(table, stages, temperature, seed).chosen(0)
-    # Shuffled, since an epoch lists corpus after corpus.
+    # Shuffled, because an epoch lists the corpora in turn.
     pairs = np.random.Generator(np.random.PCG64(seed)).permutation(epoch)
     cost = np.maximum(table.source_lengths[pairs], table.target_lengths[pairs]) + 1
     usual = cost <= np.quantile(cost, 0.95)
@@ -426,10 +427,10 @@ def profile_admin(
 ) -> str | None:
     """Set the omegas of `residual: admin` in stacks whose `init` profiles them; return their ranges, for the log.
 
-    With `added`, only the layers of those names get an omega: growth put them into a trained model.
+    With `added`, only the layers with those names, which growth added to a trained model, get an omega.
 
     The forward pass is in training mode and fp32, with every layer present, and draws random numbers from
-    `training.seed`. The global random state and the model's mode are left as found.
+    `training.seed`. The global random state and the model's mode are restored.
 
     Returns None, and does nothing, for any other configuration.
     """

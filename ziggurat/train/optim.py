@@ -1,6 +1,6 @@
-"""torch's optimisers, with weight decay by the roles of parameters and a state saved by parameter name.
+"""torch's optimisers, with weight decay by parameter role and a state saved by parameter name.
 
-Adam, AdamW and RAdam with moments in bf16, rounded at random so that their expectation is exact.
+Adam, AdamW and RAdam can keep moments in bf16, rounded stochastically so that their expectation is exact.
 
 Rounded to nearest, a second moment at beta2 0.999 would never fall: the change of an update is smaller than half the
 distance between two bf16 numbers.
@@ -24,7 +24,8 @@ from ziggurat.model.tensors import local, part_begins, placed_as
 from ziggurat.system.errors import CheckpointError
 
 _CHUNK = 1 << 18
-"""Number of values whose moments exist in fp32 at a time: 1 MiB for either moment, which fits into a core's cache."""
+"""_CHUNK is the number of values whose moments are in fp32 at a time: 1 MiB per moment, which fits into a core's
+cache."""
 _MEAN, _TRAINED = "mean", "trained"
 """The names of a weight's running mean in an optimiser's state, and of the weight itself in a saved one."""
 _LOW = 0xFFFF
@@ -35,8 +36,8 @@ def rounded(x: Tensor, noise: Tensor) -> Tensor:
     """Return fp32 `x` as bf16, rounded to one of its two neighbours so that the expectation is x.
 
     `noise` has the shape of `x`, int32, uniform in 0, ..., 65535. Added to the bits of x, it carries into the bits that
-    bf16 keeps with a probability equal to the fraction below them, and on into the exponent where that is right.
-    Numbers that bf16 holds exactly, 0 and infinity included, stay.
+    bf16 keeps with a probability equal to the fraction below them, and into the exponent where necessary. Numbers that
+    bf16 represents exactly, including 0 and infinity, are unchanged.
     """
     return (x.view(torch.int32) + noise).bitwise_and_(~_LOW).view(torch.float32).to(torch.bfloat16)
 
@@ -63,10 +64,10 @@ class NarrowAdam(torch.optim.Optimizer):
     """torch.optim's Adam, AdamW and RAdam (decoupled decay), except for the precision in which moments are kept.
 
     A step is computed in fp32, or in the parameter's dtype if that is wider; moments are rounded only when they are
-    stored. Random bits are a function of (seed, parameter's name, its step, the place in it): the same when a run is
-    resumed, in every process that holds the parameter, and in one that holds a part of it, which draws those of the
-    places before as well. torch's global generators are left alone. Besides the moments, nothing larger than a chunk of
-    a parameter is allocated.
+    stored. Random bits are a function of (seed, parameter's name, its step, offset in it): the same after resuming, in
+    every process that holds the parameter, and in one that holds a part of it, which also draws those of earlier
+    offsets. torch's global generators are not used. Apart from the moments, nothing larger than a chunk of a parameter
+    is allocated.
     """
 
     def __init__(
@@ -88,13 +89,13 @@ class NarrowAdam(torch.optim.Optimizer):
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
-            # torch's names, so that checkpoints have the same ones for fp32 and bf16.
+            # torch's names, so that checkpoints are the same for fp32 and bf16.
             state["step"] = torch.zeros(())
             state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
         state["step"] += 1
         step = int(state["step"])
-        # Seeded again for each parameter and step, so that resuming needs no state of a generator.
+        # Reseeded for each parameter and step, so that resuming needs no generator state.
         generator = torch.Generator(parameter.device).manual_seed(self._seed(parameter, step))
         rule = self._rule(step, group["lr"], group["weight_decay"], group["eps"])
         assert parameter.grad is not None
@@ -104,8 +105,8 @@ class NarrowAdam(torch.optim.Optimizer):
             local(state["exp_avg"]).view(-1),
             local(state["exp_avg_sq"]).view(-1),
         )
-        # Chunk by chunk of the whole parameter, in the order of memory: the generator's numbers belong to places in it,
-        # so those of chunks before this process's part are drawn too, and left.
+        # Processes the whole parameter in chunks, in memory order: the generator's numbers belong to offsets, so those
+        # of chunks before this process's part are drawn and discarded.
         begin = part_begins(parameter)
         end = begin + flat[0].numel()
         for first in range(0, end if end > begin else 0, _CHUNK):
@@ -123,7 +124,7 @@ class NarrowAdam(torch.optim.Optimizer):
         beta1, beta2 = self.defaults["betas"]
         dtype = torch.promote_types(p.dtype, torch.float32)
         g, m, v = gradient.to(dtype), exp_avg.to(dtype), exp_avg_sq.to(dtype)
-        # Adam's decay goes through the moments; that of AdamW and RAdam shrinks the parameter directly.
+        # Adam's decay goes through the moments; the decay of AdamW and RAdam shrinks the parameter directly.
         if rule.decay:
             g = g.add(p, alpha=rule.decay)
         if rule.shrink != 1:
@@ -163,7 +164,7 @@ def _noise(count: int, generator: torch.Generator) -> Tensor:
     return draws.view(torch.int32)[:count]
 
 
-# Weight decay acts on the matrices inside the layers; here are vectors, wiring, and the matrices of the vocabulary.
+# Weight decay acts on matrices inside the layers. Roles without decay: vectors, wiring, and vocabulary matrices.
 _UNDECAYED = frozenset(
     {
         Role.BIAS,
@@ -183,18 +184,18 @@ _UNDECAYED = frozenset(
 class Optimiser:
     """One or two torch optimisers that together own every trained parameter of the model exactly once.
 
-    Parameters that require no gradient (a fixed omega, fixed combination weights) belong to none.
+    Parameters that require no gradient (a fixed omega, fixed combination weights) belong to neither.
 
-    With `weight_smoothing` s it also keeps a running mean m of each parameter p: after a step in update t m becomes
-    m + max(s, 1 - (t + 1) / (t + 10)) (p - m), as in Marian, but for its scaling by the size of batches; it begins as p
-    after its first step. A checkpoint has m as the weights, and p beside the moments.
+    With `weight_smoothing` s it also keeps a running mean m of each parameter p: after a step in update t, m becomes m
+    + max(s, 1 - (t + 1) / (t + 10)) (p - m), as in Marian except for scaling by batch size; m starts as p after the
+    first step. A checkpoint has m as the weights, and p with the moments.
 
     Attributes:
         update: t of the next step.
 
-    `roles` are by the names of the model's parameters, which are the names in the saved state. `scales` are factors of
-    rate, epsilon and decay by name, where a rate is taken over from a smaller model (not for muon). `seed` is that of
-    the rounding of moments in bf16.
+    `roles` are keyed by the names of the model's parameters, which are also used in the saved state. `scales` are
+    factors of rate, epsilon and decay by name, used if a rate is transferred from a smaller model (not for muon).
+    `seed` determines the rounding of bf16 moments.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class Optimiser:
     ) -> None:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in trained}
-        # Matrices first: the order of groups decides in which order fused steps go through memory, nothing else.
+        # Matrices first; the order of groups only decides in which order fused steps go through memory.
         groups: dict[tuple[bool, RateScale], list[nn.Parameter]] = {(True, RateScale()): [], (False, RateScale()): []}
         for name, parameter in trained:
             decays = roles[name] not in _UNDECAYED
@@ -225,7 +226,7 @@ class Optimiser:
         return [parameter for _, _, parameter in self._owned()]
 
     def _owned(self) -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], Tensor]]:
-        """Yield every trained parameter, after its optimiser and its group."""
+        """Yield (optimiser, group, parameter) for every trained parameter."""
         for part in self.parts:
             for group in part.param_groups:
                 for parameter in group["params"]:
@@ -243,7 +244,7 @@ class Optimiser:
             self.unrectified = not self._rectified()
             if self.unrectified:
                 self._decay()
-                self.set_rate(0.0)  # the step then advances moments and counts, and moves nothing
+                self.set_rate(0.0)  # the step then advances moments and counts but moves no parameter
         for part in self.parts:
             part.step()
         if self._smoothing:
@@ -251,7 +252,7 @@ class Optimiser:
 
     @torch.no_grad()
     def _smooth(self, share: float) -> None:
-        """Move the mean of every parameter that has had a step by `share` towards the parameter."""
+        """Move the mean of every parameter that has taken a step towards the parameter by `share`."""
         means, trained = list[Tensor](), list[Tensor]()
         for part, _, parameter in self._owned():
             if (state := part.state.get(parameter)) and _MEAN not in state:
@@ -269,7 +270,7 @@ class Optimiser:
 
     @contextlib.contextmanager
     def smoothed(self) -> Iterator[None]:
-        """Context in which the parameters have the values of their running means."""
+        """Context in which the parameters hold their running means."""
         parameters = {name: local(parameter.detach()) for parameter, name in self.names.items()}
         means = {name: local(mean) for name, mean in self.means().items()}
         trained = {name: parameters[name].clone() for name in means}
@@ -283,7 +284,7 @@ class Optimiser:
 
     @torch.no_grad()
     def _decay(self) -> None:
-        """Shrink parameters that have a gradient as a step would.
+        """Shrink parameters that have a gradient, as a step would.
 
         Liu et al.'s code for translation (Transformer-Clinic) decays in every update; RAdam's own repository later
         left it out of unrectified ones.
@@ -299,14 +300,14 @@ class Optimiser:
         rho_inf = 2 / (1 - beta2) - 1 and rho_t = rho_inf - 2 t beta2^t / (1 - beta2^t).
         """
         (part,) = self.parts
-        # The parameter with the fewest steps decides: after growth with copied moments, new layers have fewer.
+        # The parameter with the fewest steps decides; after growth with copied moments, new layers have fewer.
         t = 1 + min(int(part.state[p]["step"]) if p in part.state else 0 for p in self.parameters)
         beta2: float = part.defaults["betas"][1]
         decayed = beta2**t
         return 2 / (1 - beta2) - 1 - 2 * t * decayed / (1 - decayed) > 5
 
     def reserve(self) -> list[Tensor]:
-        """Return tensors as large as the moments that the first step will make, for trials of what fits."""
+        """Return tensors as large as the moments that the first step will create, to test what fits into memory."""
         return [
             torch.ones_like(parameter, dtype=_moment_dtype(part, parameter))  # a page never written takes no memory
             for part, _, parameter in self._owned()
@@ -331,7 +332,7 @@ class Optimiser:
     def state(self) -> dict[str, Tensor]:
         """Return the moments by `<parameter name>/<moment name>`; numbers become tensors of shape [].
 
-        Where there are running means, it has the parameters themselves as `<parameter name>/trained` and not these.
+        If there are running means, it has the parameters themselves as `<parameter name>/trained` instead of the means.
         """
         return {
             f"{self.names[parameter]}/{_TRAINED if key == _MEAN else key}": (
@@ -345,10 +346,10 @@ class Optimiser:
     def load_state(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned. Raises CheckpointError for misshapen moments, or those of no parameter.
 
-        Moments that are missing are those of a parameter before its first step: LayerDrop may not have used it yet.
-        A parameter that is saved here was the running mean of itself in the model until now.
+        Missing moments mean that a parameter has not taken its first step: LayerDrop may not have used it yet. For a
+        parameter saved here, the model has held its running mean so far.
         """
-        self.unrectified = self._rectified_only  # decided again at the next step, from the counts that are loaded here
+        self.unrectified = self._rectified_only  # recomputed at the next step from the counts loaded here
         by_name: dict[str, dict[str, Tensor]] = {}
         for key, value in saved.items():
             name, _, moment = key.rpartition("/")
@@ -356,13 +357,13 @@ class Optimiser:
         if wrong := sorted(by_name.keys() - self.names.values()):
             raise CheckpointError(f"optimiser state does not fit the model: {wrong[0]} (and {len(wrong) - 1} more)")
         for part, group, parameter in self._owned():
-            part.state.pop(parameter, None)  # a run that rolls back has moments already
+            part.state.pop(parameter, None)  # a run that rolls back already has moments
             moments = by_name.get(self.names[parameter], {})
             if any(v.dim() and v.shape != parameter.shape for v in moments.values()):
                 raise CheckpointError(f"optimiser state of {self.names[parameter]} has another shape")
             trained = moments.pop(_TRAINED, None)
             if moments:
-                # `step` stays where the optimiser keeps it: on the CPU, unless it runs fused on a GPU.
+                # `step` stays on the optimiser's device: the CPU, unless it runs fused on a GPU.
                 home = parameter.device if group.get("fused") else torch.device("cpu")
                 part.state[parameter] = {
                     k: placed_as(v, parameter) if v.dim() else v.to(home) for k, v in moments.items()
@@ -390,7 +391,7 @@ def _optimisers(
 ) -> list[torch.optim.Optimizer]:
     """Return one optimiser; for muon two, since it takes only matrices.
 
-    `parameters` are by (whether weights decay, factors).
+    `parameters` are grouped by (whether weights decay, factors).
     """
     groups = [
         {
@@ -410,7 +411,7 @@ def _optimisers(
             return [torch.optim.Adam(groups, betas=betas, eps=eps, fused=True)]
         case "adamw":
             return [torch.optim.AdamW(groups, betas=betas, eps=eps, fused=True)]
-        case "radam":  # torch has no fused one
+        case "radam":  # torch has no fused version
             return [torch.optim.RAdam(groups, betas=betas, eps=eps, decoupled_weight_decay=True)]
         case "muon":
             # match_rms_adamw gives updates of AdamW's size, so that one learning rate serves both parts.

@@ -1,4 +1,4 @@
-"""Figures of a run while it trains: summed over the updates of a record, logged, recorded and shown in a bar."""
+"""Figures of a run during training: summed over the updates of a record, logged, recorded and shown in a bar."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _COUNTS = ("updates", "skipped", "spikes", "rejected", "out_of_memory")
 
 
 class RecordWindow:
-    """Sums over the updates since the last record; it continues a window that had these `sums`."""
+    """Sums over the updates since the last record; continues a window that had these `sums`."""
 
     def __init__(self, loader: Loader, saver: Saver, sums: Mapping[str, float] | None = None) -> None:
         self._loader, self._saver = loader, saver
         before = dict.fromkeys(("seconds", "data_wait", "checkpoint_wait"), 0.0) | dict(sums or {})
-        # Times are differences from now on: the window begins earlier by what the one before had measured.
+        # Times are differences from now, so the window is backdated by the time that the previous one had measured.
         self._began = time.perf_counter() - before["seconds"]
         self._waited = loader.waited_seconds - before["data_wait"]
         self._saved = saver.waited_seconds - before["checkpoint_wait"]
@@ -53,7 +53,7 @@ class RecordWindow:
         return {**self._sums, "rate": self.rate, "seconds": self.seconds, **waits}
 
     def add(self, result: UpdateResult, rate: float) -> None:
-        """Add one update, tried at learning rate `rate`; a skipped one only adds to the count of its kind."""
+        """Add one update, attempted at learning rate `rate`; a skipped one only adds to the count of its kind."""
         self.rate, sums = rate, self._sums
         if result.shortage is not None:
             sums["out_of_memory"] += 1
@@ -67,17 +67,17 @@ class RecordWindow:
                 sums[name] += getattr(result, name)
 
     def leave_out(self, seconds: float) -> None:
-        """Exclude the latest `seconds`, which were not training."""
+        """Exclude the latest `seconds`, which were not spent on training."""
         self._began += seconds
 
     @property
     def tried(self) -> int:
-        """Updates tried, skipped ones included."""
+        """Attempted updates, including skipped ones."""
         return int(sum(self._sums[name] for name in ("updates", "skipped", "rejected", "out_of_memory")))
 
     @property
     def seconds(self) -> float:
-        """Wall time since the window began, less what was left out."""
+        """Wall time since the window started, minus excluded time."""
         return max(1e-9, time.perf_counter() - self._began)
 
     @property
@@ -94,7 +94,7 @@ class RecordWindow:
         return self._sums["target_tokens"] / self.seconds
 
     def mean(self, name: str) -> float:
-        """Return the mean of a figure over the updates that were taken; NaN where none was."""
+        """Return the mean of a figure over the updates that were taken; NaN if none were."""
         return self._sums[name] / self._sums["updates"] if self._sums["updates"] else math.nan
 
     def record(self, p: RunProgress) -> dict[str, float | int | None]:
@@ -121,9 +121,9 @@ class RecordWindow:
         }
 
     def line(self, p: RunProgress, left: str, depth: DepthReporter) -> str:
-        """Return one line for the log; `left` is the time that training still takes."""
+        """Return one line for the log; `left` is the remaining training time."""
         v = self.record(p)
-        # The record counts finished epochs; the epoch of the latest update is the last of them where it has just ended.
+        # The record counts finished epochs; if an epoch has just ended, it is the epoch of the latest update.
         epoch = max(1, p.epoch + (p.batch > 0))
         if not self._sums["updates"]:
             return f"update {p.update}  epoch {epoch}  all {self.tried} updates skipped"
@@ -158,11 +158,11 @@ def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path
 
 
 _TOLD_SHARE = 0.1
-"""From this share of the time on, the log says what validations take."""
+"""_TOLD_SHARE is the share of the time above which the log reports the time spent on validations."""
 
 
 class ProgressLine:
-    """Progress bar of a run, with figures and the time left; without a terminal nothing is drawn."""
+    """Progress bar of a run, with figures and the time left; nothing is drawn without a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._bar = Bar(
@@ -171,7 +171,7 @@ class ProgressLine:
             TextColumn("{task.percentage:>3.0f} %  {task.fields[detail]}"),
             console=console,
             transient=True,
-            refresh_per_second=2,  # ten, rich's own choice, take more than 1 % of a core
+            refresh_per_second=2,  # rich's default of ten takes more than 1 % of a core
             disable=not console.is_terminal or console.quiet,
         )
         self._task = self._bar.add_task("training", total=1.0, detail="")
@@ -188,7 +188,7 @@ class ProgressLine:
     def update(
         self, p: RunProgress, share: float | None, left: str, window: RecordWindow, depth: DepthReporter
     ) -> None:
-        """Show the state of the run, `share` of which is done; the newest warning about its depth comes first."""
+        """Show the state of the run, `share` of which is done, with the newest depth warning first."""
         if self._bar.disable:
             return
         warning = f"WARNING {depth.standing[-1]}  " if depth.standing else ""
@@ -209,10 +209,11 @@ _LEAST_SECONDS = 1.0
 
 
 class Reporter:
-    """Reports of a run while it trains: to the bar, the log, `metrics.jsonl` and trackers.
+    """Reports on a run during training: to the bar, the log, `metrics.jsonl` and trackers.
 
-    `new_window` returns a RecordWindow that continues the sums it is given, as that of `begun`, the progress at the
-    start. `load` is that of the machine from now on, where others could slow the run down; None: it is not looked at.
+    `new_window` returns a RecordWindow that continues the given sums, at first those of `begun`, the progress at the
+    start. `load` tracks the machine's load from now on, since other processes could slow the run down; None: it is
+    ignored.
     """
 
     def __init__(
@@ -236,13 +237,13 @@ class Reporter:
         self._window = new_window(begun.window)
         self._first, self._seconds_before = True, self._window.seconds
         self._begun_seconds, self._validating = begun.seconds, 0.0
-        # Seconds and share done at the last records, and at the start: time left is estimated from the recent speed.
+        # Seconds and share done at the start and at recent records; the time left is estimated from the recent speed.
         self._moments = deque([(begun.seconds, self._share_done(begun) or 0.0)], maxlen=_RECENT_RECORDS)
 
     def updated(self, p: RunProgress, result: UpdateResult, rate: float, epoch_batches: int | None = None) -> None:
-        """Report an update tried at learning rate `rate`; the sums since the last record go into `p`.
+        """Report an update attempted at learning rate `rate`; the sums since the last record go into `p`.
 
-        `epoch_batches`: batches of its epoch.
+        `epoch_batches`: number of batches in its epoch.
         """
         self._window.add(result, rate)
         self._epoch_batches = epoch_batches
@@ -253,7 +254,7 @@ class Reporter:
             seconds = self._window.seconds - self._seconds_before
             self._log.say(f"first update{after}: loss {result.loss:.4f}, {seconds:.2f} s")
             self._first = False
-        # At the start; not before processors' times, of hundredths of a second, tell anything.
+        # At the start, but not before CPU times, which have a resolution of 10 ms, are meaningful.
         if not self._judged and time.perf_counter() - self._load_began >= _LEAST_SECONDS:
             self._judged = True
             if busy := self._others():
@@ -267,7 +268,7 @@ class Reporter:
     def ended(self, p: RunProgress) -> None:
         """Write a partial record of the updates since the last one; their sums stay in `p`, for a resumed run.
 
-        Unless training is over, the resumed run removes that record. Trackers cannot do that, so they receive it only
+        Unless training is over, the resumed run removes that record. Trackers cannot remove it, so they receive it only
         when training is over.
         """
         if self._window.tried:
@@ -284,7 +285,7 @@ class Reporter:
         self._say_if_slowed(p, self._window.tokens_per_second)
 
     def _say_if_slowed(self, p: RunProgress, speed: float) -> None:
-        """Log, once until it recovers, that training has become slower while other processes were in its way."""
+        """Log that training has become slower because other processes use the machine, once until it recovers."""
         fastest = max(speed, self._fastest.get(p.stage, 0.0))
         busy, slow = self._others(), speed < _SLOW_SHARE * fastest
         if busy and slow and not self._slow:
@@ -293,7 +294,7 @@ class Reporter:
         self._fastest[p.stage], self._slow = fastest, slow and (self._slow or bool(busy))
 
     def _others(self) -> str:
-        """Return, in words, how busy others have been since this was told last; "" where they were not in the way."""
+        """Return how busy other processes have been since the last report, in words; "" if they did not interfere."""
         if self._load is None or time.perf_counter() - self._load_began < _LEAST_SECONDS:
             return ""
         others, crowded = self._load.look(torch.get_num_threads())
@@ -304,7 +305,7 @@ class Reporter:
         return share_done(p, self._config, self._stages, self._epoch_batches)
 
     def validated(self, p: RunProgress, result: Validation | None, better: bool, seconds: float) -> None:
-        """Report a validation of `seconds`, and whether it is the best so far; `result` None: it was interrupted."""
+        """Report a validation that took `seconds`, and whether it is the best; `result` None: it was interrupted."""
         self._window.leave_out(seconds)  # speeds of the next record are those of training
         if result is None:
             self._log.say(f"update {p.update}: validation left for the resumed run")
@@ -312,7 +313,7 @@ class Reporter:
         self._metrics.write("validation", p.update, {**result.record(), "seconds": seconds})
         self._validating += seconds
         share = self._validating / max(seconds, p.seconds + seconds - self._begun_seconds)
-        # A resumed run may begin with a validation that was due: before an update there is nothing to compare with.
+        # A resumed run may start with an overdue validation; before the first update there is nothing to compare with.
         told = share >= _TOLD_SHARE and not self._first
         took = duration(seconds) + (f", all validations {share:.0%} of the time" if told else "")
         best = f"  (best {self._config.validation.metric})" if better else ""

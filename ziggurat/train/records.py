@@ -1,4 +1,4 @@
-"""Records of a run: metrics, measures of depth and messages, and their way to trackers and users."""
+"""Records of a run: metrics, depth measures and messages, and their delivery to trackers and users."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ziggurat.system.terminal import safe
 from ziggurat.train.trackers import Listener, draw
 
 _RECORD_FORMAT = 1
-"""Version of the records."""
+"""_RECORD_FORMAT is the format version of the records."""
 
 DEPTH_FILE = Path("diagnostics") / "depth.jsonl"
-"""File of the records in a run's folder."""
+"""DEPTH_FILE is the file of the depth records in a run's folder."""
 
 
 _Number = float | None
@@ -43,7 +43,7 @@ _NAMES: dict[TypeAdapter[Any], str] = {
     TypeAdapter(list[_Number]): "embedding_similarity adjacent_similarity inter_similarity",
 }
 _FORMS = {name: form for form, names in _NAMES.items() for name in names.split()}
-"""_FORMS is the form of every measure; a record may contain other values, too."""
+"""_FORMS maps every measure to its form; a record may also contain other values."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Record:
     Attributes:
         update: updates done before it.
         time: seconds since 1970.
-        layers: layers of `encoder` and `decoder` at that moment; a growing run has several depths.
-        values: measures by name; None for a number that was not finite, or has no meaning there.
+        layers: number of layers of `encoder` and `decoder` at that moment; a growing run has several depths.
+        values: measures by name; None for a number that is undefined or not finite.
     """
 
     update: Annotated[int, Field(ge=0, le=10**12)]
@@ -63,18 +63,18 @@ class Record:
     values: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record as it is written, with None for numbers that are not finite."""
+        """Return the record in the form written to file, with None for numbers that are not finite."""
         return {"format": _RECORD_FORMAT, **asdict(self), "values": json_safe(self.values)}
 
     def line(self) -> str:
-        """Return the record as one line of the file, with its line feed."""
+        """Return the record as one line of the file, including the line feed."""
         return json.dumps(self.as_dict(), allow_nan=False) + "\n"
 
 
 def read_records(run: Path) -> list[Record]:
-    """Return the records of a run in the order of updates; of two records of one update, the later one.
+    """Return the records of a run in the order of updates; of two records for one update, the later one.
 
-    Returns none if there is no file. A last line that a kill cut off is left out. Raises DataError, with file and line,
+    Returns none if there is no file. A last line truncated by a kill is ignored. Raises DataError, with file and line,
     for a damaged record, or one of another format.
     """
     found = {record.update: record for record in read_json_lines(run / DEPTH_FILE, _record, "a record of measures")}
@@ -101,7 +101,7 @@ def write_records(run: Path, records: Iterable[Record]) -> Path:
 
 
 def cut_records(run: Path, update: int) -> None:
-    """Remove the records after `update`, from which a run starts again, and damaged lines; at 0 remove all.
+    """Remove the records after `update`, at which a run restarts, and damaged lines; at 0 remove all.
 
     Raises OSError.
     """
@@ -109,7 +109,7 @@ def cut_records(run: Path, update: int) -> None:
 
 
 def keep_lines(path: Path, stays: Callable[[Any], bool]) -> None:
-    """Rewrite a file of JSON lines with those that stay; a line that is damaged, or cut off by a kill, does not.
+    """Rewrite a file of JSON lines with those that are kept; damaged or truncated lines are dropped.
 
     Raises OSError.
     """
@@ -120,22 +120,22 @@ def keep_lines(path: Path, stays: Callable[[Any], bool]) -> None:
         except (DataError, KeyError, TypeError):
             return False
 
-    if path.is_file():  # the null device is none
+    if path.is_file():  # the null device is not a file
         lines = path.read_bytes().splitlines(keepends=True)
         write_atomically(path, b"".join(line for line in lines if whole(line)))
 
 
 _COLUMNS = 240
-"""Most columns of a heat map by update."""
+"""_COLUMNS is the largest number of columns of a heat map by update."""
 
 
 @dataclass(frozen=True)
 class ColourScale:
-    """Scale of a heat map's colours, the same for all runs, so that maps of different runs can be compared.
+    """Colour scale of a heat map, the same for all runs, so that their maps can be compared.
 
     Attributes:
         low, high: values of the first and of the last colour.
-        logarithmic: colours follow the logarithm.
+        logarithmic: whether colours follow the logarithm.
     """
 
     low: float
@@ -143,7 +143,7 @@ class ColourScale:
     logarithmic: bool = False
 
     def share(self, value: float | None) -> float | None:
-        """Return the place of a value, 0 at `low` and 1 at `high`; None, a blank, for a value that was not finite."""
+        """Return the position of a value, 0 at `low` and 1 at `high`; None, a blank, for a value that is not finite."""
         if value is None:
             return None
         if not self.logarithmic:
@@ -163,13 +163,14 @@ SCALES: Mapping[str, ColourScale] = {
     "transparent_weights": ColourScale(0, 1),
     "similarity": ColourScale(-1, 1),
 }
-"""Measures that have heat maps. The first six are lists over layers: layer by update. The rest are layer by layer."""
+"""Colour scales of the measures with heat maps. The first six are lists over layers: layer by update. The rest are
+layer by layer."""
 
 _BY_UPDATE = tuple(SCALES)[:6]
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """Return the figures of a record for curves: the mean of a list over layers; of gradients its first and last."""
+    """Return the figures of a record for curves: the mean of a list over layers; of gradients the first and last."""
     found: dict[str, float | None] = {}
     for name, place, value in _figures(record.values):
         if isinstance(value, list):
@@ -186,9 +187,9 @@ def scalars(record: Record) -> dict[str, float]:
 def heat_maps(records: Sequence[Record]) -> dict[str, list[list[float | None]]]:
     """Return heat maps of the last record's measures: lists over layers by update, matrices of that record alone.
 
-    Each is by its name (measure, place, and axes) and has shares of the measure's scale, the top row first; None is a
-    blank. Layers by update: the top layer first, the newest update last in each row. Layer by layer: row and column 0
-    are the lowest, as papers draw them.
+    Each is keyed by its name (measure, place, and axes) and has positions on the measure's scale, top row first; None
+    is a blank. Layers by update: the top layer first, the newest update last in each row. Layer by layer: row and
+    column 0 are the lowest, as in papers.
     """
     if not records:
         return {}
@@ -222,7 +223,7 @@ def _by_update(records: Sequence[Record], name: str, place: str) -> list[list[fl
 
 
 def _figures(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield measure, place and value, except for lists of lists, and for a number that only describes a measure."""
+    """Yield measure, place and value, except for lists of lists and numbers that only describe a measure."""
     for name, measured in values.items():
         if name == "gradient_batches":
             continue
@@ -241,36 +242,36 @@ CLOCK_FIELDS = frozenset(
         *("data_wait_share", "checkpoint_wait"),
     )
 )
-"""The values of a record that depend on the clock; all others are the same in any run of one configuration, data and
-seed, however often it was stopped or killed."""
+"""CLOCK_FIELDS are the values of a record that depend on the clock; all others are the same in any run with one
+configuration, data and seed, regardless of interruptions."""
 
 _METRICS = "metrics.jsonl"
 _GONE = "was removed or replaced while training wrote to it; from here on there is a new file"
 _CLOSING_SECONDS = 30.0
-"""Time for all trackers together to send what is left at the end."""
+"""_CLOSING_SECONDS is the time for all trackers together to send their last records at the end."""
 
 
 def _is_gone(path: Path, file: TextIO) -> bool:
-    """Return whether an open file of a run was removed or replaced, so that what is written to it would be lost."""
+    """Return whether an open file of a run was removed or replaced, so that writes to it would be lost."""
     if os.fstat(file.fileno()).st_nlink:
         return False
     try:
         refuse_replaced(path.parent)
-    except TrainingError:  # the whole folder: the next checkpoint says so, and what stands there now is of another run
+    except TrainingError:  # the whole folder, as the next checkpoint reports; new content belongs to another run
         return False
     return True
 
 
 class MetricsWriter:
-    """Appends records to `metrics.jsonl` and passes them on to trackers.
+    """Appends records to `metrics.jsonl` and passes them to trackers.
 
     Args:
-        run: folder of the run; None: nothing is written (all processes but the first).
-        log: where it is reported, once each, that records cannot be written and that a tracker failed.
+        run: folder of the run; None: nothing is written (all processes except the first).
+        log: reports, once each, that records cannot be written and that a tracker failed.
         update: where training starts; records after it, left by a run that was killed, are removed.
-        trackers: receive the records; one that fails is left out from then on.
+        trackers: receivers of the records; one that fails is left out from then on.
         validated: False when the validation of `update` is still to be done; a record of it, left by a run that was
-            killed right after, is removed too.
+            killed right after, is also removed.
         goes_on: True when the window of a partial record of `update` is continued, so that the record is removed.
     """
 
@@ -286,7 +287,7 @@ class MetricsWriter:
     ) -> None:
         self._log, self._gaps = log, False
         self._trackers = list(trackers)
-        # Other processes write to nowhere, so that all run the same code.
+        # Other processes write to the null device, so that all run the same code.
         self._path = Path(os.devnull) if run is None else run / _METRICS
         last = {"train": update, "validation": update if validated else update - 1}
         if run is not None and self._path.exists():
@@ -303,7 +304,7 @@ class MetricsWriter:
             keep_lines(self._path, stays)
             return self._path.open("a", encoding="utf-8")
         except OSError as error:
-            # Nothing is appended to records that could not be removed: some would then be there twice.
+            # Nothing is appended to records that could not be removed, because some would then be duplicated.
             self._complain(error)
             return Path(os.devnull).open("a", encoding="utf-8")
 
@@ -318,8 +319,8 @@ class MetricsWriter:
     ) -> None:
         """Add one record.
 
-        Figures that are None are left out, and of the file those that are not finite. `partial` marks one that is not
-        at a multiple of `training.log_every_updates`; `track` passes it on to trackers, too.
+        Figures that are None are left out, and in the file also those that are not finite. `partial` marks a record
+        that is not at a multiple of `training.log_every_updates`; `track` also passes it to trackers.
         """
         record = {"kind": kind, "update": update, "time": round(time.time(), 3), **values}
         record |= {"partial": True} if partial else {}
@@ -338,13 +339,13 @@ class MetricsWriter:
             self.tell(kind, update, {name: value for name, value in values.items() if value is not None})
 
     def tell(self, kind: str, update: int, values: Mapping[str, float | int]) -> None:
-        """Pass figures on to trackers alone, as `kind/name`."""
+        """Pass figures to trackers only, as `kind/name`."""
         figures = {f"{kind}/{name}": float(value) for name, value in values.items()}
         for tracker in self._working():
             tracker.scalars(update, figures)
 
     def draw(self, name: str, update: int, rows: Sequence[Sequence[float | None]]) -> None:
-        """Pass a heat map of shares from 0 to 1 on to trackers, the top row first (ziggurat.train.trackers)."""
+        """Pass a heat map of shares from 0 to 1 to trackers, top row first (ziggurat.train.trackers)."""
         for tracker in self._working():
             tracker.image(update, name, partial(draw, rows))
 
@@ -362,11 +363,11 @@ class MetricsWriter:
             self._log.say(f"{self._path} cannot be written: {error.strerror}", "bold red")
 
     def close(self) -> None:
-        """Flush and close; trackers get half a minute together to send what is left."""
+        """Flush and close; trackers have half a minute in total to send their last records."""
         try:
             with self._file:
                 self._file.flush()
-                # fsync refuses /dev/null, to which all processes but the first write.
+                # fsync fails on /dev/null, to which all processes except the first write.
                 if self._file.name != os.devnull:
                     os.fsync(self._file.fileno())
         except OSError as error:
@@ -385,7 +386,7 @@ class MetricsWriter:
 class RunLog:
     """Messages of a run, to the console (standard error) and, with the time, to `log.txt`.
 
-    When one of them cannot be written, the other says so once. Without `run` there is no file.
+    When one of them cannot be written, the other reports it once. Without `run` there is no file.
     """
 
     def __init__(self, run: Path | None, console: Console) -> None:
@@ -397,7 +398,7 @@ class RunLog:
         self._file = self._open()
 
     def _open(self) -> TextIO:
-        # A path in a message may hold bytes that are not UTF-8; written as escapes they do not end a run.
+        # A path in a message may contain bytes that are not UTF-8; written as escapes, they do not end a run.
         try:
             return self._path.open("a", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
@@ -405,7 +406,7 @@ class RunLog:
             return Path(os.devnull).open("a", encoding="utf-8")
 
     def say(self, message: str, style: str | None = None) -> None:
-        """Print and log one line; markup in it is printed as it is."""
+        """Print and log one line; markup in it is printed verbatim."""
         self._console.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
         self._write(message)
         # ziggurat.system.terminal.Messages, to which the console writes, remembers why a message was lost.

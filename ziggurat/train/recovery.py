@@ -1,7 +1,7 @@
-"""Failed updates: skipped, counted and explained; after too many the run rolls back, or ends with the diagnosis.
+"""Failed updates: skipped, counted and explained; after too many, the run rolls back or ends with the diagnosis.
 
-While training is healthy, only one comparison of the loss runs, if `training.divergence.loss_spike` is set. When an
-update fails, its batches are run once more, under the same dropout masks, with hooks on every module and parameter.
+While training is healthy, the only cost is a comparison of the loss, if `training.divergence.loss_spike` is set. When
+an update fails, its batches are run again, with the same dropout masks, and with hooks on every module and parameter.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from ziggurat.train.update import UpdateResult
 
 
 def highest_nll(losses: Sequence[float], config: DivergenceConfig) -> float:
-    """Return the loss above which an update is a spike, nats per target token; infinity while none can be.
+    """Return the loss above which an update is a spike, nats per target token; infinity while none is defined.
 
-    `losses` are those of the latest updates that were taken (`RunProgress.losses`).
+    `losses` are the losses of the latest updates that were taken (`RunProgress.losses`).
     """
     if config.loss_spike is None or len(losses) < config.window:
         return math.inf
-    # The median, since a spike just below the limit would raise a mean, and with it the limit for the next one.
+    # The median, because a spike just below the limit would raise a mean, and so the limit for the next one.
     return config.loss_spike * median(losses[-config.window :])
 
 
 def remember_loss(losses: Sequence[float], nll: float, config: DivergenceConfig) -> list[float]:
-    """Return `losses` with that of one more update, cut to the window; [] when spikes are not looked for."""
+    """Return `losses` with the loss of one more update, cut to the window; [] when spikes are not detected."""
     return [*losses, nll][-config.window :] if config.loss_spike is not None else []
 
 
@@ -55,7 +55,7 @@ def all_finite(tensors: Mapping[str, Tensor]) -> bool:
 
 
 class Fault(NamedTuple):
-    """The place, in words, where an update failed; not `found` where all was finite this time, or memory was short."""
+    """A description of where an update failed; not `found` if everything was finite this time, or memory was short."""
 
     place: str
     found: bool
@@ -64,18 +64,18 @@ class Fault(NamedTuple):
 def find_fault(model: Seq2Seq, batches: Sequence[Batch], config: LossConfig, *, precision: str) -> Fault:
     """Return the layer and tensor at which an update failed first.
 
-    A parameter that is not finite is named before all else. Then the update is run again; named is the first module
-    whose input or output is not finite, else the loss, else the first gradient in the order of the backward pass, where
-    the fault arose. When all of them are finite (a norm that overflows, a loss spike) it is the largest gradient.
+    A parameter that is not finite takes precedence. Otherwise the update is run again, and the result is the first
+    module whose input or output is not finite, or the loss, or the first gradient in the order of the backward pass. If
+    all of them are finite (a norm that overflows, a loss spike), it is the largest gradient.
 
-    `model` has the weights of that update; its gradients are dropped, all else is left as found.
+    `model` has the weights of that update; its gradients are dropped, everything else is restored.
     """
     for name, parameter in model.named_parameters():
         if kind := _kind(parameter.detach()):
             return Fault(f"parameter {name} is {kind}", True)
     batches = [batch for batch in batches if batch.target_tokens]
     if not batches:
-        return Fault("had no tokens in this update", False)  # one of several processes, with an idle batch
+        return Fault("had no tokens in this update", False)  # one of several processes had an idle batch
     hooks = _Hooks(model)
     try:
         with hooks, eagerly(model):
@@ -101,7 +101,7 @@ def _again(model: Seq2Seq, batches: Sequence[Batch], config: LossConfig, precisi
 
 
 class _Hooks:
-    """A context with hooks on all of a model that remember the first number that is not finite."""
+    """A context with hooks on every part of a model that remember the first number that is not finite."""
 
     def __init__(self, model: Seq2Seq) -> None:
         self._model = model
@@ -118,7 +118,7 @@ class _Hooks:
             self._handles.append(module.register_forward_pre_hook(partial(self._enters, name)))
             self._handles.append(module.register_forward_hook(partial(self._leaves, name)))
         for name, parameter in self._model.named_parameters():
-            # These fire in the order of the backward pass, so the first one that finds something is where it arose.
+            # These fire in the order of the backward pass, so the first one that finds a fault is at its origin.
             if parameter.requires_grad:
                 hook = partial(self._accumulated, name)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -132,7 +132,7 @@ class _Hooks:
             self._loss = f"the loss is {kind}, though all states are finite: the projection to the vocabulary overflows"
 
     def _enters(self, name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        # Only the first argument, the hidden states: later ones may be an attention bias, which is -inf where masked.
+        # Only the first argument, the hidden states, because later ones may be an attention bias with -inf.
         if self._forward is None and (kind := _first_kind(inputs[:1])):
             self._forward = f"{name}: input is {kind} in the forward pass"
 
@@ -160,8 +160,8 @@ def _first_kind(value: Any) -> str | None:
 
 
 def _largest(model: nn.Module) -> str:
-    """Return the parameter with the largest gradient, in words."""
-    # In fp64: the square of a value beyond 1.8e19 overflows fp32, and that may be the fault that is looked for.
+    """Return a description of the parameter with the largest gradient."""
+    # In fp64, because the square of a value beyond 1.8e19 overflows fp32, which may be the very fault.
     norms = {name: float(p.grad.double().norm()) for name, p in model.named_parameters() if p.grad is not None}
     name = max(norms, key=lambda n: norms[n])
     share = norms[name] ** 2 / max(sum(norm**2 for norm in norms.values()), 1e-300)  # all may be 0
@@ -172,9 +172,9 @@ def _largest(model: nn.Module) -> str:
 
 
 def count_skipped(p: RunProgress, result: UpdateResult, why: str = "") -> str | None:
-    """Count the update just tried if it was skipped, and return the reason for the log; None when it was taken.
+    """Count the latest update if it was skipped, and return the reason for the log; None when it was taken.
 
-    `why`: where the fault was found, in words; for an update that ran out of memory, its shape.
+    `why`: a description of where the fault was found; for an update that ran out of memory, its shape.
     """
     if result.shortage is not None:
         p.out_of_memory += 1
@@ -204,7 +204,7 @@ def count_skipped(p: RunProgress, result: UpdateResult, why: str = "") -> str | 
 
 
 def refuse_to_go_on(p: RunProgress, config: TrainingConfig, run: Path, wait_for_save: Callable[[], None]) -> None:
-    """Raise TrainingError, with the diagnosis, when too many updates in a row of the run in folder `run` failed.
+    """Raise TrainingError, with the diagnosis, when too many consecutive updates of the run in folder `run` failed.
 
     `wait_for_save` waits for the checkpoint that is being written.
     """
@@ -219,7 +219,7 @@ def refuse_to_go_on(p: RunProgress, config: TrainingConfig, run: Path, wait_for_
         )
     if p.skipped_in_a_row < config.patience.non_finite:
         return
-    wait_for_save()  # the message names the checkpoints that there are
+    wait_for_save()  # the message names the existing checkpoints
     kept = [folder.name for folder in checkpoint_folders(run)]
     back = config.divergence
     rolled = f" Earlier roll backs: {p.roll_backs}." if p.roll_backs else ""
@@ -238,7 +238,7 @@ def refuse_to_go_on(p: RunProgress, config: TrainingConfig, run: Path, wait_for_
 
 
 class Recovery:
-    """Judges the updates of a run, logs each that is skipped, and rolls back after too many.
+    """Judges the updates of a run, logs each skipped one, and rolls back after too many.
 
     `wait_for_save` waits for the checkpoint that is being written.
     """
@@ -251,7 +251,7 @@ class Recovery:
 
     @property
     def rolls_back(self) -> bool:
-        """True when the run keeps a good checkpoint to go back to."""
+        """True when the run keeps a good checkpoint to roll back to."""
         return self._config.divergence.action == "roll_back"
 
     def count(self, p: RunProgress, batches: Sequence[Batch], result: UpdateResult) -> None:
@@ -262,7 +262,7 @@ class Recovery:
             largest = max(batches, key=lambda batch: batch.source.numel() + batch.target_in.numel())
             why = self._most_telling(largest.shape_in_words, result.shortage.here)
         elif not result.finite or result.spike:
-            # Every process looks at its own batches, of which only some may show the fault.
+            # Every process checks its batches, of which only some may show the fault.
             with learner.parallel.whole() as model:
                 fault = find_fault(model, batches, config.loss, precision=config.precision)
             why = self._most_telling(*fault)
@@ -272,25 +272,25 @@ class Recovery:
             self._log.say(message, "bold red" if why else "yellow")
 
     def due(self, p: RunProgress) -> bool:
-        """True when too many updates in a row failed, and the run may still roll back."""
+        """True when too many consecutive updates failed and the run may still roll back."""
         config = self._config
         failed = p.skipped_in_a_row >= config.patience.non_finite
         return failed and self.rolls_back and p.roll_backs < config.divergence.max_roll_backs
 
     def _most_telling(self, said: str, sure: bool) -> str:
-        """Return the reason of the first process that is sure of its reason, or else that of the first process."""
+        """Return the reason of the first process that has found a definite one, or that of the first process."""
         processes = self._learner.processes
         reasons = processes.texts([said, "sure"] if sure else [said])
         rank = next((rank for rank, reason in enumerate(reasons) if len(reason) == 2), 0)
         return f"process {rank}: {reasons[rank][0]}" if processes.count > 1 else said
 
     def roll_back(self, p: RunProgress) -> None:
-        """Go back to the last good checkpoint, keep the place in the data, and lower the rate.
+        """Return to the last good checkpoint, keep the position in the data, and lower the rate.
 
-        The count of updates goes on, so that records and checkpoints keep their order. Skipping the data on which
-        training diverged is PaLM's rule (Chowdhery et al. 2022, section 5.1).
+        The count of updates continues, so that records and checkpoints keep their order. Skipping the data on which
+        training diverged follows PaLM (Chowdhery et al. 2022, section 5.1).
         """
-        self._wait_for_save()  # the good checkpoint may be the one that is being written
+        self._wait_for_save()  # the good checkpoint may still be being written
         checkpoint = same_for_all(
             self._run, lambda: next(self._good_checkpoints(p), None), self._learner.processes, read=self._read
         )
@@ -303,7 +303,8 @@ class Recovery:
             )
         self._learner.restore(checkpoint, self._run)
         good, bad, fault = checkpoint.progress, p.skipped_in_a_row, p.fault
-        # Only what belongs to the weights goes back. The place in the data, counters, scores and the clock stay.
+        # Only state that belongs to the weights is restored. The position in the data, counters, scores and the clock
+        # stay.
         p.stage, p.schedule_update = good.stage, good.schedule_update
         p.gradient_norms, p.losses = good.gradient_norms, good.losses
         p.skipped_in_a_row, p.fault = 0, None
@@ -317,12 +318,12 @@ class Recovery:
         )
 
     def _good_checkpoints(self, p: RunProgress) -> Iterator[Checkpoint]:
-        """Yield the checkpoint noted as good, then older ones, without those with values that are not finite.
+        """Yield the checkpoint recorded as good, then older ones, excluding those with values that are not finite.
 
-        Nor older ones that only the clock or a stop asked for: the run must go back to the same weights however often
-        and whenever it was stopped.
+        Older ones written only because of the clock or a stop are excluded too: the run must return to the same weights
+        regardless of interruptions.
         """
-        if p.good is None:  # it could not be written, and `training.checkpoint.on_error` let training go on
+        if p.good is None:  # it could not be written, and `training.checkpoint.on_error` let training continue
             return
         # Names have eight digits, so their order is that of updates.
         folders = [folder for folder in checkpoint_folders(self._run) if folder.name <= p.good]
@@ -340,8 +341,8 @@ class Recovery:
     def _read(self, folder: Path) -> Checkpoint:
         """Read a checkpoint to roll back to. Raises CheckpointError, with the ways out, when it cannot be read.
 
-        An older one in its place would lead to other final weights, needlessly so if the disk was only disturbed. No
-        checkpoint of this update is written, so a resumed run comes here again.
+        Using an older one instead would lead to other final weights, needlessly if the disk error was temporary. No
+        checkpoint of this update is written, so a resumed run tries this again.
         """
         try:
             return load_checkpoint(folder)

@@ -1,4 +1,4 @@
-"""The folder of a run: made with its configuration, opened again to resume, and locked for one job."""
+"""The folder of a run: created with its configuration, reopened to resume, and locked for one job."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ from ziggurat.train.saving import clear_leftovers
 from ziggurat.train.trackers import refuse_other_experiment
 
 _VOCABULARY_FILES = re.compile(r"vocabulary\.json|\w+\.(spm|vocab)")
-"""The files in a run's folder that checksums protect. Checkpoints have theirs, and contain the configuration."""
+"""The files in a run's folder that checksums protect. Checkpoints have separate checksums and contain the
+configuration."""
 
 _FIXED = (
     "seed",
@@ -63,7 +64,7 @@ _FIXED = (
 
 
 def refuse_existing(run: Path) -> None:
-    """Raise ConfigError when there is a run, or anything else, in the folder already."""
+    """Raise ConfigError when the folder already holds a run, or anything else."""
     if (run / CHECKPOINTS).exists():
         raise ConfigError(
             f"{run} already holds a run; go on with it: `ziggurat train --run {run} --resume`, or choose another folder"
@@ -73,7 +74,7 @@ def refuse_existing(run: Path) -> None:
 
 
 def refuse_other_store(experiment: Experiment, store: Store) -> None:
-    """Raise ConfigError when the store was prepared with settings other than those of section `data`."""
+    """Raise ConfigError when the store was prepared with settings that differ from section `data`."""
     if unlike := unlike_store(experiment.data, store.manifest):
         raise ConfigError(
             f"{store.path} was prepared with settings other than this configuration's (store -> configuration): "
@@ -96,7 +97,7 @@ def refuse_idle(batch: BatchConfig, processes: Processes, *, resume: bool = Fals
 
 
 def other_files_notice(config: DataConfig, store: Store) -> list[str]:
-    """Return a notice when section `data` names files other than those of the store: training does not read them."""
+    """Return a notice when section `data` names files other than those of the store, which training does not read."""
     if not (moved := other_files(config, store.manifest)):
         return []
     return [
@@ -106,13 +107,13 @@ def other_files_notice(config: DataConfig, store: Store) -> list[str]:
 
 
 def create_run(run: Path, experiment: Experiment, store: Store, base: Mapping[str, Tensor] | None = None) -> None:
-    """Make a new run, with its resolved configuration and vocabularies; the folder appears whole or not at all.
+    """Create a run, with its resolved configuration and vocabularies; the folder appears whole or not at all.
 
-    `base` are the weights of the model that low-rank updates belong to; None: the run trains all weights.
-    Raises ConfigError when the folder holds something already, DataError when another process is making it.
+    `base` are the weights to which low-rank updates apply; None: the run trains all weights.
+    Raises ConfigError when the folder already holds something, DataError when another process is creating it.
     """
     with building(run) as folder:
-        # Here, under the lock of `building`, which replaces whatever is in the folder at its end.
+        # Checked here, under the lock of `building`, which at its end replaces whatever is in the folder.
         refuse_existing(run)
         copy_tokenizers(store.path, folder)
         write_checksums(folder, f"copy it from the store, {store.path}", only=_VOCABULARY_FILES)
@@ -127,8 +128,8 @@ def create_run(run: Path, experiment: Experiment, store: Store, base: Mapping[st
 def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
     """Return the configuration of an existing run with overrides, such as `training.stop.updates=...`.
 
-    Raises ConfigError when there is no run, or an override would change the model or the data under way, or the
-    experiment of its run at MLflow.
+    Raises ConfigError when there is no run, or an override would change the model, the data, or the MLflow experiment
+    of an existing run.
     """
     if not (run / CONFIG_FILE).is_file() or not (run / CHECKPOINTS).is_dir():
         raise ConfigError(f"{run}: no run to resume (leave out `--resume` to start one)", named=[Remedy.RESUME])
@@ -156,7 +157,7 @@ def _refuse_edited(run: Path, experiment: Experiment) -> None:
         try:
             kept = read_meta(folder)
         except CheckpointError:
-            continue  # damaged; the configuration of the one before is the same
+            continue  # damaged; the previous checkpoint has the same configuration
         if changes := changes_since(kept, folder, experiment):
             raise ConfigError(
                 f"{run / CONFIG_FILE}: changed since {folder.name} was written: {shown(changes)}. A resumed run cannot "
@@ -167,7 +168,7 @@ def _refuse_edited(run: Path, experiment: Experiment) -> None:
 
 
 def changes_since(meta: Mapping[str, Any], folder: Path, experiment: Experiment) -> list[str]:
-    """Return the differences between a run's configuration and its checkpoint's, in keys that cannot be changed.
+    """Return the differences between the configurations of a run and its checkpoint, in keys that cannot be changed.
 
     `meta` is the result of `read_meta(folder)`. Raises CheckpointError for a checkpoint of a later version.
     """
@@ -192,9 +193,9 @@ def _unchangeable(experiment: Experiment) -> dict[str, Any]:
 
 
 def settled_before(run: Path, experiment: Experiment) -> Experiment:
-    """Return the configuration of a run that goes on, with what `fit` and `auto` stood for when it began.
+    """Return the configuration of a resumed run, with the values that `fit` and `auto` stood for when it started.
 
-    Trials and measurements need not come out the same a second time, and the batches and the precision of a run stay.
+    Trials and measurements may give different results a second time, but the batches and precision of a run are fixed.
     """
     training = experiment.training
     if not training.batch.fit and training.precision != "auto":
@@ -216,9 +217,9 @@ def _keep_configuration(run: Path, experiment: Experiment) -> None:
 
 
 def keep_environment(run: Path, device: str, processes: int) -> list[str]:
-    """Write `environment.json`, the versions and hardware of this start; return how those of the last one differ."""
+    """Write `environment.json`, the versions and hardware of this start; return the differences from the last start."""
     found, before = _environment(device, processes), {}
-    with contextlib.suppress(OSError, ZigguratError):  # a damaged one is replaced as well
+    with contextlib.suppress(OSError, ZigguratError):  # a damaged one is also replaced
         before = read_json(
             run / ENVIRONMENT_FILE, RootModel[dict[str, str]], error=DataError, remedy="remove the file"
         ).root
@@ -243,7 +244,7 @@ def _environment(device: str, processes: int) -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Return the processor's name; Python knows only its architecture on Linux."""
+    """Return the processor's name; on Linux, Python knows only its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -253,23 +254,23 @@ def _processor() -> str:
 
 
 _TOKEN = ".shared"
-"""File by which processes see whether they share the folder; there for a moment."""
+"""_TOKEN is a temporary file by which processes check whether they share the folder."""
 
 _JOB = ".job"
-"""File with the names of the job that trained last in a run."""
+"""_JOB is the file with the names of the job that trained last in a run."""
 
 
 @contextlib.contextmanager
 def run_locked(run: Path, experiment: Experiment, processes: Processes) -> Iterator[list[str]]:
-    """Hold the run for all processes of this job, and write the configuration and environment with which it goes on.
+    """Lock the run for all processes of this job, and write the configuration and environment with which it continues.
 
     Yields, in the first process, how the environment differs from that of the last start.
 
     Raises CheckpointError when another job trains in it, ConfigError when a process does not see its folder or the
-    configuration is not that of the checkpoints.
+    configuration differs from that of the checkpoints.
     """
     with contextlib.ExitStack() as stack:
-        # The lock comes first: leftovers may be removed only by its holder, and what is checked must stay as it is.
+        # The lock comes first: only its holder may remove leftovers, and what is checked must not change.
         processes.first_does(lambda: stack.enter_context(run_lock(run)))
         processes.first_does(lambda: clear_leftovers(run))
         refuse_unshared(run, processes)
@@ -284,36 +285,36 @@ def run_locked(run: Path, experiment: Experiment, processes: Processes) -> Itera
 
 @contextlib.contextmanager
 def run_lock(run: Path) -> Iterator[None]:
-    """Hold the run for this job. Raises CheckpointError when another process trains in it."""
+    """Lock the run for this job. Raises CheckpointError when another process trains in it."""
     with locked(run):
-        write_atomically(run / _JOB, os.fsencode("\n".join(_job())))  # as the environment has them, UTF-8 or not
+        write_atomically(run / _JOB, os.fsencode("\n".join(_job())))  # may not be UTF-8
         yield
 
 
 def was_requeued(run: Path) -> bool:
     """True when torchrun, after a failure, or Slurm, after a requeue, has restarted the job that trained in `run`.
 
-    The same command then goes on with the run. Any other job that finds a run in its folder is refused.
+    The same command then continues the run. Any other job that finds a run in its folder is refused.
     """
     try:
         before = os.fsdecode((run / _JOB).read_bytes()).split("\n")
     except OSError:
         return False
     job = _job()
-    # A meeting place is no unique name, since the next job may use the same port: it counts only after a restart.
+    # A meeting place is not a unique name, since the next job may use the same port, so it counts only after a restart.
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         job = [name for name in job if not name.startswith("place-")]
-    # Likewise a Slurm job, or two commands of one job script would share a run.
+    # The same holds for a Slurm job, since two commands of one job script would otherwise share a run.
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
         job = [name for name in job if not name.startswith("slurm-")]
     return any(name in before for name in job)
 
 
 def _job() -> list[str]:
-    """Return the names of this process's job that all its starts, on all its machines, share."""
+    """Return the names of this process's job, which are the same for all its starts on all its machines."""
     torchrun = os.environ.get("TORCHELASTIC_RUN_ID")
     found = {
-        "torchrun": torchrun if torchrun != "none" else None,  # torchrun says "none" for no id: the place must do then
+        "torchrun": torchrun if torchrun != "none" else None,  # torchrun has "none" for no id
         "place": f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}" if torchrun == "none" else None,
         "slurm": os.environ.get("SLURM_JOB_ID"),
     }
@@ -323,7 +324,7 @@ def _job() -> list[str]:
 def refuse_unshared(run: Path, processes: Processes) -> None:
     """Raise ConfigError in all processes when one does not see the folder to which the first one writes.
 
-    Such a process would write its parts of checkpoints where nobody looks for them.
+    Such a process would write its parts of checkpoints where no other process finds them.
     """
     if processes.count == 1:
         return

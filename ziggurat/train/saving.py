@@ -1,6 +1,6 @@
-"""Saving while training: checkpoints are written in a thread, one at a time, and kept, deleted or set aside.
+"""Saving during training: checkpoints are written in a thread, one at a time, and kept, deleted or set aside.
 
-No weights are written before the check of the store is over: comparing a large store with its checksums can take
+No weights are written before the check of the store is complete. Comparing a large store with its checksums can take
 minutes, so training does not wait for it.
 """
 
@@ -47,12 +47,12 @@ from ziggurat.train.records import RunLog
 
 
 def prune(run: Path, progress: RunProgress, kept: CheckpointConfig, *, smaller_is_better: bool) -> None:
-    """Delete the checkpoints that `kept` does not ask for, and mend the links `best` and `best-DIRECTION`.
+    """Delete the checkpoints that `kept` does not require, and update the links `best` and `best-DIRECTION`.
 
-    The newest always stays, and so does the one to roll back to. Checkpoints that the clock asked for do not take the
-    place of others: which updates they are of is chance, and the checkpoints of an average must not depend on it.
+    The newest always stays, as does the one to roll back to. Checkpoints written because of the clock do not displace
+    others: their updates are random, and the checkpoints of an average must not depend on chance.
 
-    What `progress` notes of deleted checkpoints is removed.
+    Entries for deleted checkpoints are removed from `progress`.
     """
     folders = checkpoint_folders(run)
     regular = [folder for folder in folders if folder.name not in progress.interim]
@@ -68,20 +68,20 @@ def prune(run: Path, progress: RunProgress, kept: CheckpointConfig, *, smaller_i
         staying |= {folder for folder in folders if folder.name in its_best}
         if its_best:
             link(run / best_link(direction), run / CHECKPOINTS / its_best[0])
-    # The newest of all, and the newest of those that the clock did not ask for, which make up averages.
+    # The newest of all, and the newest of those that are independent of the clock, which averages use.
     staying |= {*regular[-kept.keep_last :], *counted[-kept.keep_last :], *folders[-1:]}
-    if best and kept.keep_best:  # before the old target of the link is deleted, or a kill would leave it dangling
+    if best and kept.keep_best:  # before the link's old target is deleted, or a kill would leave it dangling
         link(run / "best", run / CHECKPOINTS / best[0])
     links = {
         path: Path(os.readlink(path)).name for path in (run / "best", *run.glob(best_link("*"))) if path.is_symlink()
     }
-    if not best:  # scores were forgotten: until there is a new best one
+    if not best:  # scores were dropped; none until there is a new best one
         staying |= {folder for folder in folders if folder.name in links.values()}
     if kept.keep_every is not None:
         staying |= {folder for folder in counted if checkpoint_update(folder) % kept.keep_every == 0}
     going = [folder for folder in folders if folder not in staying]
     gone = {folder.name for folder in going}
-    for path, target in links.items():  # of a run that was resumed, and keeps no best ones any more
+    for path, target in links.items():  # links of a resumed run that no longer keeps best ones
         if target in gone:
             path.unlink()
     for folder in going:
@@ -90,7 +90,7 @@ def prune(run: Path, progress: RunProgress, kept: CheckpointConfig, *, smaller_i
 
 
 def _around_best(counted: list[Path], best: list[str], half: int) -> set[Path]:
-    """Return the best checkpoint with `half` as many on either side, and the newest, which the next best may follow."""
+    """Return the best checkpoint with `half` neighbours on either side, and the newest, as the next may be best."""
     if not best:
         return {*counted[-half:]}
     before, after = ([f for f in counted if f.name < best[0]], [f for f in counted if f.name > best[0]])
@@ -100,8 +100,8 @@ def _around_best(counted: list[Path], best: list[str], half: int) -> set[Path]:
 def set_aside(run: Path, *, after: int) -> list[Path]:
     """Rename the checkpoints newer than update `after` to `damaged-step-...`; return their new names.
 
-    For a run that resumes from `after` because newer ones are damaged: among the newest, they would push whole ones
-    out. The link `last` is mended too.
+    For a run that resumes from `after` because newer ones are damaged: counted among the newest, they would displace
+    undamaged ones. The link `last` is also updated.
     """
     moved: list[Path] = []
     for folder in checkpoint_folders(run):
@@ -116,9 +116,9 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
 
 
 def clear_leftovers(run: Path) -> None:
-    """Remove what killed processes have left in a run and beside it; only the holder of the run's lock may call this.
+    """Remove what killed processes have left in a run and next to it; only the holder of the run's lock may call this.
 
-    Raises DataError when another process is making this folder.
+    Raises DataError when another process is creating this folder.
     """
     tidy(run)
     sweep(run, deep=True)
@@ -134,20 +134,20 @@ _UNLOCKED = (
     ".shared",  # ziggurat.train.run.refuse_unshared
     ".*.linking_.tmp",  # ziggurat.model.run_folder.link
 )
-"""Temporary files without locks of their own: only the lock of the run tells that their writers are dead."""
+"""Temporary files without separate locks: holding the run's lock proves that their writers are dead."""
 
 
 def _by_clock(folder: Path) -> bool:
     try:
         return read_progress(folder).by_clock
     except CheckpointError:
-        return False  # damaged: kept like any other
+        return False  # damaged; kept like any other
 
 
 class StoreCheck:
     """The comparison of a store with its checksums, in all processes: damage found by one ends the run in all.
 
-    Each compares the files as it sees them. Raises DataError when damage was found within the first second.
+    Each compares its own view of the files. Raises DataError when damage is found within the first second.
     """
 
     def __init__(self, store: Store, processes: Processes) -> None:
@@ -164,13 +164,13 @@ class StoreCheck:
             self.confirm()
 
     def confirm(self) -> None:
-        """Wait until the store is known to be whole; all processes call this together.
+        """Wait until the store is known to be undamaged; all processes call this together.
 
-        Raises DataError in all of them when one found damage; that one's message names the file.
+        Raises DataError in all of them when one found damage; the message of that process names the file.
         """
         if self._confirmed:
             return
-        # Agree before anything is raised: processes that went on would wait for the others in vain.
+        # Agree before anything is raised, because processes that continued would wait for the others for ever.
         (damaged,) = self._processes.largest([self._verification.found_damage()])
         if damaged:
             self._verification.wait()  # raises in the process that found it
@@ -181,7 +181,7 @@ class StoreCheck:
 class Buffers:
     """CPU memory that receives copies of tensors and is reused; page-locked for tensors of a GPU.
 
-    New memory would cost page faults, or page-locking, at every checkpoint.
+    New memory would cost page faults or page-locking at every checkpoint.
     """
 
     def __init__(self) -> None:
@@ -191,8 +191,8 @@ class Buffers:
         """Return copies of `tensors`, valid until the next call; memory of names that no longer appear is freed."""
         kept: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            # A DTensor is copied as one, without page-locking: shards are written by its placement, and the part of
-            # this process is small.
+            # A DTensor stays a DTensor, without page-locking: shards are written by placement, and this process's part
+            # is small.
             if local(tensor) is not tensor:
                 kept[name] = tensor.to("cpu", copy=True)
                 continue
@@ -203,7 +203,7 @@ class Buffers:
                 buffer = buffer.pin_memory() if copies_aside(tensor.device) else buffer
             kept[name] = buffer.copy_(tensor, non_blocking=buffer.is_pinned())
         for device in {tensor.device for tensor in tensors.values()}:
-            synchronize(device)  # once, for all copies: the thread reads them, and no stream orders it after them
+            synchronize(device)  # once for all copies, because no stream orders the reading thread after them
         self._kept = kept
         return kept
 
@@ -213,12 +213,12 @@ class Saver:
 
     With `training.checkpoint.asynchronous`, `save` waits until the previous checkpoint is on disk, copies the tensors
     and returns; a thread does the rest. An error there is raised by the next `poll` or `save`, or on leaving the
-    context, which waits for the write under way. Without it, `save` returns when all is on disk. All processes call
-    every method together, and an error in one is raised in all.
+    context, which waits for the write in progress. Without it, `save` returns when everything is on disk. All processes
+    call every method together, and an error in one is raised in all.
 
-    Names of deleted checkpoints are removed from `progress`. By `watch`, `save` notices when files of the store have
-    changed. No checkpoint is written before `store_check` is over; None: the store is known to be whole.
-    `waited_seconds` is how long training has waited for checkpoints.
+    Names of deleted checkpoints are removed from `progress`. `save` uses `watch` to notice changed files of the store.
+    No checkpoint is written before `store_check` is complete; None: the store is known to be undamaged.
+    `waited_seconds` is the time that training has waited for checkpoints.
     """
 
     def __init__(
@@ -234,26 +234,26 @@ class Saver:
         self.waited_seconds = 0.0
         self._store_check, self._configuration = store_check, experiment.model_dump(mode="json")
         config = experiment.training
-        # A group for this thread's messages: in the same group they would be mixed up with those of training.
+        # A separate group for this thread's messages, which would otherwise be mixed up with those of training.
         self._processes = (processes or Processes()).aside()
         self._run, self._kept, self._progress, self._log = run, config.checkpoint, progress, log
         self._smaller_is_better = config.validation.metric == "loss"
         self._store, self._watch = (watch.store.fingerprint, watch.store.train.corpus_names), watch
         self._replaced: str | None = None
         there = (run / CHECKPOINTS / checkpoint_name(progress.update)).is_dir()
-        # The first process's answer counts: one that takes part in a save alone would wait for the others for ever.
+        # The first process's answer counts, because one that joins a save alone would wait for the others for ever.
         self._saved_update = progress.update if self._processes.of_first(there) else -1
         self._saved_seconds = progress.seconds
         self._buffers = Buffers(), Buffers()
-        # One thread: checkpoints are written one after the other, so links and deletions never overtake each other.
+        # One thread, so that checkpoints are written in order and links and deletions never overtake each other.
         self._writer = ThreadPoolExecutor(1, "ziggurat-checkpoint")
         self._writing: tuple[RunProgress, Future[RunProgress]] | None = None
-        self._good_before = progress.good  # the checkpoint to roll back to if the one under way cannot be written
+        self._good_before = progress.good  # the checkpoint to roll back to if the one in progress cannot be written
         self._failed: CheckpointError | None = None  # of the newest checkpoint
         self._untold: CheckpointError | None = None  # not yet raised or logged
 
     def __enter__(self) -> Self:
-        if self._saved_update >= 0:  # a resumed run, which may have been killed before it deleted old checkpoints
+        if self._saved_update >= 0:  # a resumed run may have been killed before it deleted old checkpoints
             self._prune(self._progress)
         return self
 
@@ -265,21 +265,21 @@ class Saver:
         except CheckpointError as unwritten:
             if error is None:
                 raise
-            if unwritten is not error:  # the run ends with the error that it already has
+            if unwritten is not error:  # the run ends with its existing error
                 self._log.say(f"CHECKPOINT NOT WRITTEN: {unwritten}", "bold red")
         finally:
             self._writer.shutdown()
 
     @property
     def due(self) -> bool:
-        """True when the clock asks for a checkpoint (`training.checkpoint.every_minutes`)."""
+        """True when a checkpoint is due by the clock (`training.checkpoint.every_minutes`)."""
         minutes = self._kept.every_minutes
         return minutes is not None and self._progress.seconds - self._saved_seconds >= 60 * minutes
 
     def save(self, learner: Learner, *, interim: bool, by_clock: bool = False, good: bool = False) -> None:
-        """Take a checkpoint, unless there is one of this update.
+        """Save a checkpoint, unless this update already has one.
 
-        `interim`: no schedule asked for it. `by_clock`: only the clock did. `good`: the run may roll back to it.
+        `interim`: it was not due. `by_clock`: it was due only by the clock. `good`: the run may roll back to it.
 
         Raises CheckpointError when the previous one, or without `asynchronous` this one, could not be written and
         `training.checkpoint.on_error` is `stop`; DataError when a file of the store has changed.
@@ -294,7 +294,7 @@ class Saver:
             if self._store_check is not None:
                 self._store_check.confirm()
             self._warn_of_replaced_store()
-            # Before the snapshot, which contains the progress: a checkpoint says of itself why it was written.
+            # Before the snapshot, which contains the progress, because a checkpoint records why it was written.
             self._progress.by_clock = by_clock
             if interim:
                 self._progress.interim.append(name)
@@ -306,10 +306,10 @@ class Saver:
         self.waited_seconds += time.perf_counter() - began
 
     def amend(self) -> None:
-        """Write the progress into the newest checkpoint, which is of this update, and delete what is no longer kept.
+        """Write the progress into the newest checkpoint, that of this update, and delete those no longer kept.
 
-        For a resumed run that has just made up for the validation that was due after its checkpoint. Raises
-        CheckpointError as `save` does.
+        For a resumed run that has just done the validation that was due after its checkpoint. Raises CheckpointError as
+        `save` does.
         """
         began = time.perf_counter()
         folder = self._run / CHECKPOINTS / checkpoint_name(self._progress.update)
@@ -332,43 +332,44 @@ class Saver:
         return self._writing is not None and not self._writing[1].done()
 
     def poll(self) -> None:
-        """Take in how the latest write ended; called when none is under way any more. Raises as `save` does.
+        """Process the outcome of the latest write; called when none is in progress. Raises as `save` does.
 
-        Raises DataError as soon as damage in the store is found. No write can be under way until the store is checked,
-        so this is called after every update till then.
+        Raises DataError as soon as damage in the store is found. No write can start until the store is checked, so
+        until then this is called after every update.
         """
         if self._store_check is not None:
             self._store_check.poll()
         self._settle()
 
     def wait(self) -> None:
-        """Wait for the write under way, if any; an error is kept for the next `poll` or `save`, and for `finish`."""
+        """Wait for any write in progress; an error is kept for the next `poll` or `save`, and for `finish`."""
         began = time.perf_counter()
         self._collect()
         self.waited_seconds += time.perf_counter() - began
 
     def finish(self) -> None:
-        """Wait for the write under way. Raises CheckpointError when the newest checkpoint could not be written."""
+        """Wait for any write in progress. Raises CheckpointError when the newest checkpoint could not be written."""
         self.wait()
         if self._failed is not None:
             raise self._failed
 
     def _snapshot(self, learner: Learner) -> Checkpoint:
-        """Return the run as it is now; nothing in it changes while it is written."""
-        # The first process writes the weights, whole. Moments are shared out: a sharded moment is written by all, each
-        # its part; one that every process has, by one of them in turn, so that all write about as much.
+        """Return a snapshot of the run, which does not change while it is written."""
+        # The first process writes the weights, whole. Moments are distributed: all processes write their parts of a
+        # sharded moment, and a moment that every process has is written by one of them in turn, so that all write about
+        # as much.
         rank, count = self._processes.rank, self._processes.count
         whole, moments = learner.kept_weights(), learner.optimiser.state()
-        # Sorted, so that all processes deal them out alike.
+        # Sorted, so that all processes distribute them in the same way.
         mine = {name for number, name in enumerate(sorted(moments)) if number % count == rank}
         tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = (
             whole if rank == 0 else {},
             {name: moment for name, moment in moments.items() if name in mine or local(moment) is not moment},
         )
-        # Otherwise training waits until all is written, and the tensors cannot change meanwhile.
+        # Otherwise training waits until everything is written, and the tensors cannot change meanwhile.
         if self._kept.asynchronous:
             tensors = self._buffers[0].copy(tensors[0]), self._buffers[1].copy(tensors[1])
-        # A deep copy: training goes on to change the lists and dictionaries of its progress while the thread writes.
+        # A deep copy, because training changes the lists and dictionaries of its progress while the thread writes.
         return Checkpoint(copy.deepcopy(self._progress), *tensors, *self._store, self._configuration)
 
     def _write(self, snapshot: Checkpoint, depth: tuple[int, int]) -> RunProgress:
@@ -388,26 +389,26 @@ class Saver:
         progress.keep(self._processes.texts([*progress.scores, *progress.interim])[0])
 
     def _collect(self) -> None:
-        """Wait for the write under way, if any, and take in how it ended; an error is kept."""
+        """Wait for any write in progress and process its outcome; an error is kept."""
         if self._writing is None:
             return
         (before, future), self._writing = self._writing, None
         try:
             after = future.result()
         except CheckpointError as error:
-            # -1, or the next save of this update would be left out as already done.
+            # -1, because the next save of this update would otherwise be skipped as already done.
             self._saved_update, self._failed, self._untold = -1, error, error
             folder = self._run / CHECKPOINTS / checkpoint_name(before.update)
-            if self._progress.good == folder.name and not folder.is_dir():  # it is there if only pruning failed
+            if self._progress.good == folder.name and not folder.is_dir():  # it exists if only pruning failed
                 self._progress.good = self._good_before
             return
         self._failed = None
-        # Only the names that the thread deleted: training has added others to the progress meanwhile.
+        # Only the names that the thread deleted, because training has added others to the progress meanwhile.
         gone = (before.scores.keys() - after.scores.keys()) | (set(before.interim) - set(after.interim))
         self._progress.keep({*self._progress.scores, *self._progress.interim} - gone)
 
     def _settle(self) -> None:
-        """Wait for the write under way, if any, and raise or log its error, or one that `wait` has kept."""
+        """Wait for any write in progress, and raise or log its error, or one that `wait` has kept."""
         self._collect()
         error, self._untold = self._untold, None
         if error is not None:
@@ -420,7 +421,7 @@ class Saver:
         self._log.say("training goes on, as `training.checkpoint.on_error: continue` says", "bold red")
 
     def _warn_of_replaced_store(self) -> None:
-        """Log once that another store lies where the run's was."""
+        """Log once that another store is in the place of the run's."""
         replaced = self._watch.check()
         if replaced is not None and self._replaced is None:
             self._log.say(

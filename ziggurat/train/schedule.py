@@ -1,4 +1,4 @@
-"""The learning rate of every update (docs/training.md), and the limits at which training is over."""
+"""The learning rate of every update (docs/training.md), and the limits at which training ends."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ziggurat.train.checkpoint import RunProgress
 
 
 def peak_update(config: ScheduleConfig) -> int:
-    """Return the update at which the warm-up has reached its highest rate."""
+    """Return the update at which the warm-up reaches its highest rate."""
     return max(1, config.warmup_end)
 
 
 def initial_progress(config: ScheduleConfig) -> RunProgress:
-    """Return the progress of a run not begun: all zero but, where it starts at the peak, the schedule's counter."""
+    """Return the progress of a new run: all zero, except the schedule's counter if it starts at the peak."""
     return RunProgress(schedule_update=peak_update(config) - 1 if config.start == "peak" else 0)
 
 
@@ -37,18 +37,17 @@ def learning_rate(
         config: kind and constants.
         update: t.
         d_model: width of the model, for noam.
-        last_update: the update at which `linear`, `cosine` and `wsd` end where `decay_updates` is not set.
-        behind: updates by which growth and roll backs have set t back, or less than 0 where the run started ahead, at
+        last_update: the update at which `linear`, `cosine` and `wsd` end if `decay_updates` is not set.
+        behind: number of updates by which growth and roll-backs have set t back, negative if the run started ahead, at
             the peak; ends count updates of the run, so in t they come that much sooner.
 
     noam: factor * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (Vaswani et al. 2017, equation 3).
     isqrt: initial + t/warmup * (peak - initial), then peak * sqrt(warmup/t) (fairseq's inverse_sqrt).
     wsd: the peak until the last `decay_share` of the updates up to the end, then floor + (peak - floor) (1 - sqrt(u))
     where a share u of these is done. Warm-up, stable and decay are MiniCPM's (Hu et al. 2024), who leave the form of
-    the decay open; this one, over a fifth of the updates, follows Haegele et al. 2024, who was cited
-    without the text at hand.
-    gnmt+: base * min(1 + t (n-1)/(n warmup), n, n (2n)^((decay_start - n t)/(decay_end - decay_start))) for n
-    replicas, at least base / 2 (Chen et al. 2018; lingvo's LinearRampupExponentialDecayScaledByNumSplitSchedule).
+    the decay open; this one, over a fifth of the updates, follows Haegele et al. 2024, whose text was not available.
+    gnmt+: base * min(1 + t (n-1)/(n warmup), n, n (2n)^((decay_start - n t)/(decay_end - decay_start))) for n replicas,
+    at least base / 2 (Chen et al. 2018; lingvo's LinearRampupExponentialDecayScaledByNumSplitSchedule).
     """
     t, warmup = update, config.warmup_updates
     if config.kind == "noam":
@@ -82,7 +81,7 @@ def learning_rate(
 
 
 def next_rate(p: RunProgress, config: TrainingConfig, d_model: int) -> float:
-    """Return the learning rate of the next update: the schedule's, times the factors of all roll backs so far."""
+    """Return the learning rate of the next update: the schedule's, times the factors of all roll-backs so far."""
     t, behind = p.schedule_update + 1, p.update - p.schedule_update
     rate = learning_rate(config.schedule, t, d_model=d_model, last_update=config.stop.updates, behind=behind)
     return p.rate_factor * rate
@@ -90,7 +89,7 @@ def next_rate(p: RunProgress, config: TrainingConfig, d_model: int) -> float:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The end of a run: why it stopped, figures of all its resumed parts together, and the signal that stopped it."""
+    """The end of a run: why it stopped, total figures over all its resumed parts, and the signal that stopped it."""
 
     reason: str
     update: int
@@ -102,7 +101,7 @@ class TrainingResult:
 
 
 def refuse_endless(stop: StopConfig, stages: Sequence[StageConfig], *, validates: bool) -> None:
-    """Raise ConfigError when nothing would ever end the training, or one of the stages of its data."""
+    """Raise ConfigError when nothing would ever end training or a stage of its data."""
     if not validates and any(stage.until.patience is not None for stage in stages):
         raise ConfigError(
             "a stage would never end: without a dev set there is no validation, so `patience` in `data.stages` stops "
@@ -120,16 +119,16 @@ def refuse_endless(stop: StopConfig, stages: Sequence[StageConfig], *, validates
 
 
 def due(when: ValidationConfig | CheckpointConfig, update: int, position: LoaderState) -> bool:
-    """Return whether the count of updates or epochs asks for a validation or a checkpoint after this update.
+    """Return whether a validation or a checkpoint is due after this update by the count of updates or epochs.
 
-    `position` is the place in the data that it leads to: at an epoch's end the beginning of the next one.
+    `position` is the position in the data after it: at an epoch's end, the start of the next one.
     """
     ends = position.batch == 0 and when.every_epochs is not None and position.epoch % when.every_epochs == 0
     return ends or (when.every_updates is not None and update % when.every_updates == 0)
 
 
 def finished(p: RunProgress, config: TrainingConfig) -> str | None:
-    """Return the reason why training is over, or None; a function of the progress alone, so a resumed run agrees."""
+    """Return the reason why training is over, or None; depends only on the progress, so a resumed run agrees."""
     stop = config.stop
     if p.stages_to_come < 0:
         return "the last of `data.stages` is over"
@@ -140,7 +139,7 @@ def finished(p: RunProgress, config: TrainingConfig) -> str | None:
     if stop.minutes is not None and p.seconds >= 60 * stop.minutes:
         return "`training.stop.minutes` reached"
     grows = config.growth is not None and p.stage < len(config.growth.stages)
-    last = not p.stages_to_come and not grows  # earlier stages end as they say themselves
+    last = not p.stages_to_come and not grows  # earlier stages end by their own limits
     if stop.patience is not None and last and p.validations_since_best >= stop.patience:
         return f"no better {config.validation.metric} in {stop.patience} validations"
     return None
@@ -156,10 +155,10 @@ def ends_after(p: RunProgress, config: TrainingConfig, nll: float, seconds: floa
 
 
 def how_to_go_on(p: RunProgress, stop: StopConfig, run: Path) -> str:
-    """Return, in words, how a run in the folder `run` that is over goes on."""
+    """Return a description of how to continue a finished run in the folder `run`."""
     if p.stages_to_come < 0:  # a resumed run cannot change its data
         return f"start a new run with other `data.stages`: `training.start_from={run}` takes the weights of this one"
-    # All limits that are reached: raising one of several would not let training go on.
+    # All limits that are reached, because raising only one of several would not let training continue.
     limits = {"updates": p.update, "epochs": p.epoch, "minutes": p.seconds / 60, "patience": p.validations_since_best}
     reached = [key for key, value in limits.items() if (limit := getattr(stop, key)) is not None and value >= limit]
     overrides = " ".join(f"training.stop.{key}=..." for key in reached)
@@ -171,7 +170,7 @@ def share_done(
 ) -> float | None:
     """Return the share of the training that is done, from 0 to 1, by the nearest limit; None while that is unknown.
 
-    `epoch_batches`: batches of the epoch that the latest update was of; None: unknown, so whole epochs alone count.
+    `epoch_batches`: number of batches in the latest update's epoch; None: unknown, so only whole epochs count.
     """
     stop = config.stop
     shares = [p.update / stop.updates] if stop.updates else []
@@ -179,7 +178,7 @@ def share_done(
     ends = [stop.epochs] if stop.epochs else []
     if stages and (epochs := stages[-1].until.epochs) is not None and p.stages_to_come >= 0:
         if p.stages_to_come > 0 or (p.epoch, p.batch) == (p.data_stages[-1], 0):
-            return None  # nobody knows how long an epoch of the last stage is before it begins
+            return None  # the length of the last stage's epochs is unknown before it starts
         ends.append(p.data_stages[-1] + epochs)
     if ends and epoch_batches:
         epochs_left = min(ends) - p.epoch - p.batch / epoch_batches
@@ -192,12 +191,13 @@ def share_done(
 
 
 def time_left(p: RunProgress, share: float | None, since: tuple[float, float] = (0.0, 0.0)) -> str:
-    """Return, as text, the time that training still takes at its speed since then; `?` while that is unknown.
+    """Return, as text, the remaining training time at the recent speed; `?` while that is unknown.
 
     Args:
         p: the progress.
         share: see share_done.
-        since: seconds and share of an earlier moment; a run was perhaps slow before, on a machine that others used.
+        since: seconds and share at an earlier moment, from which the speed is measured, since a shared machine may have
+            been slow before.
     """
     seconds, before = since
     if not share or share <= before:

@@ -1,6 +1,6 @@
-"""The set-up of a run: the parts that training needs, the point that it starts from, and batches that fit into memory.
+"""The set-up of a run: the parts that training needs, its starting point, and batches that fit into memory.
 
-A trial runs the largest batches forward and backward as an update does. So a run whose batches do not fit ends in its
+A trial runs the largest batches forward and backward like an update. So a run whose batches do not fit ends in its
 first seconds, and `training.batch.fit` finds by trials how large they may be.
 """
 
@@ -52,27 +52,27 @@ from ziggurat.train.trackers import refuse_missing_trackers
 from ziggurat.train.validate import Validator, settings_of_scores
 
 BUDGET_STEP = 256
-"""`training.batch.fit` tries multiples of this number of tokens."""
+"""BUDGET_STEP is the number of tokens of which `training.batch.fit` tries multiples."""
 
 _CPU_SHARE = 0.5
-"""Share of a CPU's free memory that a trial of `training.batch.fit` may take: heaps fragment when batches of many
-shapes follow each other. At 6-6 layers of width 128 and 4,096 tokens, 25 updates took twice the memory of a trial."""
+"""_CPU_SHARE is the share of a CPU's free memory that a trial of `training.batch.fit` may take, because batches of many
+shapes fragment the heap. With 6-6 layers of width 128 and 4,096 tokens, 25 updates took twice the memory of a trial."""
 
 
 class TooLarge(NamedTuple):
-    """A batch for which memory is too short."""
+    """A batch that does not fit into memory."""
 
     batch: Batch
     shortage: Shortage
 
 
 def largest_batches(loader: Loader, length_multiple: int, at: LoaderState) -> list[Batch]:
-    """Return the one or two batches of the epoch at `at` that need the most memory; the position in the data stays.
+    """Return the one or two batches of the epoch at `at` that need the most memory; the position in the data is kept.
 
-    The first has the most padded tokens, to which the layers' states are proportional; the second, if it is another
-    one, the most pairs of a source and a target position, to which the attention matrices are.
+    The first has the most padded tokens, to which the layers' states are proportional. The second, if different, has
+    the most pairs of a source and a target position, to which attention matrices are proportional.
     """
-    # Sizes are computed from the table of lengths, all batches at once: an epoch may have very many, and collating
+    # Sizes are computed from the table of lengths, for all batches at once: an epoch may have very many, and collating
     # one would read its sentences.
     plan = loader.plan(at)
     sentences = np.fromiter(map(len, plan), dtype=np.int64, count=len(plan))
@@ -81,7 +81,7 @@ def largest_batches(loader: Loader, length_multiple: int, at: LoaderState) -> li
         round_up(np.maximum.reduceat(lengths[pairs], starts) + 1, length_multiple).astype(np.int64)
         for lengths in loader.lengths(at, pairs)
     )
-    # States grow with the sum of the lengths, cross-attention with their product: which batch needs most depends on the
+    # States grow with the sum of the lengths, cross-attention with their product, so the largest batch depends on the
     # model.
     most = (sentences * (source + target)).argmax(), (sentences * source * target).argmax()
     return [batch for number in dict.fromkeys(map(int, most)) for batch in loader.load(at._replace(batch=number))]
@@ -96,12 +96,12 @@ def try_batches(
 ) -> TooLarge | None:
     """Run batches forward and backward, with memory for the optimiser's moments taken; return one that is too large.
 
-    Weights, moments, random state and mode are left as found, gradients are dropped. LayerDrop is off. On a CPU the
-    trial may take `cpu_share` of the free memory. All processes try the same and come to the same answer.
+    Weights, moments, random state and mode are restored, gradients are dropped. LayerDrop is off. On a CPU the trial
+    may take `cpu_share` of the free memory. All processes try the same batches and agree on the answer.
     """
     model, optimiser, device = learner.model, learner.optimiser, learner.device
     processes = learner.parallel.processes
-    rounds = min(2, -(-config.batch.accumulate // processes.count))  # later batches of an update run beside gradients
+    rounds = min(2, -(-config.batch.accumulate // processes.count))  # later batches run with gradients in memory
     tried = list(batches) * rounds
     reached: list[Batch] = []
 
@@ -112,7 +112,7 @@ def try_batches(
             learner.parallel.attempt(batch)
             if rounds == 1:
                 learner.parallel.drop_gradients()
-        del reserve  # not before: the tensors have to live as long as the trial
+        del reserve  # not earlier: the tensors must live as long as the trial
 
     learner.parallel.fix_buckets(batches[0])  # together, before one process may run out of memory
     with (
@@ -120,7 +120,7 @@ def try_batches(
         every_branch_present(model),
         limited_to_available_memory(device, cpu_share / processes.here),  # processes of a machine share its memory
     ):
-        # FSDP's other processes could not answer: they wait in the middle of a layer.
+        # FSDP's other processes could not answer, because they wait in the middle of a layer.
         short = within_memory(run, device, processes.any if learner.parallel.recovers else bool)
         learner.parallel.drop_gradients()
     return TooLarge(reached[-1] if reached else tried[0], short) if isinstance(short, Shortage) else None
@@ -151,9 +151,9 @@ def _too_large(failed: TooLarge, learner: Learner, max_tokens: int) -> Problem:
 def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple[Experiment, str]:
     """Find the largest `training.batch.max_tokens` whose largest batches fit.
 
-    A model that grows is tried at its full depth. Returns the configuration with that number, in which `fit` is off,
-    and a sentence for the log. Raises ConfigError when `training.batch.fit_limit` leaves no room for the longest pair,
-    TrainingError when not even the smallest budget fits.
+    A model that grows is tried at its full depth. Returns the configuration with that number and `fit` off, and a
+    sentence for the log. Raises ConfigError when `training.batch.fit_limit` leaves no room for the longest pair,
+    TrainingError when even the smallest budget does not fit.
     """
     table, config = store.train, experiment.training
     if not learner.parallel.recovers:
@@ -168,7 +168,7 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
     longest = max(int(lengths.max()) for lengths in (table.source_lengths, table.target_lengths)) + 1
     longest = int(round_up(np.array([longest]), multiple)[0])
     lowest = int(round_up(np.array([longest]), BUDGET_STEP)[0])
-    # Beyond the whole corpus in one batch a larger budget changes nothing.
+    # Once the whole corpus fits in one batch, a larger budget changes nothing.
     whole = -(-len(table) * longest // BUDGET_STEP)
     limit = min(batch.fit_limit // BUDGET_STEP, whole) * BUDGET_STEP
     if batch.fit_limit < lowest:
@@ -181,7 +181,8 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
     failures: list[TooLarge] = []
 
     def settings(budget: int) -> Experiment:
-        # As if the user had written the number: a resumed run reads it from config.yaml and does not search again.
+        # Stored as if the user had written the number: a resumed run reads it from config.yaml and does not search
+        # again.
         unused = {key: BatchConfig.model_fields[key].default for key in ("fit", "fit_limit", "fit_margin")}
         section = batch.model_copy(update={"max_tokens": budget, **unused})
         return experiment.model_copy(update={"training": config.model_copy(update={"batch": section})})
@@ -197,7 +198,7 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
     if found is None:
         raise TrainingError(_too_large(failures[-1], learner, lowest))
     used = max(lowest, int(found * (1 - batch.fit_margin)) // BUDGET_STEP * BUDGET_STEP)
-    # Tried once more, since trials of one shape can differ where memory is in pieces.
+    # Tried once more, since trials of one shape can differ if memory is fragmented.
     while used > lowest and used < found and not fits(used):
         used -= BUDGET_STEP
     why = f"{found + BUDGET_STEP:,} do not" if failures else "more was not tried"
@@ -208,9 +209,9 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
 
 
 def largest_budget(fits: Callable[[int], bool], lowest: int, limit: int) -> int | None:
-    """Return the largest budget from `lowest` to `limit` that fits, by doubling, then bisection; None: none does.
+    """Return the largest budget from `lowest` to `limit` that fits, by doubling, then bisection; None: none fits.
 
-    All budgets are multiples of BUDGET_STEP. A budget larger than one that does not fit is never tried.
+    All budgets are multiples of BUDGET_STEP. No budget larger than a failed one is tried.
     """
     if not fits(lowest):
         return None
@@ -234,11 +235,11 @@ class Setup:
     Attributes:
         run: folder of the run, an absolute path.
         experiment: its configuration, with the batch size that `training.batch.fit` found.
-        watch: over the files of the store, from when it was opened.
-        store_check: the check, beside training, that the data are whole.
-        validator: None: there is no dev set.
-        origin: the model whose weights training starts from, for people; "": initialised ones.
-        fitted: the finding of `training.batch.fit`, for people; "": it was not asked for.
+        watch: watches the files of the store from the time it was opened.
+        store_check: the check, parallel to training, that the data are undamaged.
+        validator: measures dev scores; None: there is no dev set.
+        origin: description of the model whose weights training starts from; "": initialised weights.
+        fitted: description of the result of `training.batch.fit`; "": it was not requested.
     """
 
     run: Path
@@ -260,13 +261,13 @@ class Setup:
 
 
 def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: bool) -> Setup:
-    """Make ready to train; a new run's folder appears at the end, so one that cannot be trained leaves none.
+    """Prepare to train; a new run's folder appears at the end, so a run that cannot be trained leaves no folder.
 
-    `run` must be absolute: making the folder may replace the one that "." stands for. Raises ConfigError, DataError,
-    TrainingError for what cannot be trained.
+    `run` must be absolute, because creating the folder may replace the one that "." stands for. Raises ConfigError,
+    DataError, TrainingError if the run cannot be trained.
     """
     store = Store.open(experiment.data.store)
-    watch = StoreWatch(store)  # now: until training begins, minutes may pass
+    watch = StoreWatch(store)  # checked now, because minutes may pass until training starts
     refuse_idle(experiment.training.batch, processes, resume=resume)
     if resume:
         experiment = settled_before(run, experiment)
@@ -275,12 +276,12 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
         refuse_other_store(experiment, store)
         refuse_two_vocabularies(experiment.model, store.source, store.target)
     refuse_without_links(experiment, store)
-    # As early as possible: it reads every file of the store, beside all that follows.
+    # As early as possible: it reads every file of the store, in parallel with everything that follows.
     store_check = StoreCheck(store, processes)
     device = _usable_device(experiment)
     experiment = settle_precision(experiment, device, (store.source.size, store.target.size), processes.of_first)
     learner = Learner(experiment, store, device, processes)
-    # Before the search for a batch size, which can take minutes, although that makes the validator once more.
+    # Before the search for a batch size, which can take minutes, although the search makes the validator again.
     validator = _validator(experiment, store, processes)
     refuse_endless(experiment.training.stop, experiment.data.stages, validates=validator is not None)
     if resume:
@@ -289,12 +290,12 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     origin, fitted = _initial_weights(learner, experiment), ""
     if experiment.training.batch.fit:
         experiment, fitted = fit_batches(experiment, store, learner)
-        gc.collect()  # the model at its full depth, on which batches were tried; see Learner.grow
+        gc.collect()  # free the full-depth model on which batches were tried; see Learner.grow
         validator = _validator(experiment, store, processes)
     loader = loader_of(experiment, store, processes)
     compiled = experiment.training.compile == "layers"
     if fitted and compiled:
-        torch.compiler.reset()  # or the trials of other batch sizes would shape the graphs
+        torch.compiler.reset()  # otherwise trials of other batch sizes would shape the graphs
     if compiled or not fitted:
         refuse_too_large(learner, loader, experiment, LoaderState())
     base = learner.base_weights()
@@ -324,7 +325,7 @@ def _validator(experiment: Experiment, store: Store, processes: Processes) -> Va
 
 
 def position_limit(experiment: Experiment, store: Store) -> int | None:
-    """Return the longest sequence that the model can read, in tokens; None: there is no limit.
+    """Return the longest sequence that the model can read, in tokens; None: no limit.
 
     Raises ConfigError when a pair of the training or the dev set is longer.
     """
@@ -345,9 +346,9 @@ def position_limit(experiment: Experiment, store: Store) -> int | None:
 
 
 def _initial_weights(learner: Learner, experiment: Experiment, run: Path | None = None) -> str:
-    """Take the weights of `training.start_from`; return whose they are, for people, or "" for initialised ones.
+    """Load the weights of `training.start_from`; return a description of their origin, or "" for initialised ones.
 
-    A run of low-rank updates that is there already, in `run`, begins with the copy in it.
+    An existing run of low-rank updates in `run` starts from its copy of the weights.
     """
     path = experiment.training.start_from
     if run is not None and experiment.training.lora is not None:
@@ -356,18 +357,18 @@ def _initial_weights(learner: Learner, experiment: Experiment, run: Path | None 
 
 
 def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> tuple[RunProgress, str | None]:
-    """Return where training starts, and whose weights it starts from; `resume` restores the newest whole checkpoint.
+    """Return where training starts, and the origin of its weights; `resume` restores the newest undamaged checkpoint.
 
-    The weights are those of another model, which is named, or initial ones (""), or those of a checkpoint (None).
+    The origin is the name of another model, "" for initial weights, or None for a checkpoint.
 
-    Called while the run is held. Raises CheckpointError when no checkpoint is whole, or the store is another one, and
-    ConfigError when that is so before the first checkpoint.
+    Called while the run is locked. Raises CheckpointError when all checkpoints are damaged or the store is a different
+    one, and ConfigError for the latter before the first checkpoint.
     """
     first = initial_progress(setup.experiment.training.schedule)
     if not resume:
         return first, setup.origin
-    # Compiled graphs and DDP's buckets depend on the batch that comes first: let it be the one of a new run. And this
-    # may be a smaller machine, or fewer processes with more batches each.
+    # Compiled graphs and DDP's buckets depend on the first batch, so use the first one of a new run. This may also be a
+    # smaller machine, or fewer processes with more batches each.
     if setup.experiment.training.compile == "layers" or setup.processes.count > 1:
         refuse_too_large(setup.learner, setup.loader, setup.experiment, LoaderState())
     warn = partial(log.say, style="bold red")
@@ -399,7 +400,7 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> tuple[RunProgr
 
 
 def _say_changes(setup: Setup, progress: RunProgress, log: RunLog) -> None:
-    """Log the settings that differ from those of the checkpoint resumed, and a jump of the learning rate by them."""
+    """Log the settings that differ from those of the resumed checkpoint, and a resulting jump in the learning rate."""
     kept = read_meta(setup.run / CHECKPOINTS / checkpoint_name(progress.update))["configuration"]
     before, now = Experiment.model_validate(kept), setup.experiment
     changes = changed(*({"training": config.training.model_dump(mode="json")} for config in (before, now)))
@@ -412,25 +413,25 @@ def _say_changes(setup: Setup, progress: RunProgress, log: RunLog) -> None:
 
 
 _RATE_JUMP = 0.05
-"""_RATE_JUMP is the relative change of a learning rate from which a resumed run says it."""
+"""_RATE_JUMP is the relative change of the learning rate above which a resumed run reports it."""
 
 
 def _refuse_other_data(setup: Setup) -> None:
-    """Raise ConfigError when the run, which has no checkpoint to say its store, was begun on another one.
+    """Raise ConfigError when a run without checkpoints, which would record the store, was started on another store.
 
-    Its folder has the vocabularies with which it will translate, so at least these must be the store's.
+    Its folder has the vocabularies with which it will translate, so at least these must match the store.
     """
     store = setup.store
     refuse_other_store(setup.experiment, store)
-    again = f"restore that store, or remove {setup.run}, which has no checkpoint yet, and start anew"
+    again = f"restore that store, or remove {setup.run}, which has no checkpoint yet, and start again"
     its, theirs = load_tokenizers(setup.run), (store.source, store.target)
     refuse_other_vocabulary(its, theirs, str(setup.run), f"the store {store.path}", again)
 
 
 def _refuse_other_names(setup: Setup, checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError when the names in `data.stages` are of other corpora than when the checkpoint was taken.
+    """Raise CheckpointError when the names in `data.stages` refer to other corpora than in the checkpoint.
 
-    `prepare` gives the corpora of a store other names without making it again, so its fingerprint stays.
+    `prepare` can rename the corpora of a store without rebuilding it, so its fingerprint stays the same.
     """
     now, before = setup.store.train.corpus_names, checkpoint.corpora
     named = {name for stage in setup.experiment.data.stages for name in stage.mix}
@@ -445,13 +446,14 @@ def _refuse_other_names(setup: Setup, checkpoint: Checkpoint) -> None:
 
 
 def rank_anew(p: RunProgress, experiment: Experiment) -> list[str]:
-    """Forget the best validation when a resumed run measures scores in another way; return a notice of it.
+    """Forget the best validation when a resumed run measures scores in another way; return a notice.
 
-    Scores of other sentences or of another search cannot be compared. The link `best` stays until the next validation.
+    Scores on other sentences or with another search cannot be compared. The link `best` stays until the next
+    validation.
     """
     validation = experiment.training.validation
     now: dict[str, Any] = {"metric": validation.metric}
-    if validation.metric != "loss":  # the loss is of the whole dev set, and does not depend on decoding
+    if validation.metric != "loss":  # the loss covers the whole dev set and does not depend on decoding
         now |= validation.model_dump(mode="json", include={"beam_size", "max_sentences", "max_length"})
         by_beam = experiment.decoding.by_beam().model_dump(mode="json", exclude_defaults=True)
         now["decoding"] = settings_of_scores(by_beam, validation.beam_size)

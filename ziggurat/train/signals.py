@@ -1,7 +1,7 @@
-"""Signals to stop during training: finish the update, write a checkpoint, end; a second one ends at once.
+"""Stop signals during training: finish the update, write a checkpoint, end; a second one ends at once.
 
-A validation under way is abandoned, and the resumed run does it. The second part of the file ends processes whose
-launcher, torchrun, has died, and those that cannot end as others do.
+A validation in progress is abandoned, and the resumed run repeats it. The second part of the file ends processes whose
+launcher, torchrun, has died, and those that cannot end normally.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from types import FrameType, TracebackType
 from ziggurat.system.terminal import REPEATED, say_at_once, stop_signals
 
 _PATIENCE_SECONDS = 30.0
-"""Time for a process whose launcher is gone to end: as long as torchrun itself waits between SIGTERM and SIGKILL."""
+"""_PATIENCE_SECONDS is the time for a process to end after its launcher, the same as torchrun's wait between SIGTERM
+and SIGKILL."""
 
 
 _HEARD = "finishing this update, then a checkpoint (a validation is left for later); a second signal stops at once"
 
 
 class GracefulStop:
-    """Context in which signals to stop are remembered instead of ending the process.
+    """Context in which stop signals are remembered instead of ending the process.
 
-    Those that may come several times for one reason (`REPEATED`) never count as the second signal. Outside the main
-    thread, where Python forbids handlers, signals keep their ordinary effect.
+    Those that may arrive several times for one reason (`REPEATED`) never count as the second signal. Outside the main
+    thread, where Python forbids handlers, signals keep their default effect.
 
     Args:
-        says: True to print a message when a signal comes; of several processes one is enough.
-        several: True when processes of torchrun train together. Ctrl-C reaches each from the terminal, and again from
-            torchrun, which passes it on: a second signal within 5 seconds then counts as the same one.
+        says: whether to print a message when a signal arrives; one of several processes is enough.
+        several: whether several torchrun processes train together. Ctrl-C reaches each from the terminal, and again
+            from torchrun, which passes it on: a second signal within 5 seconds then counts as the same one.
 
     Attributes:
         received: number of the signal that this process received, or None.
-        heeded: number of the signal on which all processes have agreed, or None; only this may end their training.
+        heeded: number of the signal on which all processes have agreed, or None; only this one may end training.
     """
 
     def __init__(self, says: bool = True, several: bool = False) -> None:
@@ -48,7 +49,7 @@ class GracefulStop:
 
     @property
     def reason(self) -> str | None:
-        """Name of the signal heeded, such as SIGTERM, or None."""
+        """Name of the agreed signal, such as SIGTERM, or None."""
         if self.heeded is None:
             return None
         return signal.Signals(self.heeded).name + (f", since {_GONE[0]}" if _GONE else "")
@@ -58,7 +59,7 @@ class GracefulStop:
         return self
 
     def listen(self) -> None:
-        """Take the signals, again if others have taken them since."""
+        """Install the handlers, again if others have replaced them since."""
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
                 before = signal.signal(number, self._handle)
@@ -72,15 +73,15 @@ class GracefulStop:
         if self.received is not None:
             if number in REPEATED or time.monotonic() < self._heard + self._deaf_seconds:
                 return
-            os._exit(128 + number)  # without cleaning up: checkpoints on disk are whole at any moment
+            os._exit(128 + number)  # without clean-up, since checkpoints on disk are complete at any moment
         self.received, self._heard = number, time.monotonic()
-        # Not through the console or the log: this may run in the middle of one of their writes, and would wait for it.
+        # Not through the console or the log: this may run in the middle of one of their writes and would wait for it.
         if self._says:
             say_at_once(f"\n{signal.Signals(number).name}: {_HEARD}\n")
 
 
 _watching: list[int] = []
-"""Number of the process whose launcher is being watched: its own or, after a fork, that of its parent."""
+"""Id of the process whose launcher is being watched: this process or, after a fork, its parent."""
 
 
 _GONE: list[str] = []
@@ -88,19 +89,19 @@ _GONE: list[str] = []
 
 
 def leave_with_launcher() -> None:
-    """Make this process stop when torchrun, which started it, is gone: a killed torchrun tells its workers nothing.
+    """Make this process stop when torchrun, its launcher, is gone: a killed torchrun does not notify its workers.
 
-    They would go on unnoticed, in a folder and on GPUs that the next start needs. So the process sends itself SIGTERM.
-    During training it then finishes the update and writes a checkpoint, as do the others that lost the same torchrun;
-    while it waits for a dead one, it ends after 30 seconds; before and after training it ends at once.
+    They would continue unnoticed, in a folder and on GPUs that the next start needs. So the process sends itself
+    SIGTERM. During training it then finishes the update and writes a checkpoint, as do the others that lost the same
+    torchrun. If it waits for a dead one, it ends after 30 seconds; before and after training it ends at once.
 
-    The parent's number is read every second. The kernel's notice (PR_SET_PDEATHSIG) is about the parent's thread, not
-    the parent, and does not come if the parent died before it was requested. Nothing is done where torchrun did not
+    The parent's id is read every second. The kernel's notification (PR_SET_PDEATHSIG) refers to the parent's thread,
+    not the parent, and never arrives if the parent died before it was requested. Nothing is done if torchrun did not
     start this process: other parents, such as a shell with `nohup`, may leave it behind on purpose.
     """
     if os.getpid() in _watching or "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    _watching.append(os.getpid())  # a thread does not exist in a forked child, which must start its own
+    _watching.append(os.getpid())  # threads do not survive a fork, so a child must start a new one
     threading.Thread(target=_watch, args=(os.getppid(),), name="ziggurat-launcher", daemon=True).start()
 
 
@@ -116,7 +117,7 @@ def _watch(launcher: int) -> None:
 
 
 def end_at_once() -> None:
-    """End this process as a failed one, without the rest of Python's clean-up."""
+    """End this process with a failure status, skipping the rest of Python's clean-up."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()

@@ -1,7 +1,7 @@
 """Shards of a checkpoint that several processes write and read together, through torch.distributed.checkpoint.
 
-It plans which process writes which slice, agrees on errors and reads the slices back. Its own writers are not used:
-FileSystemWriter leaves a pickled `.metadata` (filesystem.py, `finish`), and HuggingFaceStorageWriter assembles a
+That package plans which process writes which slice, agrees on errors and reads the slices back. Its writers are not
+used: FileSystemWriter leaves a pickled `.metadata` (filesystem.py, `finish`), and HuggingFaceStorageWriter assembles a
 process's whole shard in memory before it writes it (filesystem.py, `stream.write(save(tensor_dict, ...))`) and syncs no
 checksum with it. The files here have the headers that HuggingFaceStorageReader reads.
 
@@ -35,7 +35,7 @@ from ziggurat.model.tensors import write_tensors
 from ziggurat.system.errors import CheckpointError, refuse_passing
 from ziggurat.train.distributed import shard_header, shard_name
 
-# torch warns on every save and load of a single process, where that is intended.
+# torch warns on every save and load in a single process, which is intended here.
 warnings.filterwarnings("ignore", message=r"torch\.distributed is disabled, unavailable or uninitialized")
 
 
@@ -55,7 +55,7 @@ def read_slices(folder: Path) -> dict[str, Tensor]:
     try:
         reader = HuggingFaceStorageReader(str(folder))
         found = reader.read_metadata().state_dict_metadata
-        # `load` fills tensors in place: empty ones of the sizes in the headers ask for all of them, whole.
+        # `load` fills tensors in place: empty ones with the sizes in the headers request all of them, whole.
         tensors: dict[str, Any] = {
             name: torch.empty(entry.size, dtype=entry.properties.dtype)
             for name, entry in found.items()
@@ -63,7 +63,7 @@ def read_slices(folder: Path) -> dict[str, Tensor]:
         }
         if tensors:
             planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-            load(tensors, storage_reader=reader, planner=planner, no_dist=True)  # each process by itself
+            load(tensors, storage_reader=reader, planner=planner, no_dist=True)  # each process separately
     except CheckpointException as error:
         refuse_passing(folder, _cause(error))
         raise CheckpointError(f"{folder}: damaged ({_cause(error)})") from None
@@ -81,7 +81,7 @@ class _ShardWriter(StorageWriter):
     """Writes one safetensors file per process.
 
     Attributes:
-        checksums: fingerprint of each file by its name; filled in the first process when all have written.
+        checksums: fingerprint of each file by name; filled in the first process when all have written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -89,18 +89,18 @@ class _ShardWriter(StorageWriter):
         self.checksums: dict[str, str] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Do nothing: a writer serves one checkpoint."""
+        """Do nothing, because a writer serves one checkpoint."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: every process does the same."""
+        """Do nothing, because every process does the same."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Make the folder."""
+        """Create the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give each process the name of its file, by its rank."""
+        """Give each process its file name, by rank."""
         names = map(shard_name, range(len(plans)))
         return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
 
@@ -110,7 +110,7 @@ class _ShardWriter(StorageWriter):
         begins: dict[str, list[int]] = {}
         for item in plan.items:
             assert item.tensor_data is not None, f"{item.index.fqn} is not a tensor"
-            # One slice per process: the file's keys are the tensors' names, as torch's reader expects.
+            # One slice per process, because torch's reader expects tensor names as the file's keys.
             assert item.index.fqn not in slices, f"{item.index.fqn}: more than one slice in one process"
             part = planner.resolve_data(item)
             assert isinstance(part, Tensor)
@@ -127,7 +127,7 @@ class _ShardWriter(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Collect the checksums; readers need nothing but the headers of the files."""
+        """Collect the checksums; readers need only the headers of the files."""
         self.checksums = dict(written.storage_data for part in results for written in part)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Experiment trackers that receive a run's figures, each in a separate thread, so that none stops or delays the run."""
+"""Experiment trackers that receive a run's figures, in separate threads, so that they never stop or delay the run."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ Pixels = NDArray[np.uint8]
 """An image, [height, width, 3], red, green and blue from 0 to 255."""
 
 FOLDER = "tracking"
-"""Folder inside a run for the files of trackers: the name of the run at each service, files of W&B."""
+"""FOLDER is the folder inside a run for the files of trackers: the name of the run at each service, files of W&B."""
 
 
 class Tracker(Protocol):
     """A receiver of figures and images from a run. It may raise errors and be slow: `Listener` handles both."""
 
     def scalars(self, update: int, values: Mapping[str, float]) -> None:
-        """Take figures by name, such as `train/loss`."""
+        """Receive figures by name, such as `train/loss`."""
 
     def image(self, update: int, name: str, pixels: Pixels) -> None:
-        """Take an image, such as a heat map of layers."""
+        """Receive an image, such as a heat map of layers."""
 
     def close(self) -> None:
         """Send the rest and end."""
 
 
 def kept(run: Path, service: str) -> str | None:
-    """Return the name of the run at `service`, which a resumed run continues; None where there is none yet."""
+    """Return the name of the run at `service`, which a resumed run continues; None if there is none yet."""
     path = run / FOLDER / f"{service}.id"
     return path.read_text(encoding="utf-8").strip() if path.is_file() else None
 
@@ -58,27 +58,27 @@ def keep(run: Path, service: str, name: str) -> None:
 # Heat maps
 
 BLANK = (128, 128, 128)
-"""Colour of a cell without a value."""
+"""BLANK is the colour of a cell without a value."""
 
 _VIRIDIS = ((68, 1, 84), (71, 44, 122), (59, 81, 139), (44, 113, 142), (33, 144, 141), (39, 173, 129), (92, 200, 99))
 _SCALE = np.array((*_VIRIDIS, (170, 220, 50), (253, 231, 37)), dtype=np.float64)
 """Nine colours of viridis, evenly spaced from dark blue (0) to yellow (1); colour-blind readers see their order."""
 
 _SIDE, _LARGEST = 480, 16
-"""Pixels of the longer side of an image, and of a cell at most; a cell has at least one pixel."""
+"""Pixels of the longer side of an image, and the most pixels per side of a cell; a cell has at least one pixel."""
 
 
 def draw(rows: Sequence[Sequence[float | None]]) -> Pixels:
-    """Return shares from 0 to 1, the top row first, as an image; values outside take the colour of the nearer end.
+    """Return an image of shares from 0 to 1, top row first; values outside take the colour of the nearer end.
 
-    Rows may differ in length: cells missing at their ends are blank, as are those of None.
+    Rows may differ in length: missing cells at their ends are blank, as are cells of None.
     """
     height, width = len(rows), max(map(len, rows))
     shares: NDArray[np.float64] = np.full((height, width), np.nan)
     for share, row in zip(shares, rows, strict=True):
         share[: len(row)] = [np.nan if value is None else value for value in row]
     position = np.clip(np.nan_to_num(shares), 0, 1) * (len(_SCALE) - 1)
-    below = np.minimum(position.astype(np.intp), len(_SCALE) - 2)  # at 1 the last colour is the one above
+    below = np.minimum(position.astype(np.intp), len(_SCALE) - 2)  # at 1, the upper colour is the last one
     part = (position - below)[..., None]
     colours = _SCALE[below] * (1 - part) + _SCALE[below + 1] * part
     colours[np.isnan(shares)] = BLANK
@@ -103,11 +103,11 @@ def refuse_missing_trackers(config: TrainingConfig) -> None:
 
 
 def refuse_other_experiment(run: Path, before: MlflowConfig | None, after: MlflowConfig | None) -> None:
-    """Raise ConfigError when a resumed run names another experiment of MLflow: its run there cannot move."""
+    """Raise ConfigError when a resumed run names another MLflow experiment, because its run there cannot move."""
     if before and after and after.experiment != before.experiment and kept(run, "mlflow") is not None:
         raise ConfigError(
             f"{run}: its run at MLflow stays in the experiment {printable(before.experiment, 60)}: leave "
-            f"`training.mlflow.experiment` as it is, or remove {run / FOLDER / 'mlflow.id'} to begin a new run in "
+            f"`training.mlflow.experiment` as it is, or remove {run / FOLDER / 'mlflow.id'} to start a new run in "
             f"{printable(after.experiment, 60)}",
             key="training.mlflow.experiment",
         )
@@ -135,9 +135,9 @@ _Event = Callable[[Tracker], None]
 class Listener:
     """A thread that starts a tracker and passes it the records of a run; the run never waits for it.
 
-    An exception in the tracker ends the tracker and nothing else; `failure` has its message. The thread does not keep
-    the process from ending. `start` is called in the thread, since it may import large packages or wait for a network;
-    at most `room` records wait.
+    An exception in the tracker ends only the tracker; `failure` has its message. The thread does not keep the process
+    from ending. `start` is called in the thread, since it may import large packages or wait for a network. At most
+    `room` records wait.
     """
 
     def __init__(self, name: str, start: Callable[[], Tracker], *, room: int = _ROOM) -> None:
@@ -155,7 +155,7 @@ class Listener:
         self._put(lambda tracker: tracker.scalars(update, values))
 
     def image(self, update: int, name: str, draw: Callable[[], Pixels]) -> None:
-        """Pass on an image, which is drawn in the thread."""
+        """Pass on an image, drawn in the thread."""
         self._put(lambda tracker: tracker.image(update, name, draw()))
 
     def close(self, seconds: float) -> bool:
@@ -163,7 +163,7 @@ class Listener:
         end = time.monotonic() + seconds
         while self._thread.is_alive():
             with contextlib.suppress(queue.Full):
-                self._queue.put(None, timeout=0.1)  # again and again, since a full queue may never be emptied
+                self._queue.put(None, timeout=0.1)  # repeatedly, since a full queue may never be emptied
                 break
             if time.monotonic() > end:
                 return False
@@ -199,7 +199,7 @@ class Listener:
 class TensorBoard:
     """TensorBoard: event files in the run, under `tensorboard/`.
 
-    Events after `update`, at which training starts, were left by a run that was killed, and are purged.
+    Events after `update`, at which training starts, were left by a killed run and are purged.
     """
 
     def __init__(self, run: Path, update: int) -> None:
@@ -225,7 +225,7 @@ _START_SECONDS, _END_SECONDS = 20.0, 20.0
 
 
 class Wandb:
-    """Weights & Biases: one run of a project there for one run here, however often it is resumed.
+    """Weights & Biases: one W&B run for one run here, however often it is resumed.
 
     The horizontal axis is the figure `update`, not W&B's step: a run resumed from a checkpoint goes back by some
     updates, and W&B accepts no step twice. There are no prompts, and the terminal is not recorded. The whole
@@ -239,7 +239,7 @@ class Wandb:
 
         self._image = wandb.Image
         set_up = wandb.setup(settings=wandb.Settings(silent=True)).settings
-        mode: Any = config.mode or set_up.mode  # settings may have two modes that are missing in the type of init
+        mode: Any = config.mode or set_up.mode  # settings allow two modes that are missing in the type of init
         if mode == "online" and not wandb.login(prompt=False, verify=False):
             raise ConfigError(
                 "no key for Weights & Biases: run `wandb login`, set WANDB_API_KEY, or set "
@@ -282,10 +282,10 @@ _PARAMETERS = 100
 
 
 class Mlflow:
-    """MLflow: one run of an experiment there for one run here, however often it is resumed.
+    """MLflow: one MLflow run for one run here, however often it is resumed.
 
-    Keys of the configuration, `settings`, become parameters of the run when it begins. They are not updated later:
-    MLflow's parameters cannot change, as `training.stop` may when a run is resumed.
+    Keys of the configuration, `settings`, become parameters of the run when it starts. They are not updated when a
+    resumed run changes `training.stop`, because MLflow's parameters cannot change.
 
     Raises mlflow's errors when the store cannot be reached.
     """

@@ -1,4 +1,4 @@
-"""Validation: loss, BLEU and chrF of the model on the dev set, for each direction and over all, during training."""
+"""Validation during training: loss, BLEU and chrF of the model on the dev set, for each direction and overall."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ziggurat.translate.translator import Translator
 
 
 class DevLoss(NamedTuple):
-    """Sums over target tokens; those of several processes add up.
+    """Sums over target tokens; sums of several processes add up.
 
     Attributes:
         nll: -log p(gold), nats.
@@ -67,7 +67,7 @@ def dev_loss(
 ) -> DevLoss:
     """Return the losses on this process's part of the dev set; `go_on` is called before each batch.
 
-    `rows` are the pairs that count; None: all.
+    `rows` are the pairs to use; None: all.
     """
     dev, guided = store.dev, config.loss.alignment
     assert dev is not None
@@ -78,7 +78,7 @@ def dev_loss(
     for batch in islice(batches, processes.rank, None, processes.count):
         go_on()
         with autocast(model.device, config.precision):
-            # What is read are sums, whatever sizes the objective is divided by.
+            # Only sums are read, so the sizes that divide the objective do not matter.
             sums = batch_loss(model, batch.to(model.device), loss, tokens=1, sentences=1)
         alignment = [0.0, 0.0] if sums.alignment is None else sums.alignment.tolist()
         new = (float(sums.nll), float(batch.target_tokens), *alignment)
@@ -88,13 +88,13 @@ def dev_loss(
 
 @dataclass(frozen=True)
 class DevDirection:
-    """A direction of translation, and its part of the dev set.
+    """A translation direction and its part of the dev set.
 
     Attributes:
         name: `en-de`.
         target_language: code of the language translated into.
         rows: its pairs in the dev set, ascending.
-        trained: False for zero-shot translation: other corpora are trained on, and none of this direction.
+        trained: False for zero-shot translation, when no training corpus has this direction.
     """
 
     name: str
@@ -115,7 +115,7 @@ def directions_of(store: Store) -> list[DevDirection]:
         rows = np.flatnonzero(np.isin(store.dev.corpora, corpora))
         if len(rows):
             found.append(DevDirection("-".join(pair), pair[1], rows, pair in trained))
-    if not any(direction.trained for direction in found):  # the dev set is of another direction than all corpora
+    if not any(direction.trained for direction in found):  # the dev set's direction differs from that of all corpora
         return [DevDirection(one.name, one.target_language, one.rows) for one in found]
     return found
 
@@ -154,7 +154,7 @@ class DirectionScores:
         return value
 
     def line(self, name: str) -> str:
-        """Return the scores, or without any the loss, as text that begins with the direction's name."""
+        """Return the scores, or the loss if there are none, as text that starts with the direction's name."""
         scores = (("BLEU", self.bleu), ("chrF", self.chrf))
         said = [f"{label} {value:.2f}" for label, value in scores if value is not None] or [f"nll {self.nll:.4f}"]
         return f"{name}{'' if self.trained else ' (zero-shot)'} {' '.join(said)}"
@@ -162,15 +162,15 @@ class DirectionScores:
 
 @dataclass(frozen=True)
 class Validation:
-    """Results on the dev set; of several directions over those that are trained on, BLEU and chrF as their means.
+    """Results on the dev set; with several directions, over the trained ones, BLEU and chrF as means.
 
     Attributes:
         nll: mean -log p(gold) per target token, nats; perplexity is its exponential.
-        bleu, chrf: of the decoded dev set, or None (BLEU also where its tokenizer is not installed).
+        bleu, chrf: scores of the decoded dev set, or None (BLEU also if its tokenizer is not installed).
         unfinished: number of translations cut at the length limit, or None.
-        left_out: why there is no decoding, where `training.validation` asks for one.
+        left_out: why decoding was skipped although `training.validation` requests it.
         alignment: mean cross-entropy of guided alignment per target token with links, nats, or None.
-        directions: results of each direction, where there are several.
+        directions: results of each direction, if there are several.
     """
 
     nll: float
@@ -191,8 +191,8 @@ class Validation:
         return DirectionScores(self.nll, True, self.bleu, self.chrf).metric(name)
 
     def count(self, p: RunProgress, name: str) -> bool:
-        """Count this validation, by metric `name`, in `p`; return whether it is the best so far."""
-        # A model that has diverged may give NaN, which is never the best.
+        """Record this validation, by metric `name`, in `p`; return whether it is the best so far."""
+        # A diverged model may give NaN, which is never the best.
         value, sign = self.metric(name), 1.0 if name == "loss" else -1.0
         better = math.isfinite(value) and (p.best is None or sign * value < sign * p.best)
         if better:
@@ -207,7 +207,7 @@ class Validation:
         return better
 
     def record(self) -> dict[str, float | int | None]:
-        """Return the figures by name; those of a direction as `bleu/en-de`."""
+        """Return the figures by name; a direction's figures have names such as `bleu/en-de`."""
         figures = {"nll": self.nll, "perplexity": self.perplexity, "bleu": self.bleu, "chrf": self.chrf}
         of_directions = {
             f"{name}/{direction}": getattr(scores, name)
@@ -234,7 +234,8 @@ Result = TypeVar("Result")
 
 
 _SHORT_SECONDS = 10.0
-"""A decoding that takes less is never left out: records of small runs do not depend on the clock."""
+"""_SHORT_SECONDS is the duration below which a decoding is never skipped, so that records of small runs do not depend
+on the clock."""
 
 
 class _InterruptedError(Exception):
@@ -242,7 +243,7 @@ class _InterruptedError(Exception):
 
 
 class _DecodingClock:
-    """Context that times the decodings of this start of training; their share of its time is bounded, if not None."""
+    """Context that times the decodings since this start of training; `share`, if set, bounds their time."""
 
     def __init__(self, share: float | None) -> None:
         self._share = share
@@ -251,7 +252,7 @@ class _DecodingClock:
         self._spent = self._latest = 0.0
 
     def affordable(self) -> bool:
-        """True when one more decoding, as long as the latest, is short or stays within its share."""
+        """True when one more decoding, as long as the latest, is short or stays within the allowed share."""
         if self._share is None or self._latest < _SHORT_SECONDS:
             return True
         passed = time.perf_counter() - self._started
@@ -266,9 +267,9 @@ class _DecodingClock:
 
 
 def _with_beam(decoding: DecodingConfig, beam: int) -> DecodingConfig:
-    """Return the settings of a search with another beam, which groups that do not divide it cannot share.
+    """Return the search settings with another beam; beam groups that do not divide it are dropped.
 
-    Never those of sampling: random translations have no score to choose checkpoints by.
+    Sampling is always turned off, because random translations are no basis for choosing checkpoints.
     """
     groups = 1 if beam % decoding.diverse_groups else decoding.diverse_groups
     return decoding.by_beam().model_copy(update={"beam_size": beam, "n_best": 1, "diverse_groups": groups})
@@ -277,11 +278,11 @@ def _with_beam(decoding: DecodingConfig, beam: int) -> DecodingConfig:
 _WITHOUT_EFFECT = frozenset(
     {"beam_size", "n_best", "precision", "shortlist", "alignments", "batch_tokens", "batch_sentences"}
 )
-"""Keys of `decoding` that change no score of a validation: it has others in their place, or none."""
+"""Keys of `decoding` that do not affect validation scores, because validation replaces or ignores them."""
 
 
 def settings_of_scores(decoding: Mapping[str, Any], beam: int) -> dict[str, Any]:
-    """Return the part of section `decoding`, a dump, on which the scores of validations with this beam depend."""
+    """Return the part of section `decoding`, a dump, that affects validation scores with this beam."""
     without = _WITHOUT_EFFECT
     if beam % (groups := decoding.get("diverse_groups", 1)) or groups == 1:
         without |= {"diverse_groups", "diverse_strength"}  # see _with_beam
@@ -289,9 +290,9 @@ def settings_of_scores(decoding: Mapping[str, Any], beam: int) -> dict[str, Any]
 
 
 class Validator:
-    """Measures a model on the dev set of a store. It draws no random number, so it does not change training.
+    """Measures a model on the dev set of a store. It draws no random numbers, so it does not change training.
 
-    Each process takes its part of the dev set, which must not be empty, and all get the same figures. `notices` are
+    Each process evaluates its part of the dev set, which must not be empty, and all get the same figures. `notices` are
     sentences for the log about anything unusual in how scores are computed.
 
     Raises ConfigError when `training.validation.metric` is BLEU and its tokenizer for the target language is not
@@ -314,7 +315,7 @@ class Validator:
         self.processes = processes or Processes()
         self.decoding = _with_beam(decoding, config.validation.beam_size)
         self.directions = directions_of(store)
-        # The first ones of each direction, always the same: scores of one run must compare.
+        # Always the first pairs of each direction, because scores of one run must be comparable.
         self._rows = [direction.rows[: config.validation.max_sentences] for direction in self.directions]
         rows = np.concatenate(self._rows)
         self.sources, self.references = self.dev.texts(rows) if config.validation.decode else ([], [])
@@ -337,11 +338,11 @@ class Validator:
         last: Callable[[float], bool] = lambda nll: False,
         decode: bool = True,
     ) -> Validation | None:
-        """Return the scores of `model`, which is left in evaluation mode; nothing of an interrupted validation is kept.
+        """Return the scores of `model`, which is left in evaluation mode; interrupted results are discarded.
 
         `interrupted` is called before every batch and every step of the search; once it is true, None is returned.
-        `last` is called with the mean nll; where it is true (in the first process), no decoding is left out. `decode`:
-        False where losses are enough, whatever the configuration says.
+        `last` is called with the mean nll; if it returns true (in the first process), decoding is not skipped.
+        `decode`: False if losses suffice, whatever the configuration.
         """
 
         def go_on() -> None:
@@ -379,14 +380,14 @@ class Validator:
 
         if not (decode and self.config.validation.decode):
             return found()
-        # The clocks of several processes differ: the first one's decides for all.
+        # Clocks differ between processes, so the first one's decides for all.
         if not self.processes.of_first(self._clock.affordable() or last(mean)):
             return found(left_out=self._clock.excuse)
         beam = self.decoding.beam_size
-        if beam > 1:  # a model that knows word frequencies at most is not worth it
+        if beam > 1:  # not worthwhile for a model that knows only word frequencies
             self._frequencies = self._frequencies or unigram_entropy(self.store)
             beam = beam if mean <= self._frequencies else 1
-        # Process r has translated sentences r, r + count, and so on.
+        # Process r has translated sentences r, r + count, ...
         with self._clock:
             mine, unfinished = self._in_all(lambda: self._translations(model, beam, go_on))
         outputs = [""] * len(self.tags)
@@ -398,7 +399,7 @@ class Validator:
     def _in_all(self, work: Callable[[], Result]) -> Result:
         """Return this process's result of `work`. Raises _InterruptedError when it was interrupted in any process.
 
-        Agreeing here keeps processes together: one that went on alone would wait for the others' next message.
+        Agreeing here keeps processes together; one that continued alone would wait for the others' next message.
         """
         result: Result | None = None
         with contextlib.suppress(_InterruptedError):
@@ -408,7 +409,7 @@ class Validator:
         return result  # type: ignore[return-value]  # not None here
 
     def _translations(self, model: Seq2Seq, beam: int, go_on: Callable[[], None]) -> tuple[list[str], int]:
-        """Return this process's part of the translations, and the number of them cut at the length limit."""
+        """Return this process's part of the translations, and how many were cut at the length limit."""
         translator = Translator(
             model,
             self.store.source,
@@ -426,7 +427,7 @@ class Validator:
         return [translation.text for translation in found], translator.notices["unfinished"]
 
     def _find_tokenizer(self) -> None:
-        """Leave BLEU out if its tokenizer is missing and no decision depends on it; now, not hours later."""
+        """Leave BLEU out if its tokenizer is missing and no decision depends on it; checked now, not hours later."""
         for direction, (references,) in zip(self.directions, self._by_direction(self.references), strict=True):
             language = direction.target_language
             how = splitting([references], language)
@@ -446,7 +447,7 @@ class Validator:
                 self.notices.append(how.bleu_notice)
 
     def _by_direction(self, *lines: list[str]) -> list[list[list[str]]]:
-        """Return for each direction its part of each of `lines`, which are in the order of `sources`."""
+        """Return each direction's part of each of `lines`, which are in the order of `sources`."""
         ends = np.cumsum([0, *map(len, self._rows)]).tolist()
         return [[each[start:end] for each in lines] for start, end in pairwise(ends)]
 
@@ -462,6 +463,6 @@ class Validator:
 
 
 def _mean_score(of_each: list[DirectionScores], name: str) -> float | None:
-    """Return the mean of a score over the directions that are trained on; None where it was not measured."""
+    """Return the mean of a score over the trained directions; None if it was not measured."""
     values = [getattr(scores, name) for scores in of_each if scores.trained]
     return None if None in values else sum(values) / len(values)

@@ -1,9 +1,9 @@
 """One call of a translator: its settings, its lines of text as sentences of a search, and their results.
 
-With `next_words` a line's translations differ in the word at the first free place. The n best hypotheses of a beam
-search are mostly alike up to their last words; a user who chooses the next word of a translation wants the likeliest
-words instead. They are found in two steps: first by a beam search whose hypotheses end where their word does, with the
-probability that it ends there; then each word becomes part of the prefix, and the usual search continues from there.
+With `next_words` a line's translations differ in the first word after the prefix. The n best hypotheses of a beam
+search mostly differ only in their last words, but a user who chooses the next word of a translation needs the most
+likely words instead. They are found in two steps. First, a beam search has hypotheses that end with their word, with
+the probability that it ends there. Then each word becomes part of the prefix, and the usual search continues.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _LONGEST_WORD = 16
 """_LONGEST_WORD is the most tokens of a next word."""
 _WORD_BEAM = 16
-"""_WORD_BEAM is the fewest beams of the search for next words: several pieces may begin the same word, or be the
-beginnings of many."""
+"""_WORD_BEAM is the smallest beam size of the search for next words: several pieces may start the same word, or one
+piece may start many."""
 
 
 class TranslationCall:
@@ -48,9 +48,9 @@ class TranslationCall:
 
     Args:
         translator: the translator that is called.
-        decoding: the settings, those that `options` change included.
-        options: what is asked of the translations.
-        constrained: lines have constraints.
+        decoding: the settings, including those that `options` change.
+        options: options of the translations.
+        constrained: whether lines have constraints.
 
     Raises ConfigError for an unknown tag, constraints in a search that cannot meet them, or a banned phrase that is
     blank or that the vocabulary cannot spell.
@@ -67,7 +67,7 @@ class TranslationCall:
         source, target = translator.source_tokenizer, translator.target_tokenizer
         max_positions = translator.max_positions
         self.n_best = decoding.n_best
-        """Results of a line."""
+        """Number of results of a line."""
         if options.next_words:
             decoding = decoding.model_copy(update={"n_best": 1})
         self.decoding = decoding
@@ -79,14 +79,14 @@ class TranslationCall:
         if constrained or (options.terms is not None and options.terms.terms):
             self._check_constraints()
         self.source_limit = decoding.max_source_pieces
-        """Most pieces of a source that is translated in one go."""
+        """Most pieces of a source that is translated in one part."""
         self.target_limit = decoding.max_length.limit
         """Most tokens of a translation, end-of-sentence not counted."""
         self._positions = max_positions
         if max_positions is not None:
             self.source_limit = min(self.source_limit, max(1, max_positions - 1 - len(self.tag)))
             self.target_limit = min(self.target_limit, max_positions - 1)
-        # A model may have rows beyond the tokenizer's ids, for which there is no text.
+        # A model may have rows beyond the tokenizer's ids, which have no text.
         rows = translator.scorer().vocabulary_size
         never = {target.pad, target.bos, *target.tags.values(), *range(target.size, rows)}
         if not decoding.writes_unknown:
@@ -121,10 +121,11 @@ class TranslationCall:
     ) -> None:
         """Find the results of each part.
 
-        Where memory runs out, what is left is searched for again, from then on half as much at a time; `notices` counts
-        it. The results are the same, up to rounding. Raises as `search_by_steps`, and where one sentence is too much.
+        If memory runs out, the rest is searched again with half as much at a time; `notices` counts this. The results
+        are the same, up to rounding. Raises as `search_by_steps`, and if a single sentence does not fit.
         """
-        # Longest first: little padding, and a batch that does not fit into memory fails at once, not after an hour.
+        # Longest first, for little padding, and so that a batch that does not fit into memory fails at once, not after
+        # an hour.
         left = sorted(parts, key=lambda part: -len(part.sentence.source))
         while left:
             try:
@@ -136,18 +137,18 @@ class TranslationCall:
                 lengths = [len(part.sentence.source) for part in left if not part.found]
                 if not out_of_memory(error) or not self._halve(len(lengths), max(lengths), notices):
                     raise
-            # Out here nothing holds the error any more, in whose frames are the tensors of that search.
+            # Outside the handler, so that the error, whose frames hold the tensors of that search, is released.
             left = [part for part in left if not part.found]
 
     def search_next_words(self, scorer: Callable[[], Scorer], lines: Sequence[Sequence[SourcePart]]) -> None:
-        """Find the results of the parts of each line; of its first part up to `n_best`, whose next words differ.
+        """Find the results of the parts of each line; its first part gets up to `n_best`, whose next words differ.
 
         They are in the order of the words' probabilities.
         """
         # (1) The next words of the first part of each line.
         beginnings = [line[0] for line in lines if line]
         words = self._next_words(scorer(), [part.sentence for part in beginnings])
-        # (2) What follows each; other parts as usual.
+        # (2) The continuation of each; other parts as usual.
         wanted = [(part, each) for part, own in zip(beginnings, words, strict=True) for each in own]
         wanted += [(part, part.sentence) for line in lines for part in line[1:]]
         results = search(scorer(), [sentence for _, sentence in wanted], self.settings)
@@ -155,7 +156,7 @@ class TranslationCall:
             part.found.append(best)
 
     def _next_words(self, scorer: Scorer, sentences: Sequence[Sentence]) -> list[list[Sentence]]:
-        """Return each sentence with up to `n_best` longer prefixes, which differ in one word, the likeliest first."""
+        """Return each sentence with up to `n_best` longer prefixes, which differ in one word, most likely first."""
         beams = max(_WORD_BEAM, 2 * self.n_best)
         settings = replace(
             self.settings,
@@ -176,28 +177,28 @@ class TranslationCall:
                 self.target.decode(result.tokens): replace(
                     sentence, prefix=tuple(result.tokens), complete=result.finished
                 )
-                for result in reversed(results)  # of the same word in other pieces the likeliest stays
+                for result in reversed(results)  # of several spellings of a word in pieces, the most likely stays
             }
             order = dict.fromkeys(self.target.decode(result.tokens) for result in results)
             listed.append([by_text[text] for text in islice(order, self.n_best)])
         return listed
 
     def _halve(self, count: int, longest: int, notices: Notices) -> bool:
-        """Let the search take half as many of `count` sentences at a time; return whether that is possible."""
+        """Halve the number of sentences, of `count`, searched at a time; return whether that is possible."""
         settings = self.settings
         together = min(count, settings.batch_sentences, settings.batch_tokens // longest)
         if together < 2:
             return False
         tokens = together * longest // 2
         self.settings = replace(settings, batch_tokens=tokens)
-        notices.add("too_large", f"memory ran out; the search goes on with `decoding.batch_tokens={tokens}`")
+        notices.add("too_large", f"memory ran out; the search continues with `decoding.batch_tokens={tokens}`")
         return True
 
     def segmented(self, texts: Sequence[str], extras: LineExtras, notices: Notices) -> list[list[SourcePart]]:
-        """Return the parts of each line, as sentences of a search; a blank one has none.
+        """Return the parts of each line, as sentences of a search; a blank line has none.
 
         The line's prefix and constraints go to its first part, terms to the parts whose source has them. `notices`
-        counts blank and long lines. Raises DataError where they have more tokens than the model has positions.
+        counts blank and long lines. Raises DataError if they have more tokens than the model has positions.
         """
         count_untagged(bool(self.tag), texts, self.source, notices)
         rows = enumerate(in_parts(texts, self.source.encode, self.source_limit, notices, self.source.unk))
@@ -213,7 +214,7 @@ class TranslationCall:
         phrases = [] if self.options.terms is None else self.options.terms.wanted(text)
         prefix: tuple[int, ...] = ()
         if number == 0:
-            asked_for = extras.asked(place)  # one that is given twice must be there twice; a term need not
+            asked_for = extras.asked(place)  # a phrase given twice must occur twice; a term need not
             phrases = [*asked_for, *(phrase for phrase in phrases if phrase not in asked_for)]
             beginning = extras.prefixes[place] if extras.prefixes else self.options.prefix
             if beginning.strip():
@@ -229,12 +230,12 @@ class TranslationCall:
         if self._positions is not None and needed >= self._positions:
             raise DataError(f"{asked}, but the model has {self._positions} positions")
         most = max(rule.limit, self.decoding.max_source_pieces)
-        # Prefix and constraints raise the sentence's own limit, and each token is a step: without a bound one line
-        # could keep a search busy for ever.
+        # Prefix and constraints raise the sentence's limit, and each token is a step: without a bound, one line could
+        # keep a search busy for ever.
         if needed > most:
             way = ", or raise `decoding.max_length.limit`" if extras.numbered else ""
             raise DataError(f"{asked}, but at most {most} can be asked for; shorten them{way}")
-        # A hash of seed, line and part: samples must not depend on windows, batches or processes.
+        # A hash of seed, line and part, because samples must not depend on windows, batches or processes.
         digest = blake2b(f"{self.decoding.seed} {line} {number}".encode(), digest_size=8).digest()
         sentence = Sentence(
             [*self.tag, *ids, self.source.eos],
@@ -260,7 +261,7 @@ class TranslationCall:
             raise ConfigError("constraints and terminology need `decoding.beam_size` of at least 2")
 
     def _refuse_shortlist(self, what: str) -> None:
-        """Raise ConfigError where a shortlist could forbid tokens that the call asks for."""
+        """Raise ConfigError if a shortlist could forbid tokens that the call requires."""
         if self.decoding.shortlist is not None:
             raise ConfigError(f"{what} do not go with `decoding.shortlist`; set it to null")
 
@@ -288,16 +289,16 @@ class TranslationCall:
 
 
 class ContinuousTranslation:
-    """Translation by one model, or an ensemble, of lines that come and go, all with the same settings.
+    """Translation of lines that come and go, by one model or an ensemble, all with the same settings.
 
-    Results are those of `Translator.translate`, up to the rounding that depends on which sentences are live together.
+    Results are those of `Translator.translate`, up to rounding that depends on which sentences are live together.
     Nothing here is thread-safe: one thread adds, steps and cancels.
 
     Args:
         translator: the translator.
-        options: what is asked of all lines.
+        options: options of all lines.
         slots: most sentences that are live at a time.
-        asked: keywords, as of `Translator.translate`.
+        asked: keywords, as for `Translator.translate`.
 
     Raises ConfigError as `Translator.translate` does.
     """
@@ -316,13 +317,13 @@ class ContinuousTranslation:
 
     @property
     def lines(self) -> int:
-        """Number of lines under way."""
+        """Number of lines in progress."""
         return len(self._lines)
 
     def add(self, text: str, prefix: str = "") -> int:
-        """Let a line join, whose translation begins with `prefix`; return its ticket.
+        """Add a line, whose translation starts with `prefix`; return its ticket.
 
-        Raises DataError for a line that cannot be translated, ConfigError for a prefix beside a shortlist.
+        Raises DataError for a line that cannot be translated, ConfigError for a prefix with a shortlist.
         """
         ticket = next(self._tickets)
         extras = LineExtras(first=ticket, prefixes=[prefix], numbered=False)
@@ -338,7 +339,7 @@ class ContinuousTranslation:
 
     @torch.inference_mode()
     def cancel(self, tickets: Collection[int]) -> None:
-        """Take lines out, whose translations nobody wants any more; unknown tickets do not matter."""
+        """Remove lines whose translations are no longer needed; unknown tickets are ignored."""
         for ticket in tickets:
             self._lines.pop(ticket, None)
         numbers = {number for number, (ticket, _) in self._owners.items() if ticket in tickets}
@@ -349,7 +350,7 @@ class ContinuousTranslation:
 
     @torch.inference_mode()
     def step(self) -> dict[int, Translation]:
-        """Extend every live hypothesis by one token; return the translations that this completes, by ticket."""
+        """Extend every live hypothesis by one token; return the completed translations by ticket."""
         ended = [ticket for ticket in self._blank if ticket in self._lines]
         self._blank.clear()
         if self._owners:

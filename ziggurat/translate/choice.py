@@ -1,6 +1,6 @@
 """Requests to a search, and the choice of its next beams: plain, diverse or constrained beam search, and sampling.
 
-A `Choice` says which one-token extensions of the beams are candidates, and which candidates are the next beams. The
+A `Choice` decides which one-token extensions of the beams are candidates, and which candidates are the next beams. The
 beams of a sentence form G groups of equal size, each with separate candidates and finished hypotheses: one group for
 a plain beam search, one group per sample when sampling. Equal scores rank by age, then by the parent's rank, then by
 token id, on every device.
@@ -27,19 +27,19 @@ class Sentence:
     """One sentence to be translated."""
 
     source: Sequence[int]
-    """Ids as the model reads them, end-of-sentence included; at least one."""
+    """Ids in the form the model reads, end-of-sentence included; at least one."""
     max_length: int
     """Most tokens of a result, end-of-sentence not counted."""
     min_length: int = 0
     """Fewest tokens before end-of-sentence; a smaller `max_length` wins."""
     prefix: tuple[int, ...] = ()
-    """Every result begins with these ids; at most `max_length` of them."""
+    """Every result starts with these ids; at most `max_length` of them."""
     constraints: tuple[tuple[int, ...], ...] = ()
-    """Phrases that every result must hold, each at least one id."""
+    """Phrases that every result must contain, each at least one id."""
     key: int = 0
-    """64 bits; the sentence's random numbers depend on it, the sample and the position alone."""
+    """64 bits; the sentence's random numbers depend only on it, the sample and the position."""
     complete: bool = False
-    """True if the prefix ends with a whole word: then one of `RuleOptions.boundary` follows it."""
+    """True if the prefix ends with a whole word, so that one of `RuleOptions.boundary` must follow."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class RuleOptions:
     banned: tuple[tuple[int, ...], ...] = ()
     """Phrases that are never generated, each at least one id."""
     no_repeat_ngram_size: int = 0
-    """No sequence of this many tokens occurs twice; 0: no such rule."""
+    """Length of token sequences that may not occur twice; 0: no such rule."""
     repetition_penalty: float = 1.0
-    """Log-probabilities of tokens that the hypothesis already has are multiplied by this."""
+    """Factor on the log-probabilities of tokens that the hypothesis already has."""
     eos_margin: float | None = None
-    """End-of-sentence only where its logit is within this of the best token's."""
+    """Largest distance of end-of-sentence's logit below the best token's at which it is allowed."""
     boundary: tuple[int, ...] = ()
-    """Tokens that end the word before them, end-of-sentence among them; needed by the next rule and whole prefixes."""
+    """Tokens that end the word before them, including end-of-sentence; needed by the next rule and whole prefixes."""
     one_word: bool = False
-    """A result is the prefix and one word: end-of-sentence has the probability that the word ends."""
+    """A result is the prefix and one word; end-of-sentence has the probability that the word ends."""
     prune: float | None = None
-    """Hypotheses whose log-probability is more than this below the best of the sentence are given up."""
+    """Hypotheses whose log-probability is lower than the sentence's best by more than this are dropped."""
 
 
 @dataclass(frozen=True)
@@ -67,33 +67,32 @@ class SearchSettings:
     """Settings that hold for all sentences; `n_best` must not be larger than `beam_size`."""
 
     beam_size: int
-    """Hypotheses of a sentence; when sampling, its independent samples, as many as `n_best`."""
+    """Hypotheses per sentence; when sampling, the number of independent samples, equal to `n_best`."""
     n_best: int
     bos: int
     """First token of the decoder's input."""
     eos: int
-    """Ends a hypothesis."""
+    """Id that ends a hypothesis."""
     forbidden: tuple[int, ...] = ()
     """Ids that are never generated: padding, begin-of-sentence, tags."""
     rules: RuleOptions = field(default_factory=RuleOptions)
     pad: int = 0
-    """Fills up shorter sources."""
+    """Id that pads shorter sources."""
     penalty: LengthPenalty = field(default_factory=LengthPenalty)
     endings: Literal["candidates", "beam", "fairseq", "marian"] = "candidates"
     """`candidates`: any candidate of a step may end a hypothesis; `beam`: only the K best may; `fairseq`: as `beam`,
-    and K ended hypotheses settle a sentence, and those at the length limit must end; `marian`: as `beam`, of a beam
-    that is narrower by each that has ended, and those at the length limit are results as they are."""
+    but K ended hypotheses settle a sentence, and those at the length limit must end; `marian`: as `beam`, but each
+    ended hypothesis narrows the beam by one, and those at the length limit are results without an end."""
     groups: int = 1
     """Groups of diverse beams; divides `beam_size`."""
     strength: float = 0.5
-    """Diverse beams: cost of a token for each beam of an earlier group that took it at the same step."""
+    """Diverse beams: penalty on a token for each beam of an earlier group that took it at the same step."""
     sampling: DecodingConfig | None = None
-    """If given, tokens are drawn instead of searched for: first the temperature, then each restriction of `top_k`,
-    `top_p` and `epsilon` on the tokens that the last one left."""
+    """If given, tokens are sampled: the temperature is applied, then `top_k`, `top_p` and `epsilon` in turn."""
     keep_attention: bool = False
-    """Results hold the attention of their tokens."""
+    """Whether results contain the attention of their tokens."""
     batch_tokens: int = 4096
-    """Most source tokens in the search at a time, padding counted."""
+    """Most source tokens in the search at a time, including padding."""
     batch_sentences: int = 256
     """Most sentences in the search at a time."""
     device: torch.device | str = "cpu"
@@ -103,7 +102,7 @@ class SearchSettings:
 
 
 class Candidates(NamedTuple):
-    """C extensions of each of N sentences, group by group; one that does not exist has a total of -inf."""
+    """C extensions of each of N sentences, by group; a missing one has a total of -inf."""
 
     token: Tensor  # [N, C]
     origin: Tensor  # [N, C] the beam that it extends
@@ -112,7 +111,7 @@ class Candidates(NamedTuple):
 
 
 class Choice(ABC):
-    """A strategy of search.
+    """A search strategy.
 
     Args:
         beam_size: K.
@@ -133,30 +132,30 @@ class Choice(ABC):
         """
 
     def beams(self, going: Tensor, candidates: Candidates) -> Tensor:
-        """Return the K candidates [N, K] that go on: the best of each group by `going` [N, C], -inf where it ended.
+        """Return the K candidates [N, K] that continue: the best of each group by `going` [N, C], -inf if it ended.
 
-        Among equals the earlier candidate is the better one.
+        Ties go to the earlier candidate.
         """
         size = self.beam_size // self.groups
         if self.groups == 1:
-            # Sorted stably, not by topk, which promises no order among equal totals.
+            # A stable sort instead of topk, which guarantees no order among equal totals.
             return going.sort(dim=1, descending=True, stable=True).indices[:, :size]
         grouped = going.unflatten(1, (self.groups, -1))
         best = grouped.sort(dim=2, descending=True, stable=True).indices[..., :size]
         first = torch.arange(self.groups, device=going.device)[:, None] * grouped.shape[2]
         return (best + first).flatten(1)
 
-    def admit(self, sentences: Sequence[Sentence]) -> None:  # noqa: B027 - most strategies know nothing of single sentences
-        """Take in new sentences, behind the live ones."""
+    def admit(self, sentences: Sequence[Sentence]) -> None:  # noqa: B027 - most strategies ignore single sentences
+        """Append new sentences to the live ones."""
 
     def keep(self, rows: Tensor) -> None:  # noqa: B027
         """Let row i be the old row `rows`[i]."""
 
 
 class BeamChoice(Choice):
-    """Plain beam search: of all one-token extensions of a sentence's K beams, the 2K best by log-probability.
+    """Plain beam search: the 2K best one-token extensions of a sentence's K beams by log-probability.
 
-    At most K of the 2K end (each beam has one end-of-sentence), so at least K are left to be the next beams. A single
+    At most K of the 2K end (each beam has one end-of-sentence), so at least K remain as the next beams. A single
     beam has one candidate: greedy search.
     """
 
@@ -164,14 +163,14 @@ class BeamChoice(Choice):
         super().__init__(beam_size, 2 * beam_size if beam_size > 1 else 1)
 
     def candidates(self, totals: Tensor, log_probabilities: Tensor, position: Tensor) -> Candidates:
-        """Return the 2K best extensions, best first; one, if K is 1."""
+        """Return the 2K best extensions, best first; a single one if K is 1."""
         return best_extensions(totals, log_probabilities, self.width)
 
 
 def best_extensions(totals: Tensor, log_probabilities: Tensor, count: int) -> Candidates:
     """Return the `count` best extensions, best first, of beams with `totals` [N, K] by next tokens [N, K, V]."""
-    # Any of the best of a sentence is among the best of its beam: so K times `count` totals are sorted instead of K
-    # times V.
+    # Each of a sentence's best is among the best of its beam, so K times `count` totals are sorted instead of K times
+    # V.
     values, ids = best_tokens(log_probabilities, min(count, log_probabilities.shape[-1]))
     if count == 1 and totals.shape[1] == 1:
         return Candidates(ids[:, 0], torch.zeros_like(ids[:, 0]), values[:, 0], totals + values[:, 0])
@@ -184,9 +183,9 @@ def best_extensions(totals: Tensor, log_probabilities: Tensor, count: int) -> Ca
 class DiverseChoice(Choice):
     """Diverse beam search (Vijayakumar et al. 2016): groups of beams that avoid each other's tokens.
 
-    The `groups` groups, of beam_size / groups beams each, choose one after the other. A token costs `strength` for
-    every beam of an earlier group that takes it at this step (Hamming diversity, their equation 4). The cost counts in
-    the choice only: scores of hypotheses stay those of the model, as in the authors' code.
+    The `groups` groups, of beam_size / groups beams each, choose in turn. A token costs `strength` for
+    every beam of an earlier group that takes it at this step (Hamming diversity, their equation 4). The cost only
+    affects the choice: scores of hypotheses stay those of the model, as in the authors' code.
     """
 
     def __init__(self, beam_size: int, groups: int, strength: float, eos: int) -> None:
@@ -195,7 +194,7 @@ class DiverseChoice(Choice):
         self.eos = eos
 
     def candidates(self, totals: Tensor, log_probabilities: Tensor, position: Tensor) -> Candidates:
-        """Return the best extensions of each group by their scores less the cost, best first."""
+        """Return the best extensions of each group by score minus cost, best first."""
         size = self.beam_size // self.groups
         taken = log_probabilities.new_zeros(len(totals), 1, log_probabilities.shape[2])
         found = []
@@ -204,11 +203,11 @@ class DiverseChoice(Choice):
             scores = log_probabilities[:, beams]
             extended = best_extensions(totals[:, beams], scores - self.strength * taken, 2 * size)
             rows = torch.arange(len(totals), device=totals.device)[:, None]
-            # The cost steers the choice alone; totals are of the model's own scores.
+            # The cost only affects the choice; totals use the model's scores.
             own = scores[rows, extended.origin, extended.token]
             total = totals[:, beams].gather(1, extended.origin) + own
             found.append(Candidates(extended.token, extended.origin + group * size, own, total))
-            # The beams that the group will take: the best that do not end. A stable sort keeps the rest of the order.
+            # The beams that the group will take are the best that do not end. A stable sort keeps the remaining order.
             ended = (extended.token == self.eos) | (total == NEVER)
             chosen = ended.to(torch.int8).sort(dim=1, stable=True).indices[:, :size]
             one = (~ended).gather(1, chosen).to(taken.dtype)
@@ -216,7 +215,7 @@ class DiverseChoice(Choice):
         return Candidates(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))
 
     def beams(self, going: Tensor, candidates: Candidates) -> Tensor:
-        """Return the first candidates of each group that do not end: unlike `going`, their order counts the cost."""
+        """Return the first candidates of each group that do not end; unlike `going`, their order includes the cost."""
         ended = (going == NEVER).to(torch.int8).unflatten(1, (self.groups, -1))
         size = self.beam_size // self.groups
         order = ended.sort(dim=2, stable=True).indices[..., :size]
@@ -224,8 +223,8 @@ class DiverseChoice(Choice):
         return (order + first).flatten(1)
 
 
-# SplitMix64's increment and its finaliser's two factors. PyTorch has no arithmetic on unsigned 64-bit integers; signed
-# products wrap around to the same bits.
+# SplitMix64's increment and its finaliser's two factors. PyTorch lacks arithmetic on unsigned 64-bit integers, but
+# signed products wrap around to the same bits.
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
 _FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _SECOND = -7723592293110705685  # 0x94D049BB133111EB
@@ -234,7 +233,7 @@ _SECOND = -7723592293110705685  # 0x94D049BB133111EB
 class SampleChoice(Choice):
     """Sampling: `samples` independent samples of each sentence, each a group of one beam that draws its next token.
 
-    A random number is a function of the sentence's key, the sample and the position alone (the finaliser of SplitMix64,
+    A random number is a function of only the sentence's key, the sample and the position (the finaliser of SplitMix64,
     Steele et al. 2014, over a counter), so results do not depend on which sentences share a batch or a process.
     """
 
@@ -246,12 +245,12 @@ class SampleChoice(Choice):
     def candidates(self, totals: Tensor, log_probabilities: Tensor, position: Tensor) -> Candidates:
         """Draw one extension of every beam.
 
-        The token is where the sum of probabilities, in the order of ids, passes the random number.
+        The token is the first, in the order of ids, at which the cumulative probability exceeds the random number.
         """
         draws = uniform(_mixed(self.keys + position[:, None] * _GOLDEN))
-        # float64: sums over a large vocabulary in fp32 would be coarser than the probabilities of rare tokens.
+        # float64, because sums over a large vocabulary in fp32 would be coarser than the probabilities of rare tokens.
         sums = restricted(log_probabilities.double(), self.sampling).softmax(-1).cumsum(-1)
-        # Times the last sum: rounding leaves it a little off 1, and a draw beyond it would find no token.
+        # Multiplied by the last sum, which rounding leaves slightly off 1; a draw beyond it would find no token.
         token = torch.searchsorted(sums, draws[..., None] * sums[..., -1:], right=True)
         token = token.clamp(max=sums.shape[-1] - 1)  # for a beam without any token left, whose total is -inf
         own = log_probabilities.gather(-1, token)[..., 0]
@@ -259,12 +258,12 @@ class SampleChoice(Choice):
         return Candidates(token[..., 0], origin, own, totals + own)
 
     def beams(self, going: Tensor, candidates: Candidates) -> Tensor:
-        """Every sample goes on as itself."""
+        """Every sample continues itself."""
         return candidates.origin
 
     def admit(self, sentences: Sequence[Sentence]) -> None:
-        """Take the sentences' keys."""
-        # Keys are 64 bits without sign; a tensor takes them as signed numbers of the same bits.
+        """Store the sentences' keys."""
+        # Keys are unsigned 64-bit numbers; a tensor holds signed numbers with the same bits.
         signed = [(s.key & (1 << 64) - 1) - ((s.key >> 63 & 1) << 64) for s in sentences]
         keys = torch.tensor(signed, dtype=torch.int64, device=self.keys.device)[:, None]
         samples = torch.arange(1, self.beam_size + 1, device=keys.device)
@@ -276,7 +275,7 @@ class SampleChoice(Choice):
 
 
 def restricted(scores: Tensor, sampling: DecodingConfig) -> Tensor:
-    """Return scores [..., V], divided by the temperature, with -inf for the tokens that may not be drawn."""
+    """Return scores [..., V], divided by the temperature, with -inf for tokens that may not be drawn."""
     scores = scores / sampling.temperature
     if 0 < sampling.top_k < scores.shape[-1]:
         values, ids = best_tokens(scores, sampling.top_k)
@@ -284,7 +283,7 @@ def restricted(scores: Tensor, sampling: DecodingConfig) -> Tensor:
     if sampling.top_p < 1:
         ranked, ids = scores.sort(dim=-1, descending=True, stable=True)
         shares = ranked.softmax(-1)
-        beyond = shares.cumsum(-1) - shares >= sampling.top_p  # those before it have reached the sum
+        beyond = shares.cumsum(-1) - shares >= sampling.top_p  # tokens before it have reached the sum
         beyond[..., 0] = False
         scores = torch.full_like(scores, NEVER).scatter(-1, ids, ranked.masked_fill(beyond, NEVER))
     if sampling.epsilon:
@@ -295,7 +294,7 @@ def restricted(scores: Tensor, sampling: DecodingConfig) -> Tensor:
 
 
 def uniform(bits: Tensor) -> Tensor:
-    """Return numbers in [0, 1) of 40 bits each, float64.
+    """Return 40-bit numbers in [0, 1), float64.
 
     The largest is 1 - 2^-40, far enough below 1 that its product with a sum does not round up to the sum.
     """
@@ -304,51 +303,51 @@ def uniform(bits: Tensor) -> Tensor:
 
 def _mixed(bits: Tensor) -> Tensor:
     """Return SplitMix64's finaliser of `bits`: each input bit changes about half of the output bits."""
-    # The shift of a signed number repeats its sign; the masks clear those bits.
+    # Shifting a signed number repeats its sign; the masks clear those bits.
     bits = (bits ^ (bits >> 30 & (1 << 34) - 1)) * _FIRST
     bits = (bits ^ (bits >> 27 & (1 << 37) - 1)) * _SECOND
     return bits ^ (bits >> 31 & (1 << 33) - 1)
 
 
 _FEW = 8
-"""Phrases of a sentence that is searched together with all others."""
+"""_FEW is the most phrases of a sentence that is searched together with all others."""
 _CELLS = 1 << 22
-"""Most numbers in a tensor [N, C, P] of sentences with more phrases."""
+"""_CELLS is the most elements in a tensor [N, C, P] of sentences with more phrases."""
 
 
 class ConstrainedChoice(Choice):
     """Lexically constrained beam search (Post and Vilar 2018; Hu et al. 2019).
 
-    Beams are spread over banks: a hypothesis is in the bank of the number of constraint tokens that it has. Candidates
+    Beams are divided into banks by the number of constraint tokens that a hypothesis has. Candidates
     are the best extensions as in a plain beam search, the best extension of each beam, every token with which a beam
     would continue a phrase that it lacks, and the end of each beam that has all phrases. The next K beams are taken
-    from the banks in turn, the fullest first, so at every step some hypothesis gets one constraint token further. Only
-    a hypothesis that has all phrases may end.
+    from the banks in turn, fullest first, so that at every step some hypothesis advances by a constraint token. Only a
+    hypothesis that has all phrases may end.
 
-    Phrases that begin alike are held together, as in the trie of Hu et al.: a hypothesis is on the way to all of them
-    until a token tells them apart. Where it leaves the way, the longest phrase that it has passed counts, and what is
-    behind that is read again from its first token. So no token counts for two phrases, a phrase that is asked for twice
-    must be there twice, and one that is the beginning of another as well as the other. Where phrases overlap in another
-    way (`a b` and `b c`), an output that contains both only in another reading is not recognised as complete.
+    Phrases with a common prefix are tracked together, as in the trie of Hu et al.: a hypothesis progresses in all of
+    them until a token distinguishes them. If it leaves them, the longest completed phrase counts, and the tokens after
+    it are read again from the first. So no token counts for two phrases, a phrase that is given twice must occur twice,
+    and a phrase that is a prefix of another must occur in addition to it. If phrases overlap in another way (`a b` and
+    `b c`), an output that contains both only in a different reading is not recognised as complete.
 
     Args:
         beam_size: K, at least 2.
-        phrases: P, the most of any sentence of the search.
-        longest: L, the most tokens of any phrase.
-        eos: ends a hypothesis.
+        phrases: P, the largest number of phrases of any sentence in the search.
+        longest: L, the length of the longest phrase in tokens.
+        eos: id that ends a hypothesis.
     """
 
     def __init__(self, beam_size: int, phrases: int, longest: int, eos: int, device: torch.device | str) -> None:
         super().__init__(beam_size, _width(beam_size, phrases))
         self.eos = eos
         self.phrases = torch.full((0, phrases, longest + 1), -1, dtype=torch.int64, device=device)  # -1 at their ends
-        # Per beam: the phrases that it has, and of the others how many tokens it has on the way to them, which is the
-        # same number for all that it is on the way to, and 0 for the rest.
+        # Per beam: the phrases that it has and, for each other phrase, how many of its first tokens it has; this number
+        # is the same for all phrases in progress and 0 for the rest.
         self.done = torch.zeros(0, beam_size, phrases, dtype=torch.bool, device=device)
         self.held = torch.zeros(0, beam_size, phrases, dtype=torch.int64, device=device)
 
     def admit(self, sentences: Sequence[Sentence]) -> None:
-        """Take in the sentences' phrases; sentences with fewer get empty ones, which they have from the start."""
+        """Store the sentences' phrases; sentences with fewer get empty ones, which count as met from the start."""
         _, phrases, width = self.phrases.shape
         rows = [[list(phrase) for phrase in s.constraints] for s in sentences]
         ids = [[p + [-1] * (width - len(p)) for p in [*row, *[[]] * (phrases - len(row))]] for row in rows]
@@ -363,14 +362,14 @@ class ConstrainedChoice(Choice):
         self.held, self.done = self.held.index_select(0, rows), self.done.index_select(0, rows)
 
     def candidates(self, totals: Tensor, log_probabilities: Tensor, position: Tensor) -> Candidates:
-        """Return the best extensions, best first, and behind them those that the constraints ask for."""
+        """Return the best extensions, best first, followed by those that the constraints require."""
         # C is 4K + KP: 2K best extensions, and per beam P tokens that continue a phrase, its best token and its end.
         beams = self.beam_size
         constrained = (self.phrases[..., 0] >= 0).any(1)[:, None]  # [N, 1]
         following = self._following()  # [N, K, P]
         complete = (following < 0).all(-1)
         ends = log_probabilities[..., self.eos]
-        # A view, changed in place before anything is chosen: no beam may end without all its phrases.
+        # A view, changed in place before anything is chosen, because no beam may end without all its phrases.
         ends.masked_fill_(~complete, NEVER)
         best = best_extensions(totals, log_probabilities, 2 * beams)
         asked = torch.cat(
@@ -381,13 +380,13 @@ class ConstrainedChoice(Choice):
         total = (totals[..., None] + own).flatten(1).masked_fill(~constrained, NEVER)
         more = Candidates(asked.clamp(min=0).flatten(1), origin, own.flatten(1), total)
         every = Candidates(*(torch.cat(pair, 1) for pair in zip(best, more, strict=True)))
-        # The same extension may be asked for twice, or be among the best: only the first counts.
+        # The same extension may be required twice, or be among the best; only the first counts.
         code = every.origin * log_probabilities.shape[2] + every.token
         twice = ((code[:, :, None] == code[:, None]) & (every.total > NEVER)[:, None]).tril(-1).any(2)
         return every._replace(total=every.total.masked_fill(twice, NEVER))
 
     def beams(self, going: Tensor, candidates: Candidates) -> Tensor:
-        """Return the K candidates that go on: the best of each bank in turn, the fullest bank first."""
+        """Return the K candidates that continue: the best of each bank in turn, fullest bank first."""
         held, done = self._extended(candidates)  # [N, C, P]
         bank = (done * self._lengths()).sum(2) + held.amax(2)
         # Stable sorts, from the least important key to the most important: total, bank, rank within the bank.
@@ -405,17 +404,17 @@ class ConstrainedChoice(Choice):
         return (self.phrases >= 0).sum(2)[:, None]  # [N, 1, P]
 
     def _next(self, held: Tensor) -> Tensor:
-        """Return the token [N, K, P] behind the first `held` of each phrase; -1 at its end."""
+        """Return the token [N, K, P] after the first `held` tokens of each phrase; -1 at its end."""
         return self.phrases[:, None].expand(-1, self.beam_size, -1, -1).gather(3, held[..., None])[..., 0]
 
     def _following(self) -> Tensor:
-        """Return the token [N, K, P] with which each beam would continue each phrase; -1 where it has all of it."""
+        """Return the token [N, K, P] with which each beam would continue each phrase; -1 if the phrase is complete."""
         whole = (self.held == self._lengths()) & ~self.done
-        counts = whole & (whole.cumsum(2) == 1)  # of a phrase that is asked for twice, one
+        counts = whole & (whole.cumsum(2) == 1)  # one of a phrase that is given twice
         return self._next(self.held.masked_fill(whole, 0)).masked_fill(self.done | counts, -1)
 
     def _extended(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Return what each candidate holds of each phrase, and which it has, [N, C, P]."""
+        """Return how much of each phrase each candidate holds, and which it has, [N, C, P]."""
         index = candidates.origin[..., None].expand(-1, -1, self.held.shape[2])
         held, done, following = (each.gather(1, index) for each in (self.held, self.done, self._next(self.held)))
         token, on_the_way = candidates.token[..., None], held.amax(2, keepdim=True)
@@ -431,9 +430,9 @@ class ConstrainedChoice(Choice):
 
 
 def _read_again(tokens: Tensor, phrases: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what R hypotheses hold of each phrase [R, P], and which they have, after `tokens` on the way to none.
+    """Return how much of each phrase R hypotheses hold [R, P], and which they have, after rereading `tokens`.
 
-    tokens: [R, L + 1], -1 behind their ends; phrases: [R, P, L + 1]; done: [R, P] the phrases that they had.
+    tokens: [R, L + 1], -1 after their ends; phrases: [R, P, L + 1]; done: [R, P] the phrases that they had.
     """
     length, place = (phrases >= 0).sum(2), torch.arange(tokens.shape[1], device=tokens.device)
     tokens = torch.nn.functional.pad(tokens, (0, tokens.shape[1]), value=-1)
@@ -443,7 +442,7 @@ def _read_again(tokens: Tensor, phrases: Tensor, done: Tensor) -> tuple[Tensor, 
         lost = (now[:, 0, 0] >= 0) & ~held.any(1)
         if not lost.any():
             return held * (now >= 0).sum(2), done
-        # The longest phrase that is passed counts; where there is none, a token is left out.
+        # The longest completed phrase counts; if there is none, a token is skipped.
         passed = ((phrases == now) | (phrases < 0)).all(2) & ~done & lost[:, None]
         most, which = (length * passed).max(1)
         done = done | ((torch.arange(done.shape[1], device=done.device) == which[:, None]) & (most > 0)[:, None])
@@ -456,9 +455,9 @@ def _width(beam_size: int, phrases: int) -> int:
 
 
 def searched_together(sentences: Sequence[Sentence], beam_size: int) -> list[list[int]]:
-    """Return the numbers of the sentences of each search, in their order: those with many phrases are apart.
+    """Return the numbers of the sentences of each search, in order; those with many phrases are separate.
 
-    In a search each sentence has room for as many phrases as any of them, in tensors that grow with the square of it.
+    In a search, each sentence has room for the largest number of phrases, in tensors that grow with its square.
     """
     few = [number for number, each in enumerate(sentences) if len(each.constraints) <= _FEW]
     many = [number for number, each in enumerate(sentences) if len(each.constraints) > _FEW]
@@ -473,7 +472,7 @@ def searched_together(sentences: Sequence[Sentence], beam_size: int) -> list[lis
 
 
 def choice_of(sentences: Sequence[Sentence], settings: SearchSettings) -> Choice:
-    """Return the strategy that the settings ask for."""
+    """Return the strategy that the settings select."""
     if settings.sampling is not None:
         return SampleChoice(settings.beam_size, settings.sampling, settings.device)
     if settings.groups > 1:

@@ -1,8 +1,8 @@
 """Translation of text by CTranslate2 with an exported model, without PyTorch.
 
-The search is CTranslate2's. With `length_penalty.alpha: 0` (or `beam_size: 1`) it finds what ours finds with
-`endings: beam`. With a penalty it stops once 2 `beam_size` hypotheses have ended, where ours continues until none can
-become better (benchmarks/README.md has figures).
+The search is CTranslate2's. With `length_penalty.alpha: 0` (or `beam_size: 1`) it gives the same results as ours with
+`endings: beam`. With a penalty it stops once 2 `beam_size` hypotheses have ended, whereas ours continues until none can
+improve (benchmarks/README.md has figures).
 
 Importing this needs neither PyTorch nor CTranslate2.
 """
@@ -51,13 +51,13 @@ from ziggurat.translate.results import (
 )
 
 PIECES = 256
-"""Next pieces among which those that may follow a prefix are looked for."""
+"""PIECES is the number of next pieces searched for those that may follow a prefix."""
 _HEADS = 4
-"""Of these, pieces that are gone on with for each word that is wanted: several may begin the same word."""
+"""_HEADS is the number of candidate pieces extended per requested word, since several may start the same word."""
 
 
 class Call(NamedTuple):
-    """Settings of a call: the search, what else is asked, and the pieces that the first translation begins with."""
+    """Settings of a call: the search, further options, and the pieces with which the first translation starts."""
 
     decoding: DecodingConfig
     options: TranslateOptions
@@ -65,14 +65,14 @@ class Call(NamedTuple):
 
     @property
     def tag(self) -> list[str]:
-        """Pieces before every source."""
+        """Tag pieces before every source."""
         return [] if self.options.tag is None else [self.options.tag]
 
     @property
     def batching(self) -> dict[str, Any]:
-        """Arguments of CTranslate2 that batch lines by their tokens, however long one is: long ones are split before.
+        """Arguments of CTranslate2 that batch lines by tokens, without a length limit: long lines are already split.
 
-        Without the last it would cut sources, and the translations that it scores, without a word.
+        Without the last argument, it would silently truncate sources and the translations that it scores.
         """
         return {"max_batch_size": self.decoding.batch_tokens, "batch_type": "tokens", "max_input_length": 0}
 
@@ -81,8 +81,8 @@ class SearchResult(NamedTuple):
     """One result of the search.
 
     Attributes:
-        pieces: without end-of-sentence.
-        score: after the length penalty.
+        pieces: pieces without end-of-sentence.
+        score: score after the length penalty.
         ended: whether it ended.
     """
 
@@ -92,7 +92,7 @@ class SearchResult(NamedTuple):
 
 
 def ctranslate2_module() -> Any:
-    """Return CTranslate2. Raises ConfigError where it is not installed."""
+    """Return the CTranslate2 module. Raises ConfigError if it is not installed."""
     try:
         import ctranslate2
     except ModuleNotFoundError:
@@ -101,7 +101,7 @@ def ctranslate2_module() -> Any:
 
 
 def opened(ctranslate2: Any, path: str | Path, device: str, workers: int, threads: int | None) -> Any:
-    """Return CTranslate2's translator of a directory. Raises CheckpointError where it cannot open it."""
+    """Return CTranslate2's translator for a directory. Raises CheckpointError if CTranslate2 cannot open it."""
     kind, _, index = device.partition(":")
     try:
         return ctranslate2.Translator(
@@ -112,9 +112,9 @@ def opened(ctranslate2: Any, path: str | Path, device: str, workers: int, thread
 
 
 def heads_of(pieces: Sequence[SearchResult], call: Call) -> list[list[str]]:
-    """Return the prefix with each of the next pieces that may follow it, which begin the words to choose from.
+    """Return the prefix extended by each next piece that may follow it; these start the words to choose from.
 
-    Raises DataError where a whole word cannot be followed by any.
+    Raises DataError if none can follow a whole word.
     """
     whole = call.options.complete and bool(call.forced) and ends_in_word(call.forced[-1])
     found = [each.pieces for each in pieces if not each.ended and not (whole and not begins_word(each.pieces[-1]))]
@@ -124,7 +124,7 @@ def heads_of(pieces: Sequence[SearchResult], call: Call) -> list[list[str]]:
 
 
 def by_next_word(found: Sequence[list[SearchResult]], call: Call, limit: int) -> list[SearchResult]:
-    """Return the best results whose words after the prefix differ; those of more than `limit` pieces are cut there."""
+    """Return the best results whose words after the prefix differ, cut at `limit` pieces."""
     words: dict[tuple[str, ...], SearchResult] = {}
     for each in (results[0] for results in found):
         ended = each.ended and len(each.pieces) <= limit
@@ -153,7 +153,7 @@ def hypothesis_of(
     return Hypothesis(
         text=text,
         score=found.score,
-        log_probability=found.score * length**alpha,  # CTranslate2 gives the score after the penalty alone
+        log_probability=found.score * length**alpha,  # CTranslate2 returns only the score after the penalty
         tokens=found.pieces,
         token_log_probabilities=list(token_scores[: length if found.ended else len(found.pieces)]),
         finished=found.ended,
@@ -163,7 +163,7 @@ def hypothesis_of(
 
 
 def _rescored(hypotheses: Sequence[Hypothesis], alpha: float, *, sort: bool) -> list[Hypothesis]:
-    """Return hypotheses with the scores that follow from those of their tokens; `sort` puts the best first."""
+    """Return hypotheses with scores computed from those of their tokens; `sort` puts the best first."""
     found = []
     for each in hypotheses:
         total, length = sum(each.token_log_probabilities), max(1, len(each.token_log_probabilities))
@@ -172,17 +172,18 @@ def _rescored(hypotheses: Sequence[Hypothesis], alpha: float, *, sort: bool) -> 
 
 
 def _alignment_of(attention: Sequence[Sequence[float]], source: Sequence[str], tag: int, eos: str) -> Alignment:
-    """Return the alignment to the pieces of a source, of which the first `tag` stand for no text.
+    """Return the alignment to the pieces of a source, of which the first `tag` represent no text.
 
-    `attention` has the weights of a row's pieces and maybe more columns; that of the end, `eos`, is what is left of 1.
+    `attention` has the weights of a row's pieces and possibly more columns; the weight of the end, `eos`, is the
+    remainder to 1.
     """
-    # Beyond the source's own pieces, rows of a batch with longer sources have its end-of-sentence and padding.
+    # In a batch with longer sources, rows have end-of-sentence and padding after the source's pieces.
     rows = [[float(weight) for weight in row[: len(source)]] for row in attention]
     return Alignment.of([*source, eos], [[*row, max(0.0, 1.0 - sum(row))] for row in rows], tag)
 
 
 def joined(source: str, parts: list[list[Hypothesis]], notices: Notices) -> Translation:
-    """Return the translation of a line, given the results for each of its parts; one that was cut is counted."""
+    """Return the translation of a line, given the results for each of its parts; count it if it was cut."""
     if not parts:
         return Translation(source, [Hypothesis("", 0.0, 0.0, [], [], True)], 0)
     translation = side_by_side(source, parts, max(map(len, parts)))
@@ -191,23 +192,23 @@ def joined(source: str, parts: list[list[Hypothesis]], notices: Notices) -> Tran
     return translation
 
 
-_PATIENCE = 2.0  # at its default, 1, BLEU with a length penalty fell by 0.3 on a trained model
+_PATIENCE = 2.0  # with its default of 1, BLEU with a length penalty fell by 0.3 on a trained model
 
 
 class CTranslate2Translator(TextTranslator):
-    """Translator of text with a CTranslate2 directory; its results have the form of ziggurat.translate.translator's.
+    """Translator of text with a CTranslate2 directory; its results have the same form as those of Translator.
 
     Args:
         path: the directory.
         device: `auto` or `cpu`, `cuda`, `cuda:1`, ...
-        threads: CPU threads; None: as CTranslate2 decides, or one per core where there are several workers.
+        threads: CPU threads; None: CTranslate2's default, or one per core if there are several workers.
         workers: batches translated at the same time, each with an equal share of the threads, at least one.
         segmenters: SentencePiece models of source and target, for a folder that another toolkit's converter wrote
-            (ziggurat.translate.engines); None: those that are in it.
+            (ziggurat.translate.engines); None: those in the folder.
         decoding: keys of the `decoding` section that replace the saved ones.
 
     Raises CheckpointError: no such directory, or a damaged one. ConfigError: ctranslate2 is not installed, or does not
-    have one of the settings.
+    support one of the settings.
     """
 
     own_search = False
@@ -224,7 +225,7 @@ class CTranslate2Translator(TextTranslator):
     ) -> None:
         super().__init__()
         ctranslate2 = ctranslate2_module()
-        check_folder(Path(path))  # first: CTranslate2 reads damaged weights without an error
+        check_folder(Path(path))  # first, because CTranslate2 reads damaged weights without an error
         exported = is_export(path)
         if not exported and not is_converted(path):
             raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {EXPORT_FILE})")
@@ -247,7 +248,7 @@ class CTranslate2Translator(TextTranslator):
         self.max_positions: int | None = self._positions
         if workers > 1:
             threads = max(1, (threads or usable_cpus()) // workers)
-        self.before_step: Callable[[], None] = lambda: None  # its search calls nothing between steps
+        self.before_step: Callable[[], None] = lambda: None  # its search has no callback between steps
         self._model = opened(ctranslate2, path, device, workers, threads)
         self.device: str = self._model.device
         kind = "exported model" if exported else "another toolkit's model"
@@ -257,7 +258,7 @@ class CTranslate2Translator(TextTranslator):
         self._never, self._begin = [[piece] for piece in tokenizer.pieces(never)], [tokenizer.pieces([tokenizer.bos])]
         self._eos = tokenizer.pieces([tokenizer.eos])[0]
         self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
-        self._settings(TranslateOptions())  # refuses settings before any text is read
+        self._settings(TranslateOptions())  # rejects settings before any text is read
 
     def _translated(
         self,
@@ -268,9 +269,9 @@ class CTranslate2Translator(TextTranslator):
     ) -> Iterator[list[Translation]]:
         """Yield the translations of windows of lines.
 
-        The option `scores` asks for the log-probability of each token, by one more pass over the translations. The
-        next words of `next_words` are those of the likeliest pieces. Raises DataError for a prefix with more tokens
-        than a translation may have, or that nothing can follow; ConfigError for constraints and terms.
+        The option `scores` adds the log-probability of each token, by one more pass over the translations. The next
+        words of `next_words` start with the most likely pieces. Raises DataError for a prefix with more tokens than a
+        translation may have, or that nothing can follow; ConfigError for constraints and terms.
         """
         if constrained or options.terms is not None:
             raise ConfigError(NO_LINE_INPUTS)
@@ -280,7 +281,8 @@ class CTranslate2Translator(TextTranslator):
     def _window(self, texts: Sequence[str], call: Call, prefixes: Sequence[str]) -> list[Translation]:
         if not prefixes and not call.options.begun:
             return self._translate_window(texts, call)
-        # One by one: the lengths of prefixes count against the limit, which holds for a whole call of CTranslate2.
+        # One by one, because the lengths of prefixes count against the limit, which applies to a whole call of
+        # CTranslate2.
         forced = self.target_tokenizer.encode(without_nul(prefixes or [call.options.prefix] * len(texts)))
         pairs = zip(texts, map(self.target_tokenizer.pieces, forced), strict=True)
         return [self._translate_window([text], call._replace(forced=pieces))[0] for text, pieces in pairs]
@@ -288,7 +290,7 @@ class CTranslate2Translator(TextTranslator):
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None, first: int = 0
     ) -> list[TargetScore]:
-        """Raise ConfigError: an exported model scores nothing."""
+        """Raise ConfigError, because an exported model cannot score."""
         raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
 
     def _settings(self, options: TranslateOptions) -> Call:
@@ -307,7 +309,7 @@ class CTranslate2Translator(TextTranslator):
         count_untagged(bool(call.tag), texts, tokenizer, self.notices)
         of_texts = [new for _, new in in_parts(texts, tokenizer.encode, limit, self.notices, tokenizer.unk)]
         parts = [part for new in of_texts for part in new]
-        first = 1 if call.forced or call.options.next_words else 0  # parts that begin with the prefix
+        first = 1 if call.forced or call.options.next_words else 0  # parts that start with the prefix
         others = call._replace(forced=[], options=replace(call.options, next_words=False, complete=False))
         found = iter([*self._search(parts[:first], call), *self._search(parts[first:], others)])
         self.on_finished(len(parts))
@@ -317,9 +319,9 @@ class CTranslate2Translator(TextTranslator):
     def _search(self, parts: list[list[int]], call: Call) -> list[list[Hypothesis]]:
         """Return the n best of each part.
 
-        All parts are searched together under the greatest of their limits. A part with a result that did not end, or
-        that exceeds the part's own limit, is searched again under that limit: unlike ours, CTranslate2's search ranks
-        translations that it cut together with those that ended.
+        All parts are searched together with the largest of their limits. A part with a result that did not end, or that
+        exceeds the part's limit, is searched again with that limit: unlike ours, CTranslate2's search ranks truncated
+        translations together with those that ended.
         """
         rule, forced = call.decoding.max_length, call.forced
         most = min(rule.limit, self._positions - 1)
@@ -350,7 +352,7 @@ class CTranslate2Translator(TextTranslator):
 
     def _within(self, limit: int, sources: list[list[str]], call: Call) -> list[list[SearchResult]]:
         """Return the best translations of at most `limit` pieces that ended, or the best one cut there if none did."""
-        # More results than could end within the limit, so that no translation that ends is lost behind those cut.
+        # More results than could end within the limit, so that no ended translation is lost behind truncated ones.
         decoding, found = call.decoding, list[list[SearchResult]]()
         everything = decoding.beam_size * (limit + 2) if decoding.beam_size > 1 else 1
         for source, results in zip(sources, self._run(sources, limit + 1, call, everything), strict=True):
@@ -373,7 +375,7 @@ class CTranslate2Translator(TextTranslator):
     ) -> list[list[SearchResult]]:
         """Return up to `count` results of each source, best first, cut after `steps` pieces with end-of-sentence.
 
-        Each begins with its head, or all with the prefix. `alternatives` differ in the piece after that.
+        Each starts with its head, or all with the prefix. `alternatives` differ in the next piece.
         """
         decoding, beam, penalty = call.decoding, call.decoding.beam_size, call.decoding.length_penalty
         listed = decoding.shortlist is not None and not (heads or call.forced or alternatives)
@@ -382,14 +384,14 @@ class CTranslate2Translator(TextTranslator):
             target_prefix=heads or ([call.forced] * len(sources) if call.forced else None),
             **call.batching,
             beam_size=beam,
-            # CTranslate2 stops after `patience` times the beam has ended: enough to find `count`.
+            # CTranslate2 stops after `patience` times the beam size have ended, enough to find `count`.
             patience=max(_PATIENCE, count / beam),
             num_hypotheses=count,
             length_penalty=penalty.alpha if penalty.kind != "none" else 0,
             max_decoding_length=max(1, steps),
             min_decoding_length=min(decoding.min_length, max(1, steps) - 1),
             use_vmap=listed,
-            # CTranslate2 (4.8.5) crashes where it is to suppress what the shortlist leaves out.
+            # CTranslate2 (4.8.5) crashes if told to suppress tokens that the shortlist leaves out.
             suppress_sequences=self._begin if listed else self._never,
             disable_unk=not decoding.writes_unknown,
             return_alternatives=alternatives,
@@ -401,7 +403,7 @@ class CTranslate2Translator(TextTranslator):
     def _hypotheses(
         self, sources: list[list[str]], found: list[list[SearchResult]], call: Call
     ) -> list[list[Hypothesis]]:
-        """Return the results as hypotheses, with scores of tokens where they are asked for."""
+        """Return the results as hypotheses, with token scores if requested."""
         alpha = call.decoding.length_penalty.alpha if call.decoding.length_penalty.kind != "none" else 0.0
         pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]
         scores: Iterator[list[float]] = repeat([])
@@ -416,14 +418,14 @@ class CTranslate2Translator(TextTranslator):
         ]
         if not begun:
             return every
-        # CTranslate2 scores only what comes after the pieces that it is given, a next word among them.
+        # CTranslate2 scores only the pieces after the given ones, which include the next word.
         return [_rescored(part, alpha, sort=not call.options.next_words) for part in every]
 
     def _alignments(self, pairs: list[tuple[list[str], list[str]]], call: Call) -> list[Alignment]:
         """Return the alignment of each pair of source and translation.
 
-        Each is decoded once more, as the prefix of a greedy search: the attention that CTranslate2 (4.8.5) gives for
-        the first piece of a beam search is that of another sentence of the batch.
+        Each is decoded again, as the prefix of a greedy search: CTranslate2 (4.8.5) returns the attention of another
+        sentence of the batch for the first piece of a beam search.
         """
         told = self._model.translate_batch(
             [source for source, _ in pairs],

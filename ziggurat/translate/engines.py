@@ -1,4 +1,4 @@
-"""The choice between the two engines, and the folders that CTranslate2 runs: exports, and those of other toolkits."""
+"""The choice between the two engines, and the folders that CTranslate2 runs: exports of this and other toolkits."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from ziggurat.system.small_files import JsonForm, check_regular, inside, read_bo
 from ziggurat.system.staging import recover
 
 Engine = Literal["auto", "torch"]
-"""`auto` goes by the folder; `torch` is for what only PyTorch can do, such as scoring given translations."""
+"""`auto` depends on the folder; `torch` is for tasks that only PyTorch can do, such as scoring given translations."""
 
 EXPORT_FILE = "model.bin"
-"""The weights in a CTranslate2 directory."""
+"""EXPORT_FILE is the file with the weights in a CTranslate2 directory."""
 EXPORT_SHORTLIST = "vmap.txt"
-"""A lexical shortlist in there, which `decoding.shortlist` names without a folder."""
+"""EXPORT_SHORTLIST is a lexical shortlist in that directory, which `decoding.shortlist` names without a folder."""
 
 _SUPPORTED = {
     *("beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"),
     *("alignments", "shortlist", "unknown"),
 }
-_IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # CTranslate2 does not read them when it translates
+_IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # CTranslate2 does not need them to translate
 
 NO_LINE_INPUTS = (
     "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was exported from"
 )
-"""NO_LINE_INPUTS is the refusal of what stands next to the lines, where an export is to translate."""
+"""NO_LINE_INPUTS is the message when an export is asked to translate with additional inputs per line."""
 
 _EXPORT_SHORTLIST = "export the model with it: its `decoding.shortlist` then goes into the folder"
 
 _EXPORT_INSIDE = "ctranslate2"
-"""Folder of a run or model directory where its own export is looked for."""
+"""_EXPORT_INSIDE is the subfolder of a run or model directory that may hold its export."""
 
 
 def is_export(path: str | Path) -> bool:
@@ -51,7 +51,7 @@ def is_export(path: str | Path) -> bool:
 
 
 def is_converted(path: str | Path) -> bool:
-    """Return whether `path` is a folder of CTranslate2 for translation that another toolkit's converter wrote."""
+    """Return whether `path` is a CTranslate2 translation model written by another toolkit's converter."""
     folder = Path(path)
     if not (folder / EXPORT_FILE).is_file() or (folder / "config.yaml").is_file():
         return False
@@ -59,7 +59,7 @@ def is_converted(path: str | Path) -> bool:
 
 
 def unsupported_keys(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return which of these keys of the `decoding` section ask for what only our search has, as text for messages."""
+    """Return which of these keys of the `decoding` section only our search supports, as text for messages."""
     defaults, ours = DecodingConfig(), DecodingConfig.model_fields.keys() - _SUPPORTED - _IGNORED
     return {
         key: f"`decoding.{key}: {printable(str(value))}`"
@@ -69,7 +69,7 @@ def unsupported_keys(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def unsupported_settings(decoding: DecodingConfig) -> list[str]:
-    """Return the settings of the search that CTranslate2 does not have."""
+    """Return the search settings that CTranslate2 does not support."""
     found = list(unsupported_keys(dict(decoding)).values())
     if decoding.endings in ("fairseq", "marian"):
         found.append(f"`decoding.endings: {decoding.endings}` (take `beam`)")
@@ -84,16 +84,16 @@ def unsupported_settings(decoding: DecodingConfig) -> list[str]:
 
 
 def refuse_unsupported(asked: Mapping[str, Any], made: ExportReport | None) -> None:
-    """Raise ConfigError where a setting that was asked for is one that CTranslate2, or this export, does not have.
+    """Raise ConfigError if CTranslate2, or this export, does not support a requested setting.
 
     `made` is the export's report; None: another toolkit's folder, which has none. Called before these settings are
-    joined to the saved ones: a conflict with a saved one that the user never set would hide this reason.
+    merged with the saved ones, because a conflict with a saved one that the user never set would hide this reason.
     """
     if asked.get("shortlist") not in (None, EXPORT_SHORTLIST):
         raise ConfigError(f"CTranslate2 cannot read `decoding.shortlist: {asked['shortlist']}`; {_EXPORT_SHORTLIST}")
     if missing := ", ".join(unsupported_keys(asked).values()):
         raise ConfigError(f"CTranslate2 has no {missing}; translate with the model that was exported")
-    if asked.get("endings") == "candidates":  # exports are written with `beam`, which is how it ends
+    if asked.get("endings") == "candidates":  # exports are written with `beam`, which matches its search
         raise ConfigError("CTranslate2 has no `decoding.endings: candidates` (take `beam`)")
     if made is None:
         for key in ("precision", "alignments"):
@@ -114,13 +114,13 @@ def export_folder(
     without_layers: str | None = None,
     converted: bool = False,
 ) -> Path | None:
-    """Return the folder that CTranslate2 is to translate with; None where PyTorch is to translate.
+    """Return the folder with which CTranslate2 should translate; None if PyTorch should.
 
-    `auto` goes by the folder: CTranslate2 for an exported model, PyTorch for a run or model directory; only where
-    PyTorch is not installed, the export in the subfolder `ctranslate2` is used.
+    `auto` depends on the folder: CTranslate2 for an exported model, PyTorch for a run or model directory. If PyTorch is
+    not installed, the export in the subfolder `ctranslate2` is used.
 
     `converted`: the folder may be another toolkit's. Raises ConfigError for an ensemble, a checkpoint or left-out
-    layers with CTranslate2, and for an export where only PyTorch will do.
+    layers with CTranslate2, and for an export if `engine` requires PyTorch.
     """
     foreign = [path for path in paths if is_converted(path)]
     if foreign and not converted:
@@ -146,27 +146,27 @@ def export_folder(
 
 
 def positions_for(model: ModelConfig, decoding: DecodingConfig) -> int:
-    """Return the positions of either side that this search takes; begin- or end-of-sentence and a tag are counted."""
+    """Return the positions of either side that this search needs, including begin- or end-of-sentence and a tag."""
     return model.embedding.limit or max(decoding.max_source_pieces, decoding.max_length.limit) + 2
 
 
 class ExportReport(JsonForm):
-    """The part of an export's report that is read."""
+    """The fields of an export's report that are read."""
 
     positions: int = Field(ge=1, le=1 << 31)
-    """Positions that the model has on either side."""
+    """Number of positions of the model on either side."""
     weights: str = Field(max_length=100)
-    """Fingerprint of the file with the weights that it was made of."""
+    """Fingerprint of the weights file from which it was made."""
     quantization: str | None = Field(max_length=100)
 
     @property
     def precision(self) -> str | None:
-        """Name in `decoding.precision`; None: not one of ours."""
+        """Name in `decoding.precision`; None: not one of our precisions."""
         return {None: "float32", "int8": "int8", "int8_float32": "int8", "bfloat16": "bfloat16"}.get(self.quantization)
 
 
 def read_report(folder: Path) -> ExportReport:
-    """Return the report of an export. Raises CheckpointError where it is missing or damaged."""
+    """Return the report of an export. Raises CheckpointError if it is missing or damaged."""
     path, again = folder / "export.json", "export the model again"
     try:
         return read_json(path, ExportReport, error=CheckpointError, remedy=again)
@@ -175,23 +175,23 @@ def read_report(folder: Path) -> ExportReport:
 
 
 NO_LIMIT = 1 << 31
-"""Positions of a model that computes as many as it needs."""
+"""NO_LIMIT is the number of positions of a model that computes as many as it needs."""
 
 _SEGMENTERS = {
     "source": ("source.spm", "sentencepiece.model", "sentencepiece.bpe.model", "spm.model"),
     "target": ("target.spm", "sentencepiece.model", "sentencepiece.bpe.model", "spm.model"),
 }
-"""Side -> names under which its SentencePiece model is looked for in a folder."""
+"""_SEGMENTERS maps each side to possible file names of its SentencePiece model in a folder."""
 
 _PADDING = ("<pad>", "<blank>")
-_SOURCE_TAGS = (">>", "<2")  # how tags begin that stand before a source and name the target's language
+_SOURCE_TAGS = (">>", "<2")  # prefixes of tags before a source that name the target language
 
-_TABLE = b"/position_encodings/encodings"  # of encoder or decoder: equal ones are stored once
-_TABLE_SINCE = 4  # version of the binary format from which on a variable has the header that is read here
+_TABLE = b"/position_encodings/encodings"  # of encoder or decoder; equal ones are stored once
+_TABLE_SINCE = 4  # binary format version from which a variable has the header that is read here
 
 
 class ConvertedConfig(JsonForm):
-    """The part of config.json that a caller of CTranslate2 has to know; the rest is for CTranslate2 itself."""
+    """The part of config.json that a caller of CTranslate2 needs; the rest is for CTranslate2 itself."""
 
     unk_token: str = "<unk>"
     bos_token: str = "<s>"
@@ -202,33 +202,34 @@ class ConvertedConfig(JsonForm):
 
     @property
     def of_transformers(self) -> bool:
-        """True where the caller puts end-of-sentence behind each source.
+        """True if the caller appends end-of-sentence to each source.
 
-        The tokenizers of transformers do it, whose models start from end-of-sentence or padding; Marian, fairseq and
-        our exports have CTranslate2 do it, and OpenNMT's models start from begin-of-sentence and want none.
+        The tokenizers of transformers do so, whose models start from end-of-sentence or padding. With Marian, fairseq
+        and our exports, CTranslate2 does it. OpenNMT's models start from begin-of-sentence and need none.
         """
         return self.decoder_start_token in (self.eos_token, *_PADDING) and not self.add_source_eos
 
 
 _MOST_UNLISTED = 0.2
-"""Largest share of a segmenter's pieces that the vocabulary may lack (ziggurat.exchange.agreement says why any do)."""
+"""_MOST_UNLISTED is the largest share of a segmenter's pieces that the vocabulary may lack (ziggurat.exchange.agreement
+explains why some are missing)."""
 _MANY_UNUSED, _MOST_UNUSED = 0.05, 0.2
-"""Shares of the vocabulary's tokens that the segmenters never give, from which on it is said, and refused."""
-_RESERVED = re.compile(r"madeupword\d+|<.*>|\[\w+\]|\u2581?.", re.DOTALL)  # and characters that text seldom has
+"""Shares of the vocabulary's tokens never produced by the segmenters that lead to a warning and to an error."""
+_RESERVED = re.compile(r"madeupword\d+|<.*>|\[\w+\]|\u2581?.", re.DOTALL)  # and characters that are rare in text
 
 
 class ConvertedTokenizer(SentencePieceTokenizer):
     """A SentencePiece model whose pieces have the ids of a list of tokens, that of the matrices.
 
-    Tokens that the model segments no text into, and that name a language or the like by their spelling, are tags.
+    Tokens that the model never produces from text and that name, for example, a language are tags.
 
     Args:
         model: the serialised model.
-        listed: the tokens in the order of their ids.
+        listed: the tokens in order of their ids.
         config: spellings of the control symbols.
 
-    Raises DataError for a model that is none, ConfigError for a list without the unknown token, end-of-sentence or
-    many of the pieces.
+    Raises DataError for an invalid model, ConfigError for a list without the unknown token, end-of-sentence or many of
+    the pieces.
     """
 
     def __init__(self, model: bytes, listed: Sequence[str], config: ConvertedConfig) -> None:
@@ -244,7 +245,7 @@ class ConvertedTokenizer(SentencePieceTokenizer):
             for number, piece in enumerate(segmented)
             if piece not in self._numbers and not self._processor.is_control(number)
         ]
-        """Pieces of the model that the list lacks; they are read as the unknown token."""
+        """Pieces of the model that the list lacks, which are read as the unknown token."""
         if len(self.lacking) > _MOST_UNLISTED * len(segmented):
             raise ConfigError(
                 f"lacks {self.lacking_pieces()}: it is of another model; name the right one by `--source-model` or "
@@ -263,14 +264,14 @@ class ConvertedTokenizer(SentencePieceTokenizer):
         self.size = len(self._listed)
 
     def lacking_pieces(self) -> str:
-        """Return how many pieces the list lacks, for a message, and some of them."""
+        """Return a description of how many pieces the list lacks, with examples, for a message."""
         return (
             f"{len(self.lacking):,} of the {self._model_size:,} pieces of its SentencePiece model, such as "
             f"{printable(' '.join(self.lacking[:5]), 80)}"
         )
 
     def segmented(self) -> set[str]:
-        """Return the pieces of the model, which a text can be segmented into."""
+        """Return the pieces of the model into which text can be segmented."""
         return set(SentencePieceTokenizer.pieces(self, range(self._model_size)))
 
     def encode_normalised(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
@@ -290,15 +291,15 @@ class ConvertedTokenizer(SentencePieceTokenizer):
 
 
 class _Tokens(RootModel[list[str]]):
-    """Tokens in the order of their ids."""
+    """Tokens in order of their ids."""
 
 
 class ConvertedFolder(NamedTuple):
-    """The part of another toolkit's folder that its caller has to know.
+    """The part of another toolkit's folder that its caller needs.
 
     Attributes:
         source, target: its tokenizers.
-        after_source: tokens that the caller puts behind each source.
+        after_source: tokens that the caller appends to each source.
         positions: most positions of a source or target.
     """
 
@@ -313,15 +314,15 @@ def read_converted(folder: Path, segmenters: Sequence[Path | None] = (None, None
 
     Args:
         folder: a folder of which `ziggurat.translate.engines.is_converted` is True.
-        segmenters: SentencePiece models of source and target; None: that of the folder; one given serves both sides,
-            where the folder has none of the other.
+        segmenters: SentencePiece models of source and target; None: that of the folder; a single given model is used
+            for both sides if the folder has none for the other.
 
-    Raises ConfigError: a segmenter is missing, or the model wants tokens that this package does not give. DataError,
+    Raises ConfigError: a segmenter is missing, or the model needs tokens that this package does not supply. DataError,
     CheckpointError: files that are missing or damaged.
     """
     try:
         config = read_json(inside(folder, "config.json"), ConvertedConfig, error=CheckpointError)
-    except FileNotFoundError:  # converted before CTranslate2 3.0: model.bin itself says what is added
+    except FileNotFoundError:  # converted before CTranslate2 3.0: model.bin itself specifies the added tokens
         config = ConvertedConfig()
     if config.decoder_start_token is None:
         raise ConfigError(
@@ -351,9 +352,9 @@ def read_converted(folder: Path, segmenters: Sequence[Path | None] = (None, None
 
 
 def _warn_of_segmenters(folder: Path, source: ConvertedTokenizer, target: ConvertedTokenizer) -> None:
-    """Warn where vocabulary and segmenter of a side do not agree; sides with one vocabulary may have two segmenters.
+    """Warn if vocabulary and segmenter of a side do not agree; sides with one vocabulary may have two segmenters.
 
-    Raises CheckpointError where they are of different models.
+    Raises CheckpointError if they belong to different models.
     """
     listed = [tokenizer.pieces(range(tokenizer.size)) for tokenizer in (source, target)]
     given = [tokenizer.segmented() for tokenizer in (source, target)]
@@ -376,7 +377,7 @@ def _warn_of_segmenters(folder: Path, source: ConvertedTokenizer, target: Conver
 
 
 def _vocabulary(folder: Path, side: str) -> list[str]:
-    """Return the tokens of a side. Raises CheckpointError where there are none, or several lists of them."""
+    """Return the tokens of a side. Raises CheckpointError if there is no list of them, or several."""
     if next(folder.glob("source_1_vocabulary.*"), None) is not None:
         raise CheckpointError(f"{folder}: its sources have features besides words, which nothing here gives")
     for name in (f"{side}_vocabulary", "shared_vocabulary"):
@@ -409,7 +410,7 @@ def _segmenter(folder: Path, side: str, given: Path | None, other: Path | None) 
 
 
 def _positions(path: Path) -> int:
-    """Return the rows of the table of positions in a model.bin; NO_LIMIT where it has none.
+    """Return the number of rows of the position table in a model.bin; NO_LIMIT if it has none.
 
     CTranslate2 fails at a position beyond the table. Raises CheckpointError for a damaged file.
     """

@@ -1,6 +1,4 @@
-"""Hypotheses: the penalties that compare them, the steps that they are read from, and their assembly into
-translations.
-"""
+"""Hypotheses: penalties for ranking them, the search steps that contain them, and assembly into translations."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _COVERAGE_RANGE = (0.001, 0.5)
-"""Bounds between which a source token's attention sum counts in the coverage term."""
+"""_COVERAGE_RANGE gives the bounds between which a source token's attention sum counts in the coverage term."""
 
 _Number = TypeVar("_Number", float, Tensor)
 
@@ -53,12 +51,12 @@ class LengthPenalty:
         return cls(config.kind, config.alpha, config.coverage, config.length_ratio, config.word_penalty)
 
     def score(self, log_probability: _Number, length: _Number) -> _Number:
-        """Return the score, without a coverage term, of a hypothesis of `length` tokens, end-of-sentence counted."""
+        """Return the score, without a coverage term, of a hypothesis of `length` tokens, including end-of-sentence."""
         penalised: _Number = log_probability - self.word * length if self.word else log_probability
         return penalised / self.divisor(length)
 
     def divisor(self, length: _Number) -> _Number:
-        """Return the divisor for hypotheses of `length` tokens, end-of-sentence counted; it never falls with length.
+        """Return the divisor for hypotheses of `length` tokens, including end-of-sentence; it never falls with length.
 
         A length of 0 (a hypothesis cut before its first token) counts as 1.
         """
@@ -75,7 +73,7 @@ class LengthPenalty:
     def best_reachable(
         self, log_probability: Tensor, length: Tensor, max_length: Tensor, source_length: Tensor
     ) -> Tensor:
-        """Return a bound on the score of anything that an unfinished hypothesis of `length` tokens can still become.
+        """Return an upper bound on the score of all continuations of an unfinished hypothesis of `length` tokens.
 
         More tokens can only lower `log_probability` (never above 0) and raise the divisor, up to `max_length` tokens
         with end-of-sentence; each of the `source_length` source tokens adds at most beta * rho * log 0.5. All arguments
@@ -84,7 +82,7 @@ class LengthPenalty:
         longest, now = max_length.to(log_probability.dtype), length.to(log_probability.dtype)
         bound = log_probability / self.divisor(longest)
         if self.word:
-            # A reward for tokens may make it positive, which is largest where it is divided by least.
+            # A reward for tokens may make it positive, and then it is largest with the smallest divisor.
             sums = log_probability - self.word * (now if self.word > 0 else longest)
             bound = torch.where(sums > 0, sums / self.divisor(now), sums / self.divisor(longest))
         if self.coverage:
@@ -94,7 +92,7 @@ class LengthPenalty:
 
 
 NEVER = -torch.inf
-"""Score of a hypothesis that does not exist."""
+"""NEVER is the score of a hypothesis that does not exist."""
 
 
 @dataclass(frozen=True)
@@ -103,71 +101,71 @@ class IdHypothesis:
 
     tokens: list[int]
     token_log_probabilities: list[float]
-    """One per token; one more, for end-of-sentence, when `finished`."""
+    """One per token, and one for end-of-sentence if `finished`."""
     log_probability: float
-    """Their sum: the model's own, whatever rules or temperature did to the choice."""
+    """Their sum: the model's log-probability, whatever rules or temperature were used for the choice."""
     score: float
     """Penalised score; results are ranked by it."""
     finished: bool
-    """False: cut at the length limit, because no hypothesis of the sentence (or of its group) had ended."""
+    """False if cut at the length limit because no hypothesis of the sentence (or of its group) had ended."""
     forced: bool = False
-    """With `endings: fairseq`: it reached the length limit and was made to end there."""
+    """True if, with `endings: fairseq`, it reached the length limit and was forced to end there."""
     attention: list[list[float]] = field(default_factory=list)
-    """Per token, its attention to each source token, if it was asked for."""
+    """Per token, its attention to each source token, if requested."""
 
 
 # The steps of a search
 
 
 class TrellisStep(NamedTuple):
-    """Candidates of one step, and the beams that they became; arrays, since elements of tensors are slow to read."""
+    """Candidates of one step, and the beams they became; arrays, because reading elements of tensors is slow."""
 
     token: npt.NDArray[Any]  # [N, C]
     origin: npt.NDArray[Any]  # [N, C] beam that the candidate extends
     log_probability: npt.NDArray[Any]  # [N, C] of the token
     total: npt.NDArray[Any]  # [N, C] of the hypothesis, as the search ranks it
     chosen: npt.NDArray[Any]  # [N, K] candidates that are beams after this step
-    attention: npt.NDArray[Any] | None = None  # [N, K, S] of the beams that were extended, where results need it
+    attention: npt.NDArray[Any] | None = None  # [N, K, S] of the beams that were extended, if results need it
 
 
 @dataclass
 class RowTrack:
-    """The rows of the batch that one sentence was in, from step to step of the search."""
+    """The batch rows of one sentence over the steps of the search."""
 
     start: int
-    """The search's step at which the sentence took its first one."""
+    """The search step at which the sentence took its first step."""
     rows: list[tuple[int, int]]
-    """(step, row): the row that it was in from that step on."""
+    """(step, row): the sentence's row from that step on."""
 
 
 @dataclass(frozen=True)
 class TrellisPath:
-    """Tokens of a hypothesis from the first to the last, with their scores."""
+    """Tokens of a hypothesis, first to last, with their scores."""
 
     tokens: list[int]
     log_probabilities: list[float]
     total: float
     attention: list[npt.NDArray[Any]]
-    """One row [S] per token; empty where steps hold none."""
+    """One row [S] per token; empty if steps have no attention."""
 
     def hypothesis(self, score: float, source_length: int, *, finished: bool, forced: bool = False) -> IdHypothesis:
-        """Return the result; end-of-sentence is not among its tokens, but its log-probability counts."""
+        """Return the result; its tokens exclude end-of-sentence, but its log-probability includes it."""
         tokens = self.tokens[:-1] if finished else self.tokens
         attention = [row[:source_length].tolist() for row in self.attention[: len(tokens)]]
-        # Exactly rounded, so the sum does not depend on the order of the terms.
+        # Exactly rounded, so that the sum does not depend on the order of the terms.
         total = math.fsum(self.log_probabilities)
         return IdHypothesis(tokens, self.log_probabilities, total, score, finished, forced, attention)
 
 
 class Trellis:
-    """Steps of a search, numbered from 0; those that no live sentence needs any more are dropped."""
+    """Steps of a search, numbered from 0; those that no live sentence needs are dropped."""
 
     def __init__(self) -> None:
         self._steps: deque[TrellisStep] = deque()
         self._first = 0  # number of the oldest step that is kept
 
     def __len__(self) -> int:
-        """Number of steps that were taken, dropped ones included."""
+        """Number of steps taken, including dropped ones."""
         return self._first + len(self._steps)
 
     def append(self, step: TrellisStep) -> None:
@@ -214,10 +212,9 @@ class Trellis:
 
 
 def to_host(*tensors: Tensor | None) -> list[Any]:
-    """Return tensors of one device as arrays, after one copy from an accelerator; None stays None.
+    """Return tensors of one device as arrays, with one copy from an accelerator; None stays None.
 
-    Each copy waits for all that the accelerator has been asked to do. An array of bfloat16, which NumPy lacks, is one
-    of float32.
+    Each copy waits for all queued work on the accelerator. bfloat16, which NumPy lacks, becomes float32.
     """
     known = [t.float() if t.dtype == torch.bfloat16 else t for t in tensors if t is not None]
     if known[0].device.type == "cpu":
@@ -233,38 +230,38 @@ def to_host(*tensors: Tensor | None) -> list[Any]:
 
 # The best tokens of a step
 
-_BLOCK = 64  # tokens; 32 to 128 measured alike
+_BLOCK = 64  # tokens; 32 to 128 are equally fast
 _SMALL = 1 << 16  # scores; below this, blocks are no faster
 
 
 def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` largest values and their ids [..., count], best first, among equals the smaller id.
+    """Return the `count` largest values and their ids [..., count], best first, ties by smaller id.
 
-    topk leaves open which of equal values it takes and in which order; bfloat16 scores are often equal.
+    topk does not specify which of equal values it takes, or their order; bfloat16 scores are often equal.
     """
     if count == 1:
         return _best(scores)
     if count == scores.shape[-1]:
         every = scores.sort(dim=-1, descending=True, stable=True)
         return every.values, every.indices
-    # One more than asked for: where it equals the last one taken, topk's choice between the two was arbitrary.
+    # One more than requested: if it equals the last one taken, topk's choice between them was arbitrary.
     largest, ids = _largest(scores, count + 1)
     values, ids = largest[..., :count], ids[..., :count]
     if scores.device.type != "cpu":
-        # To ask whether there are ties would wait for the answer; another pass over the scores costs less.
+        # Checking for ties would wait for the device; another pass over the scores costs less.
         ids = _smallest_of_equals(scores, values, ids)
     elif bool((tied := (largest[..., -1] == largest[..., -2]) & (largest[..., -1] > NEVER)).any()):
         ids[tied] = _smallest_of_equals(scores[tied], values[tied], ids[tied])
-    # Ids first, then a stable sort by value: equal values stay in the order of their ids.
+    # Sort by id, then stably by value, so that equal values stay in the order of their ids.
     ids = ids.sort(dim=-1).values
     values, order = scores.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(-1, order)
 
 
 def _smallest_of_equals(scores: Tensor, values: Tensor, ids: Tensor) -> Tensor:
-    """Return the ids [..., count] of the largest `values`, those of the last one the smallest that have it.
+    """Return the ids [..., count] of the largest `values`; ties with the last value get the smallest ids.
 
-    `values` and `ids` [..., count] are a choice of the largest, best first.
+    `values` and `ids` [..., count] are one choice of the largest, best first.
     """
     vocabulary, count = scores.shape[-1], values.shape[-1]
     above = values > values[..., -1:]
@@ -275,10 +272,10 @@ def _smallest_of_equals(scores: Tensor, values: Tensor, ids: Tensor) -> Tensor:
 
 
 def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest value and its id [..., 1], among equals the smaller id.
+    """Return the largest value and its id [..., 1], ties by smaller id.
 
-    argmax takes the first of equals, but on CPU it is ten times slower than amax. So it looks only at block maxima, and
-    into the first block that holds the largest value.
+    argmax takes the first of equal values, but on CPU it is ten times slower than amax. So it is applied only to block
+    maxima, and to the first block with the largest value.
     """
     vocabulary = scores.shape[-1]
     blocks = vocabulary // _BLOCK
@@ -290,7 +287,7 @@ def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
     inside = whole.gather(-2, block[..., None].expand(*block.shape, _BLOCK)).squeeze(-2)
     ids = block * _BLOCK + inside.argmax(-1, keepdim=True)
     if blocks * _BLOCK < vocabulary:
-        # Tokens beyond the last whole block win only by a larger value: among equals the smaller id stays.
+        # Tokens after the last whole block win only with a larger value, so that ties keep the smaller id.
         rest = scores[..., blocks * _BLOCK :].max(dim=-1, keepdim=True)
         ids = torch.where(rest.values > scores.gather(-1, ids), rest.indices + blocks * _BLOCK, ids)
     return scores.gather(-1, ids), ids
@@ -299,8 +296,8 @@ def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
 def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest values, best first, and ids that hold them.
 
-    On CPU topk over a large vocabulary takes as long as the softmax. The largest values lie in the `count` blocks
-    with the largest maxima, and block maxima are one fast pass: with 32,000 tokens this halves the search's time.
+    On CPU, topk over a large vocabulary takes as long as the softmax. The largest values lie in the `count` blocks with
+    the largest maxima, and block maxima take one fast pass. With 32,000 tokens this halves the search time.
     """
     vocabulary = scores.shape[-1]
     blocks = vocabulary // _BLOCK
@@ -323,20 +320,20 @@ _CONTINUES = "@@"  # subword-nmt
 
 @dataclass(eq=False)
 class SourcePart:
-    """A line, or a part of a very long one, as the model reads it, with the results of its search."""
+    """A line, or a part of a very long one, in the form the model reads, with the results of its search."""
 
     text: str
-    """The source; for a part of a line, as the tokenizer decodes it."""
+    """The source text; for a part of a line, as decoded by the tokenizer."""
     tag: tuple[int, ...]
-    """Ids before the source's own."""
+    """Tag ids before those of the source."""
     ids: list[int]
     """Ids of the source, without tag and end-of-sentence."""
     sentence: Sentence
-    """The source as the search gets it."""
+    """The source in the form the search receives."""
     constraints: tuple[str, ...] = ()
     """Phrases that its translation should contain."""
     found: list[IdHypothesis] = field(default_factory=list)
-    """The results, at least one once the search has settled it."""
+    """The results; at least one once the search has finished the part."""
 
 
 class Assembler:
@@ -344,8 +341,8 @@ class Assembler:
 
     Args:
         source, target: the tokenizers.
-        decoding: settings: what the results contain.
-        n_best: most results of a line; None: as many as the settings say.
+        decoding: settings that determine the contents of the results.
+        n_best: most results per line; None: the number in the settings.
     """
 
     def __init__(
@@ -357,16 +354,16 @@ class Assembler:
         self.n_best = n_best or decoding.n_best
 
     def line(self, text: str, parts: Sequence[SourcePart], *, asked: Sequence[str] = ()) -> Translation:
-        """Return the translation of a line, whose parts have the results of their search.
+        """Return the translation of a line from the search results of its parts.
 
-        A blank line has no parts; its empty translation lacks all phrases that were `asked` for.
+        A blank line has no parts; its empty translation lacks all phrases in `asked`.
         """
         if not parts:
             return Translation(text, [Hypothesis("", 0.0, 0.0, [], [], True, unmet_constraints=list(asked) or None)], 0)
         return side_by_side(text, list(map(self._ranked, parts)), self.n_best, mean_score=self.decoding.mbr > 0)
 
     def _ranked(self, part: SourcePart) -> list[Hypothesis]:
-        """Return the results of a part, best first: as the search ranks them, or with `mbr` the most typical first."""
+        """Return the results of a part, best first: as ranked by the search, or with `mbr` the most typical first."""
         hypotheses = [self._hypothesis(part, result) for result in part.found]
         if not self.decoding.mbr:
             return hypotheses
@@ -396,8 +393,8 @@ class Assembler:
         )
 
     def _replaced(self, part: SourcePart, tokens: Sequence[int], hard: Sequence[int]) -> str:
-        """Return the text with the source word that it is aligned to in place of each unknown token."""
-        # Decoded in stretches between unknown tokens: the decoded text does not show where they were.
+        """Return the text with each unknown token replaced by the source word to which it is aligned."""
+        # Decoded in stretches between unknown tokens, because the decoded text does not show their positions.
         words = self._words(part)
         stretches: list[str] = []
         begin = 0
@@ -408,8 +405,8 @@ class Assembler:
         return one_line(join_parts(s.strip() for s in [*stretches, self.target.decode(tokens[begin:])]))
 
     def _words(self, part: SourcePart) -> list[str]:
-        """Return for each piece of the source the word that it belongs to, as the source has it."""
-        # (1) Number the words: a word begins with SentencePiece's mark, or after a piece without subword-nmt's.
+        """Return, for each piece of the source, the word to which it belongs, as spelled in the source."""
+        # (1) Number the words: a word starts with SentencePiece's mark, or after a piece without subword-nmt's.
         pieces = self.source.pieces(part.ids)
         spaced = any(piece.startswith(_WORD_START) for piece in pieces)
         number, numbers = -1, []
@@ -418,8 +415,8 @@ class Assembler:
             number += begins or not place
             numbers.append(number)
         words = part.text.split()
-        # (2) Take the words of the text. If their number differs, the text was segmented (each of its words is a piece)
-        # or normalisation changed its blanks: join the pieces.
+        # (2) Use the words of the text. If their number differs, the text was already segmented (each of its words is a
+        # piece) or normalisation changed its blanks, so join the pieces.
         if len(words) != number + 1:
             segmented = words if len(words) == len(pieces) else None
             words = []
@@ -435,10 +432,10 @@ class Assembler:
 def mean_chrf(texts: Sequence[str]) -> list[float]:
     """Return the mean sentence chrF (sacreBLEU's defaults, 0 to 100) of each text against all, itself included.
 
-    Samples of a translation are often the same. Each ordered pair of different texts is compared once, so the time
+    Samples of a translation are often identical. Each ordered pair of different texts is compared once, so the time
     grows with the square of their number.
     """
-    import sacrebleu  # here, since its import is slow and only `mbr` needs it
+    import sacrebleu  # imported here, because its import is slow and only `mbr` needs it
 
     metric = sacrebleu.CHRF()
     counts = Counter(texts)

@@ -1,4 +1,4 @@
-"""Requests to a translator: terms, the options of a call, and what all translators share."""
+"""Requests to a translator: terms, the options of a call, and the interface of all translators."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ MAX_TERM = 200
 """MAX_TERM is the most characters of a glossary's term, in either language."""
 
 LETTER = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])\w")
-"""LETTER is a letter of a word; in scripts without blanks a term may begin and end next to another letter."""
+"""LETTER matches a letter of a word; in scripts without blanks a term may start and end next to another letter."""
 _WORD = regex.compile(r"\w")
 _FIRST = regex.compile(rf"(?:(?![{UNSPACED_SCRIPTS}])\w)++|.", flags=regex.DOTALL)
-"""_FIRST is the word that a term or text begins with; in scripts without blanks, and of other signs, a character."""
+"""_FIRST matches the first word of a term or text; in scripts without blanks, and for other signs, the first
+character."""
 
 
 class Term(NamedTuple):
-    """A term and what it is to become."""
+    """A term and its required translation."""
 
     source: str
     target: str
@@ -46,7 +47,7 @@ class Term(NamedTuple):
 
     @property
     def hard(self) -> bool:
-        """True if it must come out letter by letter."""
+        """True if it must appear exactly as given."""
         return self.mode == "hard"
 
 
@@ -61,15 +62,15 @@ class Found(NamedTuple):
 class Terms:
     """The terms of a glossary or a terminology.
 
-    A term is found as whole words. One in small letters is found in any letter case, one with capitals, and each of a
-    terminology, as it is written. Of terms that overlap the first in the text counts, and of those that begin at the
-    same place the longest.
+    A term matches whole words. A lower-case term matches in any letter case; a term with capitals, and every term of a
+    terminology, matches as written. Of overlapping terms the first in the text counts, and of those that start at the
+    same position the longest.
 
     Args:
-        terms: the terms; white space at their ends does not count.
+        terms: the terms; white space at their ends is ignored.
 
-    Raises ConfigError for a constraint that is empty; DataError for a term of a glossary that is empty, longer than
-    MAX_TERM, of several lines, or there twice.
+    Raises ConfigError for an empty constraint; DataError for a glossary term that is empty, longer than MAX_TERM, on
+    several lines, or given twice.
     """
 
     def __init__(self, terms: Iterable[Term]) -> None:
@@ -93,13 +94,13 @@ class Terms:
             known = self._any_case if term.source == term.source.lower() else self._exact
             if known.setdefault(term.source, term) is not term:
                 raise DataError(f"the glossary has the term {printable(term.source, 60)!r} twice")
-        self._lengths: dict[str, list[int]] = {}  # of the terms that begin with a word, the longest first
+        self._lengths: dict[str, list[int]] = {}  # terms that start with the same word, longest first
         for length, first in sorted({(len(term.source), _first(term.source)) for term in self.terms}, reverse=True):
             self._lengths.setdefault(first, []).append(length)
 
     @classmethod
     def of(cls, terminology: Mapping[str, str]) -> Terms:
-        """Return source term -> target term as constraints."""
+        """Return the mapping source term -> target term as constraints."""
         return cls(Term(source, target, "constraint") for source, target in terminology.items())
 
     def has(self, mode: str) -> bool:
@@ -109,7 +110,7 @@ class Terms:
     def found(self, text: str) -> list[Found]:
         """Return the terms in `text`, in order; they do not overlap."""
         lowered = text.lower()
-        if len(lowered) != len(text):  # İ becomes two characters: the places would differ
+        if len(lowered) != len(text):  # İ becomes two characters, so offsets would differ
             lowered = text
         found: list[Found] = []
         end = 0
@@ -132,7 +133,7 @@ class Terms:
         return list(dict.fromkeys(each.term.target for each in self.found(text) if each.term.mode == "constraint"))
 
     def _inside(self, own: str, beside: str) -> bool:
-        """Return whether a term that begins or ends with the character `own` would be part of a longer word."""
+        """Return whether a term that starts or ends with the character `own` would be part of a longer word."""
         return bool(LETTER.match(own) and self._beside.match(beside))
 
 
@@ -149,7 +150,7 @@ def phrase_ids(phrases: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, 
 def unmet(phrases: Sequence[str], text: str, tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     """Return the phrases that `text`, whose ids are `tokens`, does not contain as whole words.
 
-    One that is asked for several times is returned as often as it is missing.
+    A phrase that is given several times is returned as often as it is missing.
     """
     missing: list[str] = []
     asked: Counter[str] = Counter()
@@ -157,8 +158,8 @@ def unmet(phrases: Sequence[str], text: str, tokens: Sequence[int], tokenizer: T
         asked[phrase] += 1
         places = range(len(tokens) - len(ids) + 1) if ids else ()
         among = sum(tuple(tokens[i : i + len(ids)]) == ids for i in places) >= asked[phrase]
-        # A phrase that the vocabulary's normalisation writes in another way is not in the text letter by letter: there
-        # its pieces count. Where its letters are in the text, but only inside a longer word, it is missing.
+        # A phrase that the vocabulary's normalisation changes is not in the text literally, so its pieces are compared.
+        # If its letters occur in the text only inside a longer word, it is missing.
         whole = len(regex.findall(_bounded(phrase), text)) >= asked[phrase]
         if not whole and (phrase in text or not among):
             missing.append(phrase)
@@ -166,12 +167,12 @@ def unmet(phrases: Sequence[str], text: str, tokens: Sequence[int], tokenizer: T
 
 
 def read_constraints(lines: Iterable[str]) -> Iterable[list[str]]:
-    """Yield the phrases of each line; tabs separate them, and blank ones are left out."""
+    """Yield the phrases of each line, separated by tabs; blank ones are left out."""
     return ([phrase.strip() for phrase in line.split("\t") if phrase.strip()] for line in lines)
 
 
 def read_terminology(lines: Iterable[str], name: str) -> dict[str, str]:
-    """Return source term -> target term of lines `source TAB target`; blank lines are left out.
+    """Return source term -> target term from lines `source TAB target`; blank lines are skipped.
 
     Raises DataError, naming file and line, for another number of columns or a source term with two targets.
     """
@@ -195,7 +196,7 @@ def _bounded(term: str) -> str:
 
 
 ARGUMENTS = ("prefixes", "constraints", "tag", "terminology", "scores", "complete", "next_words", "options", "first")
-"""ARGUMENTS are those of `translate` besides its lines and the keys of the `decoding` section."""
+"""ARGUMENTS lists the arguments of `translate` other than its lines and the keys of the `decoding` section."""
 
 
 @dataclass(frozen=True)
@@ -203,17 +204,17 @@ class TranslateOptions:
     """Options of a request, a stream or a job: the same for all of its lines.
 
     Attributes:
-        n_best: translations of a line; 0: as many as the translator is set to give.
-        alignments: with the alignment of tokens, also where the translator is not set to give it.
-        scores: with the log-probability of each token; our own engine always gives these.
-        tag: put before every source sentence; None: no tag.
-        terms: a terminology for lines that contain its terms; a glossary, where a server applies it around the search.
-        protect: patterns of what must come through unchanged, which a server applies around the search.
-        prefix: what each translation must begin with, where lines have no prefixes of their own.
-        complete: a prefix ends with a whole word; otherwise its last word may go on.
-        next_words: the n best differ in the word after the prefix.
-        constrained: lines have phrases that their translations must contain, whatever search the translator is set to.
-        decoding: further keys of the `decoding` section in place of the translator's.
+        n_best: number of translations per line; 0: the translator's setting.
+        alignments: include token alignments, even if the translator's settings do not.
+        scores: include the log-probability of each token; our engine always does.
+        tag: tag put before every source sentence; None: no tag.
+        terms: a terminology for lines that contain its terms, or a glossary that a server applies around the search.
+        protect: patterns of text that must stay unchanged, which a server applies around the search.
+        prefix: start of each translation, unless lines have separate prefixes.
+        complete: whether a prefix ends with a whole word; otherwise its last word may continue.
+        next_words: whether the n best differ in the word after the prefix.
+        constrained: whether lines have phrases that their translations must contain, whatever the translator's search.
+        decoding: further keys of the `decoding` section that replace the translator's.
     """
 
     n_best: int = 0
@@ -233,7 +234,7 @@ class TranslateOptions:
         """Return the options of a call: those `given`, changed by its keywords.
 
         The keywords are `tag`, `scores`, `complete`, `next_words`, and `terminology` (source term -> target term);
-        others are keys of the `decoding` section, which win over `n_best` and `alignments` of `given`.
+        others are keys of the `decoding` section, which take precedence over `n_best` and `alignments` of `given`.
         """
         options, left = given or cls(), dict(asked)
         own: dict[str, Any] = {key: left.pop(key) for key in ("tag", "scores", "complete", "next_words") if key in left}
@@ -244,21 +245,21 @@ class TranslateOptions:
 
     @property
     def more(self) -> int:
-        """Translations of a line besides the best."""
+        """Number of translations per line in addition to the best."""
         return max(0, self.n_best - 1)
 
     @property
     def begun(self) -> bool:
-        """True if it is about the beginning of the translation of one sentence."""
+        """True if the options concern the start of the translation of one sentence."""
         return bool(self.prefix) or self.next_words
 
     @cached_property
     def key(self) -> tuple[object, bool]:
-        """The part that lines must share to be translated together: all but the words of the prefix."""
+        """The part that lines must share to be translated together: everything except the words of the prefix."""
         return replace(self, prefix=""), bool(self.prefix)
 
     def changes(self, own: DecodingConfig) -> dict[str, Any]:
-        """Return the keys of the `decoding` section that differ from the translator's `own`."""
+        """Return the keys of the `decoding` section that differ from the translator's settings `own`."""
         changes = dict(self.decoding)
         beam = changes.get("beam_size") or own.beam_size
         if self.n_best:
@@ -282,21 +283,21 @@ class LineExtras:
     first: int = 0
     """Number of the first line."""
     prefixes: Sequence[str] = field(default_factory=list)
-    """Beginnings of the translations: none at all, or one for each line."""
+    """Starts of the translations: empty, or one for each line."""
     constraints: Sequence[Sequence[str]] = field(default_factory=list)
-    """Phrases that the translations must contain: none at all, or a list for each line."""
+    """Phrases that the translations must contain: empty, or a list for each line."""
     longest: Sequence[int] = field(default_factory=list)
-    """Most tokens of each part of the translations: none at all, or a number for each line."""
+    """Most tokens of each part of the translations: empty, or a number for each line."""
     numbered: bool = True
-    """Errors name a line's number and the key that sets a limit; to a client of a server both mean nothing."""
+    """Whether errors name a line's number and the key that sets a limit, which mean nothing to a server's client."""
 
     def __post_init__(self) -> None:
-        """Raise TypeError for a phrase where a list of phrases belongs: it would be taken letter by letter."""
+        """Raise TypeError for a phrase in place of a list of phrases, which would be read letter by letter."""
         if any(isinstance(phrases, str) for phrases in self.constraints):
             raise TypeError("constraints: give a list of phrases for each text, such as [['dog'], []]")
 
     def asked(self, place: int) -> list[str]:
-        """Return the constraints of the line at `place` itself, without those of a terminology."""
+        """Return the constraints of the line at index `place`, without those of a terminology."""
         return [phrase for phrase in self.constraints[place] if phrase.strip()] if self.constraints else []
 
 
@@ -306,9 +307,9 @@ def line_extras(
     prefixes: Iterable[str] | None,
     constraints: Iterable[Sequence[str]] | None,
 ) -> Iterator[tuple[list[str], LineExtras]]:
-    """Yield each window of lines with as many prefixes and constraints; the first line has number `first`.
+    """Yield each window of lines with its prefixes and constraints; the first line has number `first`.
 
-    Raises DataError where there are fewer or more of them than lines.
+    Raises DataError if their numbers differ from that of the lines.
     """
     number = first
     prefix_rows = None if prefixes is None else iter(prefixes)
@@ -324,7 +325,7 @@ def line_extras(
 
 
 def _taken(rows: Iterator[Any] | None, count: int, name: str, done: int) -> list[Any]:
-    """Return the next `count` rows, or none where there are no rows at all; `done` were taken before."""
+    """Return the next `count` rows, or none if there are no rows at all; `done` were taken before."""
     if rows is None:
         return []
     taken = list(islice(rows, count))
@@ -337,19 +338,18 @@ class StreamTranslator(ABC):
     """A translator of streams of lines: in this process, or in several.
 
     Attributes:
-        decoding: search settings, for calls that do not give others.
+        decoding: default search settings of calls.
         origin: description of the weights, for messages.
-        target_language: code of the language that it translates into; scores may depend on it.
-        notices: counts of what was not translated in the ordinary way: `blank_lines` (not shown to the model),
+        target_language: code of the target language; scores may depend on it.
+        notices: counts of lines that needed special handling: `blank_lines` (not shown to the model),
             `long_lines` (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are
-            missing), `untagged` (no tag, where the model has those of several languages), `tag_as_text` (a tag that the
-            text begins with), `in_pieces` (cut into subword pieces already), `unknown` (text that the vocabulary
+            missing), `untagged` (no tag, although the model has tags of several languages), `tag_as_text` (a tag at the
+            start of the text), `in_pieces` (already cut into subword pieces), `unknown` (text that the vocabulary
             lacks); and `too_large`, how often memory ran out, so that the rest of a call was translated in smaller
             batches. The first of each kind gives a warning, except for blank lines.
         on_finished: called with the number of sentences that have just been translated, for a progress bar; a line in
             several parts is several sentences, a blank one is none.
-        about_precision: returns what was chosen for the precision and, if asked to, what would be faster, for which it
-            may measure.
+        about_precision: returns the chosen precision and, on request, a faster one, for which it may measure.
     """
 
     decoding: DecodingConfig
@@ -376,8 +376,8 @@ class StreamTranslator(ABC):
 
         `window` lines are read, sorted by length and translated together, so nothing appears before the
         window is full or the input ends: for a dialogue use `window=1`, for throughput a few thousand. Several workers
-        get windows as a whole, and a few for each are read before the first translation is yielded.
-        Other arguments are as in `translate`. If `lines` raises an error, every line before it is translated first.
+        get whole windows, and a few for each are read before the first translation is yielded. Other arguments are as
+        in `translate`. If `lines` raises an error, every line before it is translated first.
         """
         refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
         tasks = line_extras(windows(lines, window), first, prefixes, constraints)
@@ -394,7 +394,7 @@ class StreamTranslator(ABC):
     ) -> Iterator[list[Translation]]:
         """Yield the translations of windows of lines; `constrained`: lines may have constraints.
 
-        Raises ConfigError at once for options that contradict each other.
+        Raises ConfigError immediately for contradictory options.
         """
 
 
@@ -402,8 +402,8 @@ class TextTranslator(StreamTranslator):
     """A translator of text in this process: by PyTorch (Translator) or by CTranslate2 (CTranslate2Translator).
 
     Attributes:
-        own_search: whether it searches as ziggurat.translate.search does: for translations that contain given phrases,
-            and with lines that join a search that is running (ziggurat.translate.call.ContinuousTranslation).
+        own_search: whether it uses ziggurat.translate.search, which supports required phrases and lines that join a
+            running search (ziggurat.translate.call.ContinuousTranslation).
         source_tokenizer, target_tokenizer: tokenizers of the two sides.
         max_positions: most positions of either side; None: no limit.
         before_step: called before every step of our search; an error that it raises ends the translation.
@@ -433,21 +433,21 @@ class TextTranslator(StreamTranslator):
 
         Args:
             texts: lines; a line end inside a text counts as a blank.
-            options: what is asked of all of them; most calls give keywords instead.
+            options: options of all texts; most calls use keywords instead.
             first: the number of the first text, on which the random numbers of sampling depend.
-            prefixes: beginning of each translation; an empty one leaves it free.
+            prefixes: start of each translation; an empty one leaves it free.
             constraints: phrases that each translation must contain; the result lists those that it lacks.
-            longest: most tokens of each translation, where `decoding.max_length` allows more; of each part of it, where
-                a text is translated in parts.
+            longest: most tokens of each translation, if lower than `decoding.max_length`; for a text translated in
+                parts, of each part.
             asked: `tag`: a token such as `<bt>` of the training data, put before every source sentence; `terminology`:
                 source terms and their translations, for texts that contain the terms; `next_words`: the n best differ
                 in the word after the prefix, or in the first part of a text that is translated in parts; `complete`:
                 prefixes end with a whole word, otherwise the next word may be the rest of their last one; others are
-                keys of the `decoding` section in place of the configured ones, but for `precision` and `shortlist`,
-                which belong to the opening of the model; None leaves one as it is.
+                keys of the `decoding` section that replace the configured ones, except `precision` and `shortlist`,
+                which are set when a model is opened; None leaves a key unchanged.
 
-        Raises ConfigError for settings that contradict each other or an unknown tag, DataError for more or fewer
-        prefixes, constraints or limits than texts, TypeError for a single string.
+        Raises ConfigError for contradictory settings or an unknown tag, DataError if prefixes, constraints or limits do
+        not match the texts in number, TypeError for a single string.
         """
         refuse_single(texts=texts, prefixes=prefixes, constraints=constraints)
         texts = list(texts)
@@ -468,12 +468,12 @@ class TextTranslator(StreamTranslator):
 def tells_alignments(translator: TextTranslator) -> bool:
     """Return whether the translations of this translator come with alignments.
 
-    A word is translated to see: whether there are attention weights depends on every model of an ensemble, and of an
-    export on the version that wrote it.
+    A word is translated to find out: attention weights depend on every model of an ensemble, and for an export on the
+    version that wrote it.
     """
     kept, translator.notices = translator.notices, Notices()
     try:
-        with warnings.catch_warnings(action="ignore"):  # of this word nobody wants to know that it was cut
+        with warnings.catch_warnings(action="ignore"):  # suppress the notice that this word was cut
             best = translator.translate(["a"], alignments=True)[0].hypotheses[0]
     except ConfigError:
         return False

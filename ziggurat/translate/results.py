@@ -1,8 +1,8 @@
-"""Results of a translator, and lines of text on their way into and out of translation: one line in, one line out.
+"""Results of a translator, and lines of text before and after translation: one line in, one line out.
 
-Lines are read from a stream, collected in windows, and split where they are too long for the model; at the end the
-parts of a line are joined. `Notices` counts the lines that were not translated in the ordinary way. PyTorch is not
-needed here: an exported model gives the same results (ziggurat.translate.ctranslate2).
+Lines are read from a stream, collected in windows, and split if they are too long for the model; at the end the parts
+of a line are joined. `Notices` counts the lines that needed special handling. PyTorch is not needed here, because an
+exported model gives results of the same form (ziggurat.translate.ctranslate2).
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from ziggurat.data.vocabulary import VocabularyTokenizer, language_tags, text_si
 from ziggurat.system.errors import ConfigError, DataError, printable
 
 Encode = Callable[[list[str]], list[list[int]]]
-"""Texts -> the pieces of each."""
+"""The type of a function from texts to the pieces of each."""
 
 WINDOW_LINES = 2048
-"""Lines of a stream that are read, sorted by length and translated together."""
+"""WINDOW_LINES is the number of lines of a stream that are read, sorted by length and translated together."""
 
 MAX_LINE_BYTES = 1 << 20
-"""A longer line is refused: segmenting it takes 80 times its size in memory, and seconds for each MiB."""
+"""MAX_LINE_BYTES is the longest accepted line: segmenting takes 80 times its size in memory, and seconds per MiB."""
 
 UNSPACED_SCRIPTS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-"""Scripts that write no blank between words, for a class of the `regex` module."""
+"""UNSPACED_SCRIPTS lists scripts without blanks between words, for a class of the `regex` module."""
 
 _WINDOW_CHARACTERS = 1 << 22  # a window also ends here, so that very long lines do not pile up
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-# NUL, and every character that ends a line for str.splitlines(), wc, an editor or JavaScript.
+# NUL, and every character that ends a line in str.splitlines(), wc, editors or JavaScript.
 _LINE_ENDS = regex.compile(r"[\x00\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 
-# After sentence-final punctuation with closing quotes or brackets: before a blank, or at once in scripts
-# without. At most four of them: a lookbehind without bounds takes quadratic time on a long row of quotes.
+# After sentence-final punctuation with closing quotes or brackets: before a blank, or immediately in scripts without
+# blanks. At most four of them, because an unbounded lookbehind takes quadratic time on a long row of quotes.
 _SENTENCE_END = regex.compile(
     r"""(?<=[.!?…։؟۔।॥]["'”’»)\]]{0,4})\s+|(?<=[。！？｡][」』”’）]{0,4})(?![。！？｡」』”’）])"""
 )
@@ -54,12 +54,12 @@ _STARTS_UNSPACED = regex.compile(_NO_BLANKS)
 def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     """Yield the lines of a UTF-8 byte stream as they arrive; `name` (a file, `standard input`) is for errors.
 
-    Only LF ends a line; one CR before it is removed, and so is a byte order mark at the start. The last line
+    Only LF ends a line; one CR before it is removed, as is a byte order mark at the start. The last line
     may lack its LF. Raises DataError naming line (from 1) and byte (from 0) at the first line that is not
     UTF-8 or is longer than 1 MiB; lines before it have been yielded.
     """
     offset = 0
-    # One byte more than allowed tells a line that is too long from one that just fits, and reads no further.
+    # One byte more than allowed distinguishes a line that is too long from one that just fits, and reads no further.
     for number, raw in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
         if len(raw) > MAX_LINE_BYTES:
             raise DataError(
@@ -84,7 +84,7 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
 
 
 def refuse_single(**given: Any) -> None:
-    """Raise TypeError for a single string, which would be taken letter by letter, and for what is no text in a list."""
+    """Raise TypeError for a single string, which would be read letter by letter, and for items that are not text."""
     for name, texts in given.items():
         if wrong := [each for each in texts if not hasattr(each, "__len__")] if isinstance(texts, list) else []:
             raise TypeError(f"{name}: {printable(repr(wrong[0]), 60)} is no text")
@@ -93,31 +93,30 @@ def refuse_single(**given: Any) -> None:
 
 
 def without_nul(texts: Sequence[str]) -> list[str]:
-    """Return `texts` with a blank in place of each NUL, which no training text has."""
+    """Return `texts` with each NUL, which no training text contains, replaced by a blank."""
     return [text.replace("\0", " ") for text in texts]
 
 
 def one_line(text: str) -> str:
-    """Return `text` with one blank in place of every run of line ends or NULs, none at its beginning and end.
+    """Return `text` with every run of line ends or NULs replaced by one blank, and stripped of them at both ends.
 
-    A model can generate any byte. Line ends are LF and CR, but also vertical tab, form feed, U+001C to
-    U+001E, U+0085, U+2028 and U+2029: some reader takes each of them for the end of a line, and lines would
-    shift.
+    A model can generate any byte. Line ends are LF and CR, but also vertical tab, form feed, U+001C to U+001E, U+0085,
+    U+2028 and U+2029: some programs treat each of them as a line end, and lines would shift.
     """
     return _LINE_ENDS.sub(" ", text).strip(" ") if _LINE_ENDS.search(text) else text
 
 
 def check_tag(tag: str | None, known: Collection[str]) -> None:
-    """Raise ConfigError for a tag that is none of those that a model knows; None stands for no tag."""
+    """Raise ConfigError for a tag that the model does not know; None stands for no tag."""
     if tag is not None and tag not in known:
         raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {', '.join(known) or 'none'}")
 
 
 def count_untagged(tagged: bool, texts: Sequence[str], tokenizer: Tokenizer, notices: Notices) -> None:
-    """Count texts without a tag, those with a tag as text, and those that are cut into pieces already.
+    """Count texts without a tag, those with a tag as text, and those that are already cut into pieces.
 
-    A text is without a tag where the tags of a model name several languages, and it is not tagged and begins with none:
-    the model chooses one by itself.
+    A text counts as untagged if the tags of a model name several languages and the text neither has a tag nor starts
+    with one, so that the model chooses the language.
     """
     languages = [] if tagged else language_tags(tokenizer.tags)
     segmented = isinstance(tokenizer, VocabularyTokenizer)
@@ -132,9 +131,9 @@ def count_untagged(tagged: bool, texts: Sequence[str], tokenizer: Tokenizer, not
 def in_parts(
     texts: Sequence[str], encode: Encode, limit: int, notices: Notices, unk: int | None = None
 ) -> Iterator[tuple[str, list[list[int]]]]:
-    """Yield each text as it is translated, with the pieces of its parts: none for a blank text, several for a long one.
+    """Yield each text to translate, with the pieces of its parts: none for a blank text, several for a long one.
 
-    `limit` is the most pieces of a part; `notices` counts blank and long texts, and those with the unknown piece `unk`.
+    `limit` is the most pieces per part; `notices` counts blank and long texts, and those with the unknown piece `unk`.
     """
     clean = without_nul(texts)
     for text, ids in zip(clean, encode(clean), strict=True):
@@ -155,10 +154,10 @@ def in_parts(
 
 
 def split_long(text: str, ids: list[int], encode: Encode, limit: int) -> list[list[int]]:
-    """Return `ids`, the pieces of `text`, as parts of at most `limit` pieces, each as long as fits.
+    """Return `ids`, the pieces of `text`, as parts of at most `limit` pieces, each as long as possible.
 
-    Parts end at the end of a sentence; a sentence longer than `limit` is cut between words, a word longer
-    than `limit` between characters (never inside one: half a character's bytes mean nothing).
+    Parts end at the end of a sentence; a sentence longer than `limit` is cut between words, and a word longer than
+    `limit` between characters (never inside one, because part of a character's bytes is meaningless).
     """
     if len(ids) <= limit:
         return [ids]
@@ -180,7 +179,7 @@ def _pieces_of_words(sentence: str, encode: Encode, limit: int) -> Iterator[list
 
 
 def _pieces_of_stretch(text: str, pieces: list[int], encode: Encode, limit: int) -> Iterator[list[int]]:
-    """Yield `pieces` of `text`, halved until they fit; the pieces of a single character are cut if they must be."""
+    """Yield `pieces` of `text`, halved until they fit; the pieces of a single character are cut if necessary."""
     if len(pieces) <= limit:
         yield pieces
     elif len(text) == 1:
@@ -193,7 +192,7 @@ def _pieces_of_stretch(text: str, pieces: list[int], encode: Encode, limit: int)
 
 
 def _packed(units: Iterable[list[int]], limit: int) -> Iterator[list[int]]:
-    """Yield consecutive units joined to lists of at most `limit` pieces; no unit is longer than that."""
+    """Yield consecutive units joined into lists of at most `limit` pieces; no unit is longer than that."""
     part: list[int] = []
     for unit in units:
         if part and len(part) + len(unit) > limit:
@@ -205,7 +204,7 @@ def _packed(units: Iterable[list[int]], limit: int) -> Iterator[list[int]]:
 
 
 def join_parts(texts: Iterable[str]) -> str:
-    """Join the translations of a line's parts by blanks, and by nothing between letters of scripts without blanks."""
+    """Join the translations of a line's parts with blanks, but without them between letters of unspaced scripts."""
     joined = ""
     for text in filter(None, texts):
         unspaced = _ENDS_UNSPACED.search(joined[-1:]) and _STARTS_UNSPACED.match(text)
@@ -216,7 +215,7 @@ def join_parts(texts: Iterable[str]) -> str:
 def windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     """Return an iterator over `lines` in lists of `size`; if `lines` raises an error, those before it come first.
 
-    Raises ConfigError at once for a size below 1.
+    Raises ConfigError immediately for a size below 1.
     """
     if size < 1:
         raise ConfigError(f"`window` must be at least 1, not {size}")
@@ -246,13 +245,13 @@ def _windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 class TranslationWarning(UserWarning):
-    """Something in the input was not translated in the ordinary way; counted in `Translator.notices`."""
+    """Part of the input needed special handling; counted in `Translator.notices`."""
 
 
 class Notices(Counter[str]):
-    """Counts, by kind, of what was not translated in the ordinary way.
+    """Counts, by kind, of lines that needed special handling.
 
-    `told` has the message of the first of each kind that warns.
+    `told` has the first message of each kind that warns.
     """
 
     def __init__(self) -> None:
@@ -282,9 +281,9 @@ def translate_tagged(
     tags: Sequence[str | None],
     longest: Sequence[int] | None = None,
 ) -> list[Translation]:
-    """Return the translations of texts with a tag each, in the same order.
+    """Return the translations of texts with individual tags, in the same order.
 
-    `translate` is that of a translator, whose call has one tag for all of its texts; `longest` as there.
+    `translate` is a translator's method, which takes one tag for all of its texts; `longest` as there.
     """
     found: dict[int, Translation] = {}
     for tag in dict.fromkeys(tags):
@@ -298,15 +297,15 @@ def translate_tagged(
 class Alignment:
     """Attention of each token of a translation to the source.
 
-    It is that of the head that guided alignment taught, or else of the last decoder layer, mean over its heads.
+    It comes from the head that guided alignment trained, or from the last decoder layer, mean over its heads.
     """
 
     source_tokens: list[str]
-    """Pieces of the source as the model read it, tag and end-of-sentence included."""
+    """Pieces of the source as read by the model, including tag and end-of-sentence."""
     soft: list[list[float]]
     """Per target token, one weight for each source token; they add up to 1."""
     hard: list[int]
-    """Per target token, the source token with the greatest weight, tag and end-of-sentence left out."""
+    """Per target token, the source token with the largest weight, excluding tag and end-of-sentence."""
 
     @classmethod
     def of(cls, source_tokens: list[str], soft: list[list[float]], tags: int) -> Alignment:
@@ -320,28 +319,28 @@ class Hypothesis:
     """One translation of a line."""
 
     text: str
-    """Without line ends."""
+    """The text, without line ends."""
     score: float
     """Log-probability after the length penalty, or mean chrF with `mbr`; the n-best list is ranked by it."""
     log_probability: float
-    """Natural logarithm of the probability given the source, end-of-sentence included."""
+    """Natural logarithm of the probability given the source, including end-of-sentence."""
     tokens: list[str] = field(repr=False)
     """Pieces, without end-of-sentence."""
     token_log_probabilities: list[float] = field(repr=False)
-    """One per token, and one for end-of-sentence where the hypothesis (or a part of it) ended."""
+    """One per token, and one for end-of-sentence if the hypothesis (or a part of it) ended."""
     finished: bool
-    """False: cut at the length limit, or made to end there (`endings: fairseq`)."""
+    """False if cut at the length limit, or forced to end there (`endings: fairseq`)."""
     alignment: Alignment | None = field(default=None, repr=False)
-    """None where it was not asked for."""
+    """The alignment, or None if it was not requested."""
     unmet_constraints: list[str] | None = None
     """Phrases that should be in the text but are not; None for a line without such phrases."""
     ends: int = 0
-    """Times that end-of-sentence was generated: once for each part that ended."""
+    """Number of times that end-of-sentence was generated: once for each part that ended."""
 
     @property
     def quality(self) -> float:
-        """Mean log-probability per token, end-of-sentence counted where there is one; 0 for a blank line."""
-        # Not by the scores of tokens, which CTranslate2 gives only where they are asked for.
+        """Mean log-probability per token, including any end-of-sentence; 0 for a blank line."""
+        # Not computed from token scores, which CTranslate2 returns only on request.
         return self.log_probability / max(1, len(self.tokens) + self.ends)
 
     def as_record(self) -> dict[str, Any]:
@@ -357,7 +356,7 @@ class Translation:
     source: str
     hypotheses: list[Hypothesis]
     parts: int = 1
-    """Number of parts that a very long line was translated in; 0 for a blank line, which the model never saw."""
+    """Number of parts in which a very long line was translated; 0 for a blank line, which the model never saw."""
 
     @property
     def text(self) -> str:
@@ -370,7 +369,7 @@ class Translation:
         return self.hypotheses[0].score
 
     def to_text(self, number: int, n_best: int, *, quality: bool = False) -> str:
-        """Return its text: one line, or with `n_best` above 1 several, with the line's `number` and scores.
+        """Return the text: one line, or several with `n_best` above 1, with the line's `number` and scores.
 
         `quality` adds the mean log-probability per token.
         """
@@ -393,7 +392,7 @@ class TargetScore:
     score: float
     """Log-probability after the length penalty."""
     log_probability: float
-    """Natural logarithm of the probability given the source, end-of-sentence included."""
+    """Natural logarithm of the probability given the source, including end-of-sentence."""
     tokens: list[str]
     """Pieces of the target, without end-of-sentence."""
     token_log_probabilities: list[float]
@@ -410,7 +409,7 @@ class TargetScore:
 
 def json_line(record: dict[str, Any]) -> str:
     """Return `record` as JSON on one line; raises ValueError for NaN."""
-    # Characters that JSON leaves as they are, though some readers take them for line ends.
+    # Characters that JSON does not escape, although some readers treat them as line ends.
     text = json.dumps(record, ensure_ascii=False, allow_nan=False)
     return text.replace("\x85", r"\u0085").replace("\u2028", r"\u2028").replace("\u2029", r"\u2029")
 
@@ -420,14 +419,13 @@ def side_by_side(
 ) -> Translation:
     """Return the translation of a line of one or more parts: its k-th best joins the k-th best of each part.
 
-    A part with fewer results gives its best one again. Log-probabilities add up, and so do scores, unless
-    `mean_score` asks for their mean (for scores that are not logarithms, such as chrF). Of several parts, finished
-    translations rank first.
+    A part with fewer results repeats its best one. Log-probabilities add up, as do scores, unless `mean_score` asks for
+    their mean (for scores that are not logarithms, such as chrF). With several parts, finished translations rank first.
     """
     hypotheses = []
     for rank in range(min(n_best, max(map(len, parts)))):
         hypotheses.append(_joined([part[rank] if rank < len(part) else part[0] for part in parts], mean_score))
-    # The hypotheses of a single part keep the search's order, where with `endings: fairseq` a forced end may be first.
+    # The hypotheses of a single part keep the search's order; with `endings: fairseq`, a forced end may be first.
     if len(parts) > 1 or mean_score:
         hypotheses.sort(key=lambda h: (not h.finished, -h.score))
     return Translation(source, hypotheses, len(parts))
@@ -473,26 +471,26 @@ _LETTER = regex.compile(r"[\p{L}\p{N}\p{M}]")
 
 
 def begins_word(piece: str) -> bool:
-    """Return whether a piece ends the word before it: it begins another, or is none, as end-of-sentence."""
+    """Return whether a piece ends the word before it: it starts another, or is not text, such as end-of-sentence."""
     return _GOES_ON.match(piece) is None
 
 
 def ends_in_word(piece: str) -> bool:
-    """Return whether a piece ends with a letter or digit: after a bracket or a hyphen a word need not have a mark."""
+    """Return whether a piece ends with a letter or digit; after a bracket or hyphen, a word may lack a mark."""
     return _LETTER.fullmatch(piece[-1:]) is not None
 
 
 def boundary_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the ids of a vocabulary whose pieces end the word before them; end-of-sentence is one of them."""
+    """Return the ids of a vocabulary whose pieces end the word before them, including end-of-sentence."""
     return _boundary_ids(tuple(tokenizer.pieces(range(tokenizer.size))), tokenizer.eos)
 
 
-@lru_cache(maxsize=4)  # 32,000 pieces take 20 ms, and a page asks for each word that is clicked
+@lru_cache(maxsize=4)  # 32,000 pieces take 20 ms, and a web page requests this for each clicked word
 def _boundary_ids(pieces: tuple[str, ...], eos: int) -> tuple[int, ...]:
     ids = {number for number, piece in enumerate(pieces) if begins_word(piece)}
     return tuple(sorted(ids | {eos}))
 
 
 def first_word(pieces: Sequence[str]) -> tuple[str, ...]:
-    """Return the pieces of the first word: at least one, and all that go on with it."""
+    """Return the pieces of the first word: at least one, and all that continue it."""
     return (*pieces[:1], *takewhile(lambda piece: not begins_word(piece), pieces[1:]))

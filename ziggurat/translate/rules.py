@@ -1,7 +1,7 @@
 """Rules that forbid tokens, or make them less likely, given the tokens that a hypothesis already has.
 
-They edit log-probabilities in place before anything is chosen. The probability of a forbidden token is not shared out
-among the others. Definitions are those of Hugging Face's logits processors of the same names, over generated tokens.
+They edit log-probabilities in place before anything is chosen. The probability of a forbidden token is not
+redistributed. Definitions are those of Hugging Face's logits processors of the same names, over generated tokens.
 
 Shapes: N live sentences, K beams, T tokens, V vocabulary.
 """
@@ -20,20 +20,20 @@ from ziggurat.translate.hypotheses import NEVER
 
 
 def _may_hold(condition: Tensor) -> bool:
-    """Return whether a condition holds anywhere; always of an accelerator, which a step would wait for.
+    """Return whether a condition holds anywhere; always true on an accelerator, for which a step would wait.
 
-    A mask over all rows is one more pass over the vocabulary, which on a CPU is left out where it would do nothing.
+    A mask over all rows is one more pass over the vocabulary, which a CPU skips if it would do nothing.
     """
     return condition.device.type != "cpu" or bool(condition.any())
 
 
 def _put(values: Tensor, rows: Tensor, new: Tensor) -> None:
-    """Set `values` [N, K] to `new` [N, K] in the rows [N] that are true."""
+    """Set `values` [N, K] to `new` [N, K] in the rows where `rows` [N] is true."""
     values.copy_(torch.where(rows[:, None], new, values))
 
 
 class Rules:
-    """All rules of a search: its options, and per live sentence the prefix and (where needed) the beams' tokens."""
+    """All rules of a search: its options, and per live sentence the prefix and (if needed) the beams' tokens."""
 
     def __init__(self, settings: SearchSettings) -> None:
         options, beam_size, device = settings.rules, settings.beam_size, settings.device
@@ -48,17 +48,17 @@ class Rules:
         self._begin = torch.zeros(0, dtype=torch.int64, device=device)  # [N] tokens of the prefix
         self._complete = torch.zeros(0, dtype=torch.bool, device=device)  # [N] whether it ends with a whole word
         self._boundary = torch.tensor(options.boundary, dtype=torch.int64, device=device)
-        # Tokens of the beams, -1 beyond their ends; kept only where a rule looks at them.
+        # Tokens of the beams, -1 after their ends; kept only if a rule uses them.
         remembers = self._phrases or options.no_repeat_ngram_size or options.repetition_penalty != 1
         self._held = torch.zeros(0, beam_size, 0, dtype=torch.int64, device=device) if remembers else None
 
     @property
     def change_scores(self) -> bool:
-        """Return whether tokens that stay possible may get a score that is not the model's."""
+        """Return whether allowed tokens may get a score that differs from the model's."""
         return self.options.repetition_penalty != 1
 
     def admit(self, sentences: Sequence[Sentence]) -> None:
-        """Take in new sentences, behind the live ones."""
+        """Append new sentences to the live ones."""
         width = max(self._prefix.shape[1], *(len(s.prefix) for s in sentences))
         rows = [[*s.prefix, *[-1] * (width - len(s.prefix))] for s in sentences]
         new = torch.tensor(rows, dtype=torch.int64, device=self._prefix.device).view(len(rows), width)
@@ -92,9 +92,10 @@ class Rules:
     def apply(self, log_probabilities: Tensor, position: Tensor, min_length: Tensor, max_length: Tensor) -> None:
         """Edit log_probabilities [N, K, V] of sentences at `position` [N] in place.
 
-        A forced prefix wins over all other rules, and so does the end at `max_length` [N] with `endings: fairseq`.
+        A forced prefix takes precedence over all other rules, as does the end at `max_length` [N] with `endings:
+        fairseq`.
         """
-        # (1) Set aside what must survive the other rules: the end at the limit, and the next token of a prefix.
+        # (1) Save scores that the other rules must not change: the end at the limit, and the next token of a prefix.
         own_end = log_probabilities[..., self.eos].clone() if self._ends_at_limit else None
         width = self._prefix.shape[1]
         if width:
@@ -103,15 +104,15 @@ class Rules:
             forced = forced.expand(-1, log_probabilities.shape[1], -1)
             kept = log_probabilities.gather(-1, forced.clamp(min=0))
 
-        # (2) Rules over single tokens. The margin comes first: it is measured from the model's best token, forbidden
-        # or not.
+        # (2) Rules for single tokens. The margin comes first, because it is measured from the model's best token,
+        # forbidden or not.
         if self.options.eos_margin is not None:
             ends = log_probabilities[..., self.eos]
             ends.masked_fill_(ends < log_probabilities.amax(-1) - self.options.eos_margin, NEVER)
         log_probabilities.index_fill_(-1, self._never, NEVER)
         log_probabilities[..., self.eos].masked_fill_((position < min_length)[:, None], NEVER)
 
-        # (3) Rules over the tokens that a hypothesis already has.
+        # (3) Rules for the tokens that a hypothesis already has.
         if self._held is not None:
             penalise_repetition(log_probabilities, self._held, self.options.repetition_penalty)
             ban_repeated_ngrams(log_probabilities, self._held, position, self.options.no_repeat_ngram_size)
@@ -121,20 +122,20 @@ class Rules:
         if self.options.boundary:
             self._end_words(log_probabilities, position)
 
-        # (4) Inside a prefix only its next token is left, with the model's own score.
+        # (4) Inside a prefix only its next token remains, with the model's score.
         if width:
             free = log_probabilities.gather(-1, forced.clamp(min=0))
             log_probabilities.masked_fill_(forced >= 0, NEVER)
             log_probabilities.scatter_(-1, forced.clamp(min=0), torch.where(forced >= 0, kept, free))
 
-        # (5) At the limit only end-of-sentence is left. Prefixes are no longer than the limit, so (4) and (5) never
-        # meet.
+        # (5) At the limit only end-of-sentence remains. Prefixes are at most as long as the limit, so (4) and (5) never
+        # coincide.
         if own_end is not None and _may_hold(at_limit := position >= max_length):
             log_probabilities.masked_fill_(at_limit[:, None, None], NEVER)
             _put(log_probabilities[..., self.eos], at_limit, own_end)
 
     def _end_words(self, log_probabilities: Tensor, position: Tensor) -> None:
-        """Let words end where they must: at the end of a complete prefix, and with `one_word` the result."""
+        """Enforce word ends: after a complete prefix and, with `one_word`, at the end of the result."""
         first = position == self._begin
         if _may_hold(ending := first & self._complete):
             kept = log_probabilities.index_select(-1, self._boundary)
@@ -143,7 +144,7 @@ class Rules:
         if not self.options.one_word:
             return
         ends = log_probabilities[..., self.eos]
-        ends.masked_fill_(first[:, None], NEVER)  # there is to be a word
+        ends.masked_fill_(first[:, None], NEVER)  # there must be a word
         if _may_hold(later := position > self._begin):
             boundary = log_probabilities.index_select(-1, self._boundary)
             log_probabilities.index_copy_(-1, self._boundary, boundary.masked_fill(later[:, None, None], NEVER))
@@ -153,22 +154,22 @@ class Rules:
 def penalise_repetition(log_probabilities: Tensor, held: Tensor, penalty: float) -> None:
     """Multiply log_probabilities [N, K, V] of the tokens `held` [N, K, T] (-1: none) by `penalty` (Keskar et al. 2019).
 
-    A token counts once however often it is held. In place.
+    A token counts once, however often it occurs. Works in place.
     """
-    if penalty == 1:  # `held` may be kept for another rule
+    if penalty == 1:  # another rule may use `held`
         return
     tokens = held.clamp(min=0)
     own = log_probabilities.gather(-1, tokens)
-    # A token is written as often as it is held, and the first one for each place that holds none. Which of these wins
-    # is settled by the value: the penalised one is the smaller or, with a penalty below 1, the larger.
+    # A token is written as often as it occurs, and the first one once for each empty slot. The value decides which
+    # write wins: the penalised one is the smaller or, with a penalty below 1, the larger.
     wins: Literal["amin", "amax"] = "amin" if penalty > 1 else "amax"
     log_probabilities.scatter_reduce_(-1, tokens, torch.where(held >= 0, own * penalty, own), wins)
 
 
 def ban_repeated_ngrams(log_probabilities: Tensor, held: Tensor, position: Tensor, size: int) -> None:
-    """Rule out tokens that would end a sequence of `size` tokens which `held` [N, K, T] has already; in place.
+    """Rule out tokens that would end a sequence of `size` tokens that `held` [N, K, T] already has; in place.
 
-    position: [N] tokens that are held.
+    position: [N] number of tokens held.
     """
     windows = held.shape[2] - size + 1
     if not size or windows < 1:
@@ -184,10 +185,10 @@ def ban_repeated_ngrams(log_probabilities: Tensor, held: Tensor, position: Tenso
 
 
 class BannedPhrases:
-    """Tree of the phrases of two or more tokens that are never generated; a step's cost hardly grows with their number.
+    """Tree of banned phrases of two or more tokens; a step's cost hardly grows with their number.
 
-    A node is a beginning that some phrases share. `_follow` goes on from the nodes of all hypotheses at once, by a
-    binary search in the sorted codes `node * base + token` of the tree's edges.
+    A node is a prefix that some phrases share. `_follow` advances from the nodes of all hypotheses at once, by a binary
+    search in the sorted codes `node * base + token` of the tree's edges.
 
     Args:
         phrases: each at least two ids.
@@ -207,15 +208,15 @@ class BannedPhrases:
         self._edges, self._children = torch.tensor(edges, dtype=torch.int64, device=device).T.contiguous().unbind(0)
         ends = sorted(node * self._base + token for (_, node), tokens in last.items() for token in tokens)
         self._ends = torch.tensor(ends, dtype=torch.int64, device=device)  # by node, then token
-        # Of each length, the most tokens that phrases of one beginning end with.
+        # For each length, the largest number of last tokens of phrases with the same beginning.
         self._most: dict[int, int] = {}
         for (length, _), tokens in last.items():
             self._most[length] = max(len(tokens), self._most.get(length, 0))
 
     def ban(self, log_probabilities: Tensor, held: Tensor, position: Tensor) -> None:
-        """Rule out the last token of each phrase where `held` [N, K, T] ends with the others; in place.
+        """Rule out the last token of each phrase if `held` [N, K, T] ends with the others; in place.
 
-        log_probabilities: [N, K, V]; position: [N] tokens that are held.
+        log_probabilities: [N, K, V]; position: [N] number of tokens held.
         """
         for length, most in self._most.items():
             before = position[:, None] + torch.arange(1 - length, 0, device=held.device)
@@ -227,7 +228,8 @@ class BannedPhrases:
                 node = self._follow(node, token)
             if not _may_hold(there := node > 0):
                 continue
-            # As many tokens of every hypothesis as any can have ruled out: to count them would wait for the device.
+            # Handles the largest possible number of tokens for every hypothesis, because counting them would wait for
+            # the device.
             first = (node * self._base)[..., None]
             place = torch.searchsorted(self._ends, first) + torch.arange(most, device=held.device)
             token = self._ends[place.clamp(max=len(self._ends) - 1)] - first
@@ -237,7 +239,7 @@ class BannedPhrases:
             log_probabilities.scatter_reduce_(-1, token, own.masked_fill(ends, NEVER), "amin")
 
     def _follow(self, node: Tensor, token: Tensor) -> Tensor:
-        """Return the child [N, K] that `token` [N, K] leads to from `node` [N, K]; -1: there is none."""
+        """Return the child [N, K] to which `token` [N, K] leads from `node` [N, K]; -1: none."""
         code = node * self._base + token
         place = torch.searchsorted(self._edges, code.contiguous()).clamp(max=len(self._edges) - 1)
         there = (node >= 0) & (token >= 0) & (token < self._base) & (self._edges[place] == code)

@@ -1,8 +1,8 @@
-"""Scorers: models as a search sees them, one alone or an ensemble, and forced scoring of given targets.
+"""Scorers: the search's interface to a model or an ensemble, and forced scoring of given targets.
 
-A search asks a `Scorer` for the scores of every next token, for sentences that enter, leave and change their beams.
+A search asks a `Scorer` for the scores of every next token, for sentences that enter, leave and reorder their beams.
 
-Lexical shortlists in the search: scores only for target tokens that the source sentence allows (Jean et al. 2015).
+Lexical shortlists restrict the search to target tokens that the source sentence allows (Jean et al. 2015).
 
 Shapes: n new sentences, N live ones, K beams, S source, V vocabulary, U columns.
 """
@@ -32,7 +32,7 @@ class Shortlist:
 
     Args:
         table: candidates for each source id.
-        size: number of target ids of the tokenizer; a model may have rows beyond them, which are never allowed.
+        size: number of target ids of the tokenizer; a model may have further rows, which are never allowed.
         device: where the masks are built.
     """
 
@@ -43,8 +43,8 @@ class Shortlist:
 
     def allowed(self, source: Tensor, source_mask: Tensor, vocabulary_size: int) -> Tensor:
         """Return bool [n, V] for source ids [n, S] (mask: True for real tokens): a function of each sentence alone."""
-        # Column `size` is cleared below: fillers of the table write there, and positions beyond a source's end. A model
-        # without rows beyond the tokenizer's ids needs one more column for it.
+        # Column `size` is cleared below; the table's fillers and positions after a source's end write there. A model
+        # without rows beyond the tokenizer's ids needs an extra column for it.
         mask = torch.zeros(len(source), vocabulary_size + 1, dtype=torch.bool, device=source.device)
         ids = self._candidates[source].masked_fill(~source_mask[..., None], self.size)
         mask.scatter_(1, ids.flatten(1).long(), True)
@@ -54,7 +54,7 @@ class Shortlist:
 
 
 class ShortlistedOutput:
-    """Output projection for live sentences: one product over the tokens that any of them allows, -inf elsewhere.
+    """Output projection for live sentences: one product over the union of their allowed tokens, -inf elsewhere.
 
     Args:
         output: the whole projection.
@@ -72,7 +72,7 @@ class ShortlistedOutput:
         self._scores: Tensor | None = None
 
     def admit(self, source: Tensor, source_mask: Tensor) -> None:
-        """Take in new sentences, ids [n, S], behind the live ones."""
+        """Append new sentences, ids [n, S], to the live ones."""
         new = self._shortlist.allowed(source, source_mask, self._allowed.shape[1])
         self._allowed = torch.cat((self._allowed, new))
         self._columns = self._allowed.any(0).nonzero()[:, 0]
@@ -81,7 +81,7 @@ class ShortlistedOutput:
 
     def keep(self, sentences: Tensor) -> None:
         """Let row i be the old row `sentences`[i]."""
-        # Columns that no sentence needs any more stay until the next admission: restricting the projection copies rows.
+        # Unneeded columns stay until the next admission, because restricting the projection copies rows.
         sentences = sentences.to(self._allowed.device)
         self._allowed = self._allowed.index_select(0, sentences)
         self._forbidden = self._forbidden.index_select(0, sentences)
@@ -93,7 +93,7 @@ class ShortlistedOutput:
             self._forbidden[:, None], -math.inf
         )
         shape = (len(hidden), beams, self._allowed.shape[1])
-        # The same memory at every step: allocating it costs more than filling it.
+        # The same memory at every step, because allocating it costs more than filling it.
         if self._scores is None or self._scores.dtype != some.dtype or self._scores.numel() < math.prod(shape):
             self._scores = some.new_empty(math.prod(shape))
         scores = self._scores[: math.prod(shape)].view(shape).fill_(-math.inf)
@@ -101,28 +101,28 @@ class ShortlistedOutput:
 
 
 class Scorer(Protocol):
-    """A model, or several as one, with N live sentences of K beams each.
+    """A model, or several combined, with N live sentences of K beams each.
 
-    Sentences enter and leave between steps, and each is at its own position: one may take its 30th step while another
+    Sentences enter and leave between steps, and each has a separate position: one may take its 30th step while another
     takes its first. Shapes: N live sentences, K beams, S source, V vocabulary.
     """
 
     @property
     def vocabulary_size(self) -> int:
-        """Number V of tokens that get a score."""
+        """Number V of tokens with a score."""
 
     @property
     def attention(self) -> Tensor | None:
-        """Attention [N, K, S] to the source at the last step, 0 beyond a source's end; None when not offered.
+        """Attention [N, K, S] to the source at the last step, 0 after a source's end; None when not available.
 
-        The mean over the heads of the last layer. S is at least the length of the longest live source.
+        It is the mean over the heads of the last layer. S is at least the length of the longest live source.
         """
 
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
-        """Begin without sentences; at most `slots` will be live at a time, each with `beam_size` beams."""
+        """Start without sentences; at most `slots` will be live at a time, each with `beam_size` beams."""
 
     def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
-        """Encode new sentences, ids [n, S] (mask: True for real tokens), which go behind the N live ones.
+        """Encode new sentences, ids [n, S] (mask: True for real tokens), which follow the N live ones.
 
         Each of them takes at most `max_steps` steps.
         """
@@ -130,8 +130,9 @@ class Scorer(Protocol):
     def step(self, tokens: Tensor) -> Tensor:
         """Take the last tokens [N, K]; return scores [N, K, V] whose softmax gives the next token.
 
-        A new sentence's first tokens are begin-of-sentence. Scores may be log-probabilities (a softmax keeps them) or
-        logits, which are cheaper. The caller may overwrite the result, and uses it only until the next step.
+        A new sentence's first tokens are begin-of-sentence. Scores may be log-probabilities (which a softmax leaves
+        unchanged) or logits, which are cheaper. The caller may overwrite the result, which is valid until the next
+        step.
         """
 
     def follow(self, parents: Tensor) -> None:
@@ -140,17 +141,17 @@ class Scorer(Protocol):
     def keep(self, sentences: Tensor) -> None:
         """Keep only some sentences: let row i be the old row `sentences`[i], [N'], a tensor on the CPU.
 
-        The search fills the holes of those that leave with rows from the end, so `sentences`[i] is i for most.
+        The search fills the holes of leaving sentences with rows from the end, so `sentences`[i] is i for most.
         """
 
 
 class EnsembleScorer:
     """Scorer of an ensemble of K models: p(token) = (p_1(token) + ... + p_K(token)) / K, as in zero and fairseq.
 
-    The members may differ in depth, width and architecture: they share the sequence of tokens and nothing else.
+    The members may differ in depth, width and architecture: they share only the sequence of tokens.
 
     Args:
-        members: their scorers, on one device.
+        members: scorers of the members, on one device.
 
     Raises ValueError for no members, or for members with different numbers of target tokens.
     """
@@ -164,16 +165,16 @@ class EnsembleScorer:
 
     @property
     def attention(self) -> Tensor | None:
-        """Attention [N, K, S] of the last step, mean over the members that offer it; None if none does."""
+        """Attention [N, K, S] of the last step, mean over the members that have it; None if none does."""
         offered = [weights for member in self._members if (weights := member.attention) is not None]
         if not offered:
             return None
-        # Members may keep more source positions than the longest live source has; beyond that all weights are 0.
+        # Members may keep more source positions than the longest live source has; the rest of the weights are 0.
         width = min(weights.shape[2] for weights in offered)
         return torch.stack([weights[..., :width] for weights in offered]).mean(0)
 
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
-        """Begin without sentences, in every member."""
+        """Start without sentences, in every member."""
         for member in self._members:
             member.start(beam_size, slots, keep_attention=keep_attention)
 
@@ -198,7 +199,7 @@ class EnsembleScorer:
 
 
 def scorer_of(models: Sequence[Seq2Seq], shortlist: Shortlist | None = None) -> Scorer:
-    """Return the scorer of one model, or of the ensemble of several (see EnsembleScorer), all with one shortlist."""
+    """Return the scorer of one model, or of an ensemble of several (see EnsembleScorer), all with one shortlist."""
     scorers = [ModelScorer(model, shortlist) for model in models]
     return scorers[0] if len(scorers) == 1 else EnsembleScorer(scorers)
 
@@ -212,12 +213,12 @@ def open_members(
 ) -> list[OpenedModel]:
     """Open runs or model directories that translate together; `device` and `without_layers` as in open_model.
 
-    `which` (as in open_model) holds for every run among them; a model directory has only one model. Raises ConfigError
+    `which` (as in open_model) applies to every run among them; a model directory has only one model. Raises ConfigError
     for no path, or for models whose vocabularies or normalisations differ on either side, and the errors of open_model.
     """
     if not paths:
         raise ConfigError("name at least one run or model directory")
-    # A checkpoint can be chosen only in a run; if there is none, open_model explains that.
+    # A checkpoint can be chosen only in a run; if it does not exist, open_model explains that.
     runs = {path for path in paths if (Path(path) / CHECKPOINTS).is_dir()}
     if without_layers is not None and len(paths) > 1:
         raise ConfigError("layers can be left out of one model, not of an ensemble: export the smaller model first")
@@ -234,7 +235,8 @@ def open_members(
 
 
 _LOGIT_ROWS = 1024
-"""Target tokens whose logits [rows, vocabulary] are in memory at a time in forced scoring."""
+"""_LOGIT_ROWS is the number of target tokens whose logits [rows, vocabulary] are in memory at a time in forced
+scoring."""
 
 
 class ModelScorer:
@@ -242,8 +244,8 @@ class ModelScorer:
 
     Args:
         model: the model.
-        shortlist: tokens that no live sentence's source allows are left out of the output projection, and a sentence's
-            own forbidden ones score -inf.
+        shortlist: tokens that no live source allows are left out of the output projection, and others that a sentence
+            forbids score -inf.
     """
 
     def __init__(self, model: Seq2Seq, shortlist: Shortlist | None = None) -> None:
@@ -255,17 +257,17 @@ class ModelScorer:
 
     @property
     def attention(self) -> Tensor | None:
-        """Last layer's cross-attention [N, K, S] at the last step, mean over heads; None if not kept."""
+        """The last layer's cross-attention [N, K, S] at the last step, mean over heads; None if not kept."""
         return self._state.cross_attention
 
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
-        """Begin without sentences."""
+        """Start without sentences."""
         self._state = self.model.start(beam_size, slots, keep_attention=keep_attention)
         if self._shortlist is not None:
             self._output = ShortlistedOutput(self.model.output, self._shortlist)
 
     def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
-        """Encode source ids [n, S]; caches grow with the steps, so `max_steps` does not matter."""
+        """Encode source ids [n, S]; caches grow with the steps, so `max_steps` is ignored."""
         self.model.admit(self.model.encode(source, source_mask), self._state)
         if self._output is not None:
             self._output.admit(source, source_mask)
@@ -310,7 +312,7 @@ def force_score(
     """Return the score of each target given its source, in the order of the input.
 
     `model` is one model, or the members of an ensemble (see EnsembleScorer); `sources` are ids with end-of-sentence,
-    `targets` without it. A batch has at most `batch_tokens` tokens on its longer side, padding counted.
+    `targets` without it. A batch has at most `batch_tokens` tokens on its longer side, including padding.
 
     Raises ValueError for unequal numbers of sources and targets.
     """
@@ -320,7 +322,8 @@ def force_score(
     scores: dict[int, ForcedScore] = {}
     lengths = [max(len(s), len(t) + 1) for s, t in zip(sources, targets, strict=True)]
     for batch in length_batches(lengths, batch_tokens):
-        # The mask hides the filling, which is an id of the source vocabulary: the target's `pad` may be none there.
+        # The mask hides the padding, which must be an id of the source vocabulary; the target's `pad` may not exist
+        # there.
         source, source_mask = padded([sources[i] for i in batch], sources[batch[0]][-1], device)
         target_in, _ = padded([[bos, *targets[i]] for i in batch], pad, device)
         target, target_mask = padded([[*targets[i], eos] for i in batch], pad, device)
@@ -328,9 +331,9 @@ def force_score(
         for member in members:
             hidden = member.decode(target_in, member.encode(source, source_mask))
             of_members.append(_of_targets(member, hidden[target_mask], target[target_mask]))
-        tokens = log_mean_probability(of_members).cpu()  # in one go: each row would wait for a GPU twice
+        tokens = log_mean_probability(of_members).cpu()  # at once, since each row would wait for a GPU twice
         for i, row in zip(batch, tokens.split([len(targets[i]) + 1 for i in batch]), strict=True):
-            # Summed in float64: fp32 would lose digits over a long target.
+            # Summed in float64, because fp32 would lose digits over a long target.
             scores[i] = ForcedScore(float(row.double().sum()), row.tolist())
     return [scores[i] for i in range(len(sources))]
 
@@ -344,12 +347,12 @@ def log_probabilities(scores: Tensor) -> Tensor:
 def log_mean_probability(members: Iterable[Tensor]) -> Tensor:
     """Return log((p_1 + ... + p_K) / K) for the log-probabilities log p_k of K >= 1 models, all of one shape.
 
-    The sum is taken in the logarithm: a token too unlikely for its probability to be a float keeps its score.
+    The sum is computed in log space, so that a token whose probability would underflow keeps its score.
     """
     remaining = iter(members)
     total, count = next(remaining), 1
     for member in remaining:
-        # In logarithms, since probabilities of rare tokens underflow fp32.
+        # In log space, since probabilities of rare tokens underflow fp32.
         total, count = torch.logaddexp(total, member), count + 1
     return total - math.log(count)
 
@@ -365,8 +368,8 @@ def _of_targets(model: Seq2Seq, hidden: Tensor, target: Tensor) -> Tensor:
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
     """Yield batches of indices into `lengths`, longest first; sentences x longest <= `batch_tokens`.
 
-    A sentence longer than `batch_tokens` is a batch alone. Longest first, so that a batch that does not fit into memory
-    fails at once and not after an hour. Equal lengths keep their order.
+    A sentence longer than `batch_tokens` is a batch by itself. Longest first, so that a batch that does not fit into
+    memory fails at once, not after an hour. Equal lengths keep their order.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -379,7 +382,7 @@ def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[i
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Return ids [rows, longest] filled up with `pad` on the right, and their mask, True for real tokens."""
+    """Return ids [rows, longest], padded with `pad` on the right, and their mask, True for real tokens."""
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows], dtype=torch.int64)
     lengths = torch.tensor([len(row) for row in rows])

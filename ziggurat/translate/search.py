@@ -1,15 +1,15 @@
 """Beam search over any scorer, with sentences that enter and leave while it runs.
 
-The search knows token ids, and nothing of text, models or files. Each step extends every hypothesis (beam) of every
-live sentence by one token (`Search.step`). Hypotheses that end join the sentence's finished ones, ranked by penalised
-score.
+The search handles token ids and knows nothing about text, models or files. Each step extends every hypothesis (beam) of
+every live sentence by one token (`Search.step`). Hypotheses that end join the sentence's finished ones, ranked by
+penalised score.
 
 A sentence is settled once none of its beams can still beat its n-th best finished hypothesis. More tokens only lower a
 log-probability, so a beam's log-probability divided by the penalty at the greatest length bounds what it can reach:
-stopping there changes no result (unlike stopping at K finished, which `endings: fairseq` and `marian` ask for). A
-settled sentence leaves at once, and a row from the end fills its hole (`_compacted`); waiting ones enter as soon as
-there is room for a group of them (`BatchAdmission`). Each sentence is at its own position. Results do not depend on the
-other sentences of the batch, up to the scorer's own rounding.
+stopping there changes no result (unlike stopping at K finished, as with `endings: fairseq` and `marian`). A settled
+sentence leaves at once, and a row from the end fills its hole (`_compacted`). Waiting ones enter as soon as there is
+room for a group of them (`BatchAdmission`). Each sentence has a separate position. Results do not depend on the other
+sentences of the batch, up to the scorer's rounding.
 
 Shapes: N live sentences, K beams, C candidates, G groups, R finished hypotheses kept, S source, V vocabulary.
 """
@@ -31,11 +31,11 @@ from ziggurat.translate.scorers import Scorer, padded
 
 
 class NonFiniteScoreError(ZigguratError):
-    """The model gave NaN (or no finite score at all) for the next token: its weights or its input are broken."""
+    """The model returned NaN (or no finite score) for the next token, because its weights or its input are broken."""
 
 
 class LiveSentence(NamedTuple):
-    """A sentence in the search."""
+    """A sentence in a running search."""
 
     number: int
     """Its number in the input."""
@@ -50,8 +50,8 @@ class SearchState(NamedTuple):
     total: Tensor  # [N, K] log-probabilities of the beams, float64
     score: Tensor  # [N, G, R] penalised scores of finished hypotheses, best first
     ticket: Tensor  # [N, G, R] where they ended: position * C + candidate
-    best: Tensor  # [N] highest log-probability of a finished hypothesis; kept up for pruning alone
-    ended: Tensor  # [N] hypotheses that have ended so far, those that are not kept included
+    best: Tensor  # [N] highest log-probability of a finished hypothesis; only for pruning
+    ended: Tensor  # [N] hypotheses that have ended so far, including those not kept
     position: Tensor  # [N] tokens so far
     max_length: Tensor  # [N]
     min_length: Tensor  # [N]
@@ -61,7 +61,8 @@ class SearchState(NamedTuple):
     def entering(cls, sentences: Sequence[Sentence], settings: SearchSettings, groups: int) -> SearchState:
         """Return the rows of sentences before their first step.
 
-        All beams of a group start from one token: only the first is alive, or each hypothesis would appear K times.
+        All beams of a group start from one token, so only the first is alive; otherwise each hypothesis would appear K
+        times.
         """
         count, beams, device = len(sentences), settings.beam_size, settings.device
         total = torch.full((count, beams), NEVER, dtype=torch.float64, device=device)
@@ -88,29 +89,29 @@ class SearchState(NamedTuple):
 
 
 def _compacted(done: Sequence[bool]) -> list[int]:
-    """Return the rows that stay when those that are `done` leave; rows from the end fill the holes."""
+    """Return the remaining rows when the `done` ones leave; rows from the end fill the holes."""
     stay = [row for row, is_done in enumerate(done) if not is_done]
     fill = (row for row in reversed(stay) if row >= len(stay))
     return [next(fill) if done[row] else row for row in range(len(stay))]
 
 
 _GROUP_PART = 4
-"""New sentences enter once they are one in so many of the sentences then live.
+"""A group of new sentences is admitted once it makes up one part in _GROUP_PART of the live sentences.
 
-Each admission is a pass of the encoder, which a single sentence fills badly; but the longer a group is waited for, the
-more rows of the search stay empty.
+Each admission is a pass of the encoder, which is inefficient for a single sentence; but the longer the wait for a
+group, the more rows of the search stay empty.
 """
 
 
 class BatchAdmission:
-    """Sentences that wait, in the order of `lengths`, and enter in groups.
+    """Waiting sentences, in the order of `lengths`, which enter in groups.
 
     Args:
         lengths: source tokens of each sentence.
-        batch_tokens: most source tokens that are live at a time, padding counted: sentences x the longest of them.
-            A sentence longer than that is live alone.
+        batch_tokens: most live source tokens at a time, including padding: sentences x the longest of them. A longer
+            sentence is live alone.
         batch_sentences: most sentences that are live at a time.
-        slots: the same where more sentences will come; None: no more than `lengths` can need.
+        slots: the same limit if more sentences will be added; None: as many as `lengths` can need.
     """
 
     def __init__(
@@ -119,24 +120,24 @@ class BatchAdmission:
         self.batch_tokens = batch_tokens
         fit = max(1, batch_tokens // min(lengths, default=1))
         self.slots = slots or max(1, min(len(lengths), batch_sentences, fit))
-        """Sentences that can be live at a time."""
+        """Number of sentences that can be live at a time."""
         self._waiting = deque(enumerate(lengths))
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, number: int, length: int) -> None:
-        """Let one more sentence wait behind the others."""
+        """Append a sentence to the waiting ones."""
         self._waiting.append((number, length))
 
     def remove(self, numbers: Container[int]) -> None:
-        """Let the sentences with these numbers wait no longer."""
+        """Remove the sentences with these numbers from the waiting ones."""
         self._waiting = deque(pair for pair in self._waiting if pair[0] not in numbers)
 
     def group(self, live: Sequence[int]) -> list[int]:
-        """Return the numbers of the sentences that enter now, when those of the lengths `live` are in the search.
+        """Return the numbers of the sentences that enter now, given the lengths `live` of those in the search.
 
-        None enter until there is room for a group that is worth a pass of the encoder, or for all that wait.
+        None enter until there is room for a group that justifies a pass of the encoder, or for all waiting ones.
         """
         longest, count = max(live, default=0), 0
         for _, length in self._waiting:
@@ -162,10 +163,10 @@ def search(scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettin
 def search_by_steps(
     scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettings
 ) -> Iterator[dict[int, list[IdHypothesis]]]:
-    """Yield the results of the sentences that a step settles, by number: up to `n_best`, best first and at least one.
+    """Yield the results of the sentences settled by a step, by number: up to `n_best`, best first, at least one.
 
-    Sentences enter in the order given: sorted by length, they share batches with little padding. Raises
-    NonFiniteScoreError, and ConfigError where the settings need the scorer's attention and it offers none.
+    Sentences enter in the given order; sorted by length, they share batches with little padding. Raises
+    NonFiniteScoreError, and ConfigError if the settings need attention that the scorer lacks.
     """
     for numbers in searched_together(sentences, settings.beam_size):
         running = Search(scorer, [sentences[number] for number in numbers], settings)
@@ -177,12 +178,12 @@ def search_by_steps(
 
 
 class Search:
-    """A search under way. Row i of every tensor, and of the scorer, is `live[i]`.
+    """A running search. Row i of every tensor, and of the scorer, is `live[i]`.
 
     Args:
         scorer: the model.
-        sentences: those that wait first, numbered from 0.
-        settings: of all sentences.
+        sentences: the initial waiting sentences, numbered from 0.
+        settings: settings of all sentences.
         slots: most sentences that are live at a time; None: as many as `sentences` can need.
     """
 
@@ -191,7 +192,7 @@ class Search:
     ) -> None:
         self.scorer = scorer
         self.settings = settings
-        self.sentences = dict(enumerate(sentences))  # that wait
+        self.sentences = dict(enumerate(sentences))  # waiting
         self.choice = choice_of(sentences, settings)
         self.rules = Rules(settings)
         self.live: list[LiveSentence] = []
@@ -204,14 +205,14 @@ class Search:
         scorer.start(settings.beam_size, self.waiting.slots, keep_attention=keep_attention)
 
     def step(self) -> dict[int, list[IdHypothesis]]:
-        """Extend all hypotheses by one token; return the results of the sentences that this settles, by number."""
+        """Extend all hypotheses by one token; return the results of the sentences settled by this, by number."""
         # (1) Admit waiting sentences, once there is room for a group of them.
         self._admit(self.waiting.group([len(each.sentence.source) for each in self.live]))
         self.settings.before_step()
         state = self.state
 
         # (2) Score the next tokens. One fused pass over a row is faster on CPU than its log-sum-exp alone, and NaN
-        # anywhere makes all of the row NaN. In place where it can be: on CPU fresh memory for every step costs more
+        # anywhere makes the whole row NaN. In place if possible, because on CPU fresh memory for every step costs more
         # than the pass itself.
         scores = self.scorer.step(state.tokens)
         narrow = scores.dtype in (torch.bfloat16, torch.float16)
@@ -220,7 +221,7 @@ class Search:
         broken = log_probabilities[..., 0].isnan()
         attention = self._attention()
 
-        # (3) Apply the rules, in place. Where they change scores, a copy keeps the model's own, for the results.
+        # (3) Apply the rules, in place. If they change scores, a copy keeps the model's scores for the results.
         given = log_probabilities.clone() if self.rules.change_scores else None
         self.rules.apply(log_probabilities, state.position, state.min_length, state.max_length)
 
@@ -255,8 +256,8 @@ class Search:
         if self.attended is not None:
             self.attended = self.attended.gather(1, parents[..., None].expand(-1, -1, self.attended.shape[2]))
 
-        # (7) Settle the sentences that can no longer improve. All that the host wants to know of a step, whether it was
-        # all finite too, is read here at once: each reading waits for the device.
+        # (7) Settle the sentences that can no longer improve. Everything that the host needs from a step, including
+        # whether all scores were finite, is read here at once, because each read waits for the device.
         state = self.state
         ranked = self._done(), state.score, state.ticket, state.total, broken.any()
         kept = attention if self.settings.keep_attention else None
@@ -275,12 +276,12 @@ class Search:
         return settled
 
     def add(self, number: int, sentence: Sentence) -> None:
-        """Let a sentence without constraints wait behind the others; its `number` must be new."""
+        """Append a sentence without constraints to the waiting ones; its `number` must be new."""
         self.sentences[number] = sentence
         self.waiting.add(number, len(sentence.source))
 
     def remove(self, numbers: Container[int]) -> None:
-        """Take sentences out, waiting or live, without results."""
+        """Remove sentences, waiting or live, without results."""
         self.waiting.remove(numbers)
         self.sentences = {number: each for number, each in self.sentences.items() if number not in numbers}
         done = [each.number in numbers for each in self.live]
@@ -288,7 +289,7 @@ class Search:
             self._leave(done, self.state.tokens)
 
     def _admit(self, numbers: Sequence[int]) -> None:
-        """Let the sentences `numbers` in, behind the live ones."""
+        """Admit the sentences `numbers`, after the live ones."""
         if not numbers:
             return
         sentences = [self.sentences.pop(number) for number in numbers]
@@ -314,7 +315,7 @@ class Search:
                 named=["decoding.alignments", "decoding.replace_unknown"],
             )
         if self.settings.penalty.coverage:
-            # Sentences that entered since the last step have no sums yet; S changes with the longest live source.
+            # Sentences admitted since the last step have no sums yet; S changes with the longest live source.
             sums = attention.double()
             if self.attended is not None:
                 rows, width = len(self.attended), min(attention.shape[2], self.attended.shape[2])
@@ -331,7 +332,7 @@ class Search:
         return totals.masked_fill(totals < floor[:, None], NEVER)
 
     def _narrowed(self, totals: Tensor) -> Tensor:
-        """Return the totals [N, C], best first, without those for which a beam of `endings: marian` has no room."""
+        """Return the totals [N, C], best first, without those that exceed the beam of `endings: marian`."""
         if self.settings.endings != "marian":
             return totals
         room = self.settings.beam_size - self.state.ended
@@ -343,7 +344,7 @@ class Search:
             return ends
         beams = self.settings.beam_size
         counted = ends & (totals > NEVER) & (torch.arange(ends.shape[1], device=ends.device) < beams)
-        if self.settings.endings == "fairseq":  # a sentence takes K endings and no more, the best of this step first
+        if self.settings.endings == "fairseq":  # a sentence accepts at most K endings, the best of this step first
             counted &= self.state.ended[:, None] + counted.cumsum(1) <= beams
         return counted
 
@@ -355,7 +356,7 @@ class Search:
             real = torch.arange(self.attended.shape[2], device=total.device) < state.source_length[:, None, None]
             score = score + self.settings.penalty.coverage_term(self.attended, real).gather(1, origin)
         ticket = state.position[:, None] * self.choice.width + torch.arange(total.shape[1], device=total.device)
-        # Behind the earlier ones, and sorted stably: of equal scores the older hypothesis ranks first.
+        # After the earlier ones, with a stable sort, so that of equal scores the older hypothesis ranks first.
         score = torch.cat((state.score, score.unflatten(1, (groups, -1))), 2)
         score, order = score.sort(dim=2, descending=True, stable=True)
         size = state.score.shape[2]
@@ -365,8 +366,8 @@ class Search:
     def _done(self) -> Tensor:
         """Return which sentences [N] are settled: beyond their limit, or beyond improvement in every group.
 
-        With `endings: fairseq` and `marian` K ended hypotheses settle a sentence, and nothing else does while it has a
-        beam. Those of `marian` need no step beyond the limit, since they are results as they are.
+        With `endings: fairseq` and `marian`, only K ended hypotheses settle a sentence while it has a beam. With
+        `marian`, no step beyond the limit is needed, because unfinished hypotheses are results.
         """
         state = self.state
         if self.settings.endings in ("fairseq", "marian"):
@@ -385,7 +386,7 @@ class Search:
         tickets: Sequence[Sequence[Sequence[int]]],
         totals: Sequence[Sequence[float]],
     ) -> dict[int, list[IdHypothesis]]:
-        """Return the hypotheses of the sentences that are `done`, of what the state has of all of them."""
+        """Return the hypotheses of the sentences that are `done`, read from the state."""
         found = {}
         for row in (row for row, is_done in enumerate(done) if is_done):
             each, results = self.live[row], []
@@ -396,7 +397,7 @@ class Search:
                     path = self.trellis.path(each.track, position, candidate)
                     forced = self.settings.endings == "fairseq" and position == each.sentence.max_length
                     results.append(path.hypothesis(score, len(each.sentence.source), finished=True, forced=forced))
-                # A group may have been given up (`prune`); of some other one there is more.
+                # A group may have been dropped (`prune`); another one then has hypotheses.
                 if self.settings.endings == "marian":
                     results += self._left(each, totals[row])
                 elif not ended and (cut := self._cut(each, group)).score > NEVER:
@@ -408,7 +409,7 @@ class Search:
     def _cut(self, each: LiveSentence, group: int) -> IdHypothesis:
         """Return the best unfinished hypothesis of a group in which none ended, scored without a coverage term.
 
-        The last step does not count: it exceeded the limit, or left no beam.
+        The last step is ignored, because it exceeded the limit or left no beam.
         """
         length = len(self.trellis) - each.track.start - 1
         if not length:
@@ -429,7 +430,7 @@ class Search:
         return left
 
     def _leave(self, done: Sequence[bool], parents: Tensor) -> Tensor:
-        """Take out the sentences that are `done`; return the rows of `parents` [N, K] that stay."""
+        """Remove the sentences that are `done`; return the remaining rows of `parents` [N, K]."""
         kept = _compacted(done)
         self.live = [self.live[row] for row in kept]
         for row, (old, each) in enumerate(zip(kept, self.live, strict=True)):

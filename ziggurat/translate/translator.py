@@ -1,6 +1,6 @@
 """Translation of text: lines are segmented, searched for in batches, and joined to exactly one result per line.
 
-The way of a line: `Translator.translate` -> `TranslationCall` (settings, sentences of token ids) -> `Search` over a
+The path of a line: `Translator.translate` -> `TranslationCall` (settings, sentences of token ids) -> `Search` over a
 `Scorer` (hypotheses of token ids) -> `Assembler` (text). `open_workers` opens several processes, each with a copy of
 the model and a share of the CPU threads: each window of lines goes to one of them.
 """
@@ -48,13 +48,13 @@ class Translator(TextTranslator):
     Args:
         model: one model, or the members of an ensemble (ziggurat.translate.scorers), in evaluation mode, on `device`.
         source_tokenizer, target_tokenizer: tokenizers of the models' two sides.
-        decoding: search settings, for calls that do not give others.
-        max_positions: most positions of either side, where a model has such a limit (learned positions).
+        decoding: default search settings of calls.
+        max_positions: most positions of either side, if a model has such a limit (learned positions).
         device: where the models are.
         origin: description of the weights, for messages.
-        target_language: code of the language that it translates into; scores may depend on it.
+        target_language: code of the target language; scores may depend on it.
         before_step: called before every step of a search; an error that it raises ends the translation.
-        scorer: creates the search's scorer in place of the models, which may then be missing (an exported model).
+        scorer: creates the search's scorer instead of the models, which may then be missing (an exported model).
     """
 
     own_search = True
@@ -74,7 +74,7 @@ class Translator(TextTranslator):
         scorer: Callable[[], Scorer] | None = None,
     ) -> None:
         super().__init__()
-        # Threads that spin at barriers slow down when other processes want the cores.
+        # Threads that spin at barriers slow down when other processes use the cores.
         share_cores(torch.get_num_threads())
         self.models = tuple(model) if isinstance(model, Sequence) else (model,)
         self.source_tokenizer = source_tokenizer
@@ -89,7 +89,7 @@ class Translator(TextTranslator):
 
     @property
     def model(self) -> Seq2Seq:
-        """The model; the first one of an ensemble."""
+        """The model, or the first one of an ensemble."""
         return self.models[0]
 
     def _translated(
@@ -107,7 +107,7 @@ class Translator(TextTranslator):
     ) -> list[TargetScore]:
         """Return the score of each given target as the translation of its source; `first` is as in `translate`.
 
-        It is after the length penalty, without lingvo's coverage.
+        The score includes the length penalty, but not lingvo's coverage.
 
         Raises DataError for unequal numbers of lines, or a line with more tokens than the model has positions,
         ConfigError for an exported model.
@@ -148,7 +148,7 @@ class Translator(TextTranslator):
         ]
 
     def call_of(self, options: TranslateOptions, *, constrained: bool = False) -> TranslationCall:
-        """Return the settings of a call; raises ConfigError where they contradict each other."""
+        """Return the settings of a call; raises ConfigError if they contradict each other."""
         changes = options.changes(self.decoding)
         asked = {key: value for key, value in changes.items() if value is not None}
         decoding = change_section(self.decoding, asked, "decoding", ARGUMENTS)
@@ -175,7 +175,7 @@ class Translator(TextTranslator):
             if not best.finished:
                 self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
             if parts and best.unmet_constraints:
-                self.notices.add("unmet", f"a translation lacks {best.unmet_constraints[0]!r}, which was asked for")
+                self.notices.add("unmet", f"a translation lacks {best.unmet_constraints[0]!r}, which was requested")
         return translations
 
 
@@ -191,15 +191,15 @@ def load_translator(
 
     Args:
         path: folder of a run or a model, or a list of them: an ensemble, with the decoding settings of the first.
-        device: `auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, ...
+        device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, ...
         which: checkpoint of a run (of each run in the list), such as `best`; see ziggurat.model.directory.open_model.
         without_layers: layers to leave out of a single model, such as `encoder.5,decoder.3` (ziggurat.config.depth).
         decoding: keys of the `decoding` section that replace the saved ones, such as `beam_size=8` or
-            `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` as they are).
+            `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` unchanged).
 
-    Raises CheckpointError for a missing or damaged model; ConfigError for a wrong setting, a device that is missing or
-    does not compute with `decoding.precision`, or does so wrongly, or other vocabularies; DataError for a missing or
-    damaged shortlist.
+    Raises CheckpointError for a missing or damaged model; ConfigError for a wrong setting, differing vocabularies, or a
+    device that is missing or does not compute correctly with `decoding.precision`; DataError for a missing or damaged
+    shortlist.
     """
     paths = [path] if isinstance(path, str | Path) else path
     members = open_members(paths, which=which, device=device, without_layers=without_layers)
@@ -236,15 +236,16 @@ def load_translator(
 
 
 _Translated = tuple[list[Translation], dict[str, int], dict[str, str]]
-"""_Translated is the translations of a window, and the counts and messages of its notices."""
+"""_Translated holds the translations of a window, and the counts and messages of its notices."""
 
 _WINDOWS_PER_WORKER = 2
-"""Windows of each worker that are read and not yet yielded: one that it translates and one that waits for it."""
+"""_WINDOWS_PER_WORKER is the number of windows per worker that are read but not yet yielded: one in translation and one
+waiting."""
 
 
 @dataclass(frozen=True)
 class _Opening:
-    """Arguments for `load_translator` in each worker; `threads` are those of all workers together."""
+    """Arguments for `load_translator` in each worker; `threads` is the total over all workers."""
 
     models: tuple[str, ...]
     workers: int
@@ -258,14 +259,14 @@ class _Opening:
 class WorkerTranslator(StreamTranslator):
     """Translator of streams of text by worker processes; `open_workers` creates one.
 
-    `notices` adds up those of all workers.
+    `notices` sums those of all workers.
     """
 
     def __init__(self, submit: Callable[..., Future[Any]], opening: _Opening) -> None:
         super().__init__()
         self._submit = submit
         self.decoding, origin, self.target_language, about = submit(_introduce, opening).result()
-        # Where the precision is `auto`, this worker has chosen: the others might find something else.
+        # With `auto` precision, this worker chooses for all, because others might choose differently.
         self._opening = replace(opening, decoding={**opening.decoding, "precision": self.decoding.precision})
         self.origin = f"{origin}; {opening.workers} workers"
         self.about_precision = about.__getitem__
@@ -280,7 +281,7 @@ class WorkerTranslator(StreamTranslator):
         def start(task: tuple[list[str], LineExtras]) -> Future[_Translated]:
             return self._submit(_translate, self._opening, task, options, constrained)
 
-        start(([], LineExtras())).result()  # refuses settings before any text is read
+        start(([], LineExtras())).result()  # rejects settings before any text is read
         return map(self._received, in_order(start, tasks, _WINDOWS_PER_WORKER * self._opening.workers))
 
     def _received(self, done: _Translated) -> list[Translation]:
@@ -303,9 +304,9 @@ def open_workers(
 ) -> Iterator[WorkerTranslator]:
     """Open a run or a model directory, or several as an ensemble, in worker processes that end with the block.
 
-    The workers import the calling script again, so a script needs `if __name__ == "__main__":` around its own work.
-    Each of the `workers` has an equal share of the CPU `threads` (None: as many as PyTorch would take), at least one.
-    Other arguments are as in `load_translator`. Raises its errors, and DataError where a worker died.
+    The workers import the calling script again, so a script needs `if __name__ == "__main__":` around its work. Each of
+    the `workers` has an equal share of the CPU `threads` (None: PyTorch's default), at least one. Other arguments are
+    as in `load_translator`. Raises its errors, and DataError if a worker died.
     """
     paths = [path] if isinstance(path, str | Path) else path
     opening = _Opening(tuple(map(str, paths)), workers, threads, which, without_layers, device, decoding)
@@ -327,7 +328,7 @@ def _opened(opening: _Opening) -> Translator:
 
 
 def _introduce(opening: _Opening) -> tuple[DecodingConfig, str, str, Mapping[bool, str]]:
-    """Return the opened model's settings, origin and target language, and what it says of precisions."""
+    """Return the opened model's settings, origin and target language, and its notice about precisions."""
     translator = _opened(opening)
     about = {hints: translator.about_precision(hints) for hints in (False, True)}
     return translator.decoding, translator.origin, translator.target_language, about
@@ -338,7 +339,7 @@ def _translate(
 ) -> _Translated:
     translator = _opened(opening)
     translator.notices = Notices()
-    # Notices.merge gives these warnings in the parent, each kind once for all workers.
+    # Notices.merge issues these warnings in the parent, each kind once for all workers.
     with warnings.catch_warnings(action="ignore", category=TranslationWarning):
         translations = next(translator._translated([task], options, constrained=constrained))
     return translations, dict(translator.notices), translator.notices.told

@@ -76,7 +76,7 @@ def test_the_folder_of_one_machine_is_the_mirror_of_another(server: Server, tmp_
         (remote, r"damaged or changed since it was fetched, as .*\.origin\.json tells"),
         (remote.model_copy(update={"sha256": SHA256}), "the mirror's file has the sha256"),
     ):
-        with pytest.raises(DataError, match=f"{says}.*; it lies in a mirror: replace it there"):
+        with pytest.raises(DataError, match=f"{says}.*; it is in a mirror: replace it there"):
             Downloads(tmp_path / "two", [str(tmp_path / "one")], offline=True).get(asked_for)
     assert mirrored.path.exists()
 

@@ -211,7 +211,7 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
     done = fetch("my.yaml")
     assert done.status == 2
     assert "dev.en: changed since it was fetched" in done.err
-    assert "train.fetched.json: is of local/zip/de-en, local/tsv/de-en; `--force` writes it anew" in done.err
+    assert "train.fetched.json: is of local/zip/de-en, local/tsv/de-en; `--force` writes it again" in done.err
 
 
 @pytest.mark.slow
@@ -272,7 +272,7 @@ def test_a_download_that_was_cut_is_removed_and_fetched_anew(fetch: Fetch, serve
     done = fetch("local/tmx/de-en")
     assert done.status == 2
     assert "ends early" in done.err
-    assert "it was removed: run this again to fetch it anew" in done.err
+    assert "it was removed: run this again to fetch it again" in done.err
     assert not tree()
     assert fetch("local/tmx/de-en").status == 0
     server.next["f/m.zip"] = [behaving.claiming(len(server.files["f/m.zip"].content) - 30)]

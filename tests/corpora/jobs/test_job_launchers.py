@@ -230,7 +230,7 @@ def test_of_two_jobs_that_begin_in_one_new_folder_the_first_plan_stands(
     def overtaken(settings: dict[str, int]) -> Callable[[], int]:
         return lambda: begun(settings, lambda: 7) + 1
 
-    with pytest.raises(DataError, match=r"^job: was begun with other settings .*beam"):
+    with pytest.raises(DataError, match=r"^job: was started with other settings .*beam"):
         begun({"beam": 4}, overtaken({"beam": 2}))
     assert begun({"beam": 2}, overtaken({"beam": 9})) == 7
     Path("job", "plan.json").unlink()
@@ -392,7 +392,7 @@ def test_actors_that_do_not_begin_are_told(ray: Ray, monkeypatch: pytest.MonkeyP
     ray.room = 0
     with (
         ray_actors("local", 2) as run,
-        pytest.warns(UserWarning, match="no worker on the Ray cluster has begun"),
+        pytest.warns(UserWarning, match="no worker on the Ray cluster has started"),
     ):
         assert not list(run(lambda shard: None, iter([Shard(0, 0, [])]), lambda: ray.turn > 1))
 
@@ -423,14 +423,14 @@ def test_an_input_that_changes_while_it_is_read_is_told_before_the_merge(tmp_pat
         def changed(before: int, now: int, total: int | None) -> None:
             text.write_text(f"longer{'r' * now}\n")
 
-        with pytest.raises(DataError, match=r"text: changed while being read; begin again in another folder than"):
+        with pytest.raises(DataError, match=r"text: changed while being read; start again in another folder than"):
             job(tmp_path / str(number), Turned(), Work(part=part, progress=changed), text)
 
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("part", [(0, 1), (0, 2)])
 def test_an_input_that_ends_early_is_told(part: tuple[int, int], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"the input became shorter .*; begin again in another folder"):
+    with pytest.raises(DataError, match=r"the input became shorter .*; start again in another folder"):
         job(tmp_path / "job", Turned(), Work(part=part), found=LINES[:5])
 
 

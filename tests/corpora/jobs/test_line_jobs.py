@@ -223,7 +223,7 @@ def test_what_a_job_knows_of_its_models(trained: Path, tmp_path: Path) -> None:
     known = ModelChoice((str(trained),)).identified()
     assert known.choice.device == usable_device("auto", "--device").type
     assert opened(known.choice).decoding.beam_size == 4
-    with pytest.raises(CheckpointError, match="its weights changed after the job had begun"):
+    with pytest.raises(CheckpointError, match="its weights changed after the job had started"):
         opened(replace(known.choice, weights=(known.choice.weights[0][::-1],)))
     other = shutil.copytree(trained, tmp_path / "other")
     assert ModelChoice((str(other),)).identified().settings == known.settings
@@ -250,7 +250,7 @@ def test_a_job_knows_its_shortlist_by_content(trained: Path, tmp_path: Path) -> 
     assert differences(first.settings, second.settings, "") != []
     assert "shortlist" not in plain.identified().settings.keys() | listed.identified(searched=False).settings.keys()
     opened(second.choice)
-    with pytest.raises(DataError, match="list: this shortlist changed after the job had begun"):
+    with pytest.raises(DataError, match="list: this shortlist changed after the job had started"):
         opened(first.choice)
 
 

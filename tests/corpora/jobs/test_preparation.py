@@ -297,9 +297,9 @@ def test_a_file_that_changes_while_it_is_encoded_is_told(config: DataConfig, tmp
         with (tmp_path / "dev.qhi").open("r+b") as file:
             file.write(b"X")
 
-    with pytest.raises(DataError, match=r"dev\.qhi: changed while being read; begin again in another folder than"):
+    with pytest.raises(DataError, match=r"dev\.qhi: changed while being read; start again in another folder than"):
         do(config, tmp_path, part=(0, 2), progress=changed)
-    with pytest.raises(DataError, match="was begun with other settings or files"):
+    with pytest.raises(DataError, match="was started with other settings or files"):
         do(config, tmp_path)
 
 

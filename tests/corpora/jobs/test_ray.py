@@ -244,7 +244,7 @@ def test_workers_that_do_not_begin_are_told(nodes: Any, monkeypatch: pytest.Monk
         next(others(done, iter([Shard(0, 0, []), Shard(1, 1, [])]), lambda: False))
         end = time.monotonic() + 3
         with (
-            pytest.warns(UserWarning, match="no worker on the Ray cluster has begun for 1 s"),
+            pytest.warns(UserWarning, match="no worker on the Ray cluster has started for 1 s"),
             ray_actors(nodes.address, 1) as run,
         ):
             assert not list(run(done, iter([Shard(0, 0, [])]), lambda: time.monotonic() > end))

@@ -579,7 +579,9 @@ def test_what_another_version_did_is_done_again_and_it_says_so(tmp_path: Path, r
     steps = [fake.step() for fake in fakes]
     Pipeline(tmp_path / "w", steps).run()
     newer = [changed(step, version=2) if step.name == "left" else step for step in steps]
-    assert whys(tmp_path, newer)["left"].startswith("done by an earlier version of ziggurat, by which it comes out")
+    assert whys(tmp_path, newer)["left"].startswith(
+        "done by an earlier version of ziggurat, which gives another result"
+    )
     assert Pipeline(tmp_path / "w", newer).run().done == ("left",)
     assert whys(tmp_path, steps)["left"].startswith("done by a later version of ziggurat")
     manifest = tmp_path / "w/left" / MANIFEST
@@ -594,7 +596,7 @@ def test_reasons_are_the_true_ones(tmp_path: Path, ran: list[str]) -> None:
     def why(**changes: object) -> str:
         return whys(tmp_path, [*(fake.step() for fake in fakes[:-1]), changed(fakes[-1].step(), **changes)])["last"]  # type: ignore[arg-type]
 
-    assert why(after={"fetch": ["out/b"], "right": ["out/b"]}) == "now reads fetch in place of left"
+    assert why(after={"fetch": ["out/b"], "right": ["out/b"]}) == "now reads fetch instead of left"
     assert why(after={"left": ["out/b"]}) == "no longer reads right"
     both = {"left": ["out/b"], "right": ["out/b"]}
     assert why(after={**both, "fetch": ["*"]}) == "now reads fetch"
@@ -603,7 +605,7 @@ def test_reasons_are_the_true_ones(tmp_path: Path, ran: list[str]) -> None:
     assert gone == "no longer reads right; key: 0 input files before, 1 now"
     (tmp_path / "y").write_bytes(b"other")
     pipeline(tmp_path / "w", fakes[:3]).run()
-    assert why() == "right handed on something else"
+    assert why() == "right gave another result"
 
 
 def test_a_file_that_goes_from_one_key_to_the_next_is_a_change(tmp_path: Path, ran: list[str]) -> None:
@@ -627,7 +629,7 @@ def test_of_another_machine_a_result_stays_and_what_was_begun_begins_anew(tmp_pa
     step = Fake("one", ran=ran).step()
     on_one, on_two = (changed(step, machine=lambda n=n: {"threads": n}) for n in (1, 2))
     Pipeline(tmp_path / "w", [changed(on_one, work=lambda folder: 15)]).run()
-    assert whys(tmp_path, [on_one]) == {"one": "goes on where it was interrupted"}
+    assert whys(tmp_path, [on_one]) == {"one": "resumes where it was interrupted"}
     (tmp_path / "w/one/half").write_text("by one thread")
     said = "settings changed (there -> now), and it was not finished: threads: 1 -> 2"
     assert whys(tmp_path, [on_two]) == {"one": said}

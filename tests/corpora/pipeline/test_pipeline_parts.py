@@ -93,7 +93,9 @@ def test_parts_are_merged_by_the_next_call(begun: Path) -> None:
 
 def test_parts_of_other_settings_begin_anew_when_none_is_at_work(begun: Path) -> None:
     def other() -> None:
-        with pytest.raises(DataError, match=r"job: settings changed .*but parts are at work there as it was"):
+        with pytest.raises(
+            DataError, match=r"job: settings changed .*other shards are still running with the old settings"
+        ):
             part(begun, 0, setting=1)
 
     part(begun, 1, meanwhile=other)
@@ -105,7 +107,7 @@ def test_parts_of_other_settings_begin_anew_when_none_is_at_work(begun: Path) ->
 
 def test_parts_on_machines_of_two_kinds_do_not_discard_each_other(begun: Path) -> None:
     part(begun, 1, device="auto: cuda")
-    with pytest.raises(DataError, match="job: was begun where `device: auto` is cuda, here it is cpu"):
+    with pytest.raises(DataError, match="job: was started where `device: auto` is cuda, here it is cpu"):
         part(begun, 0, device="auto: cpu")
     assert shards(begun) == ["1", "3"]
     assert part(begun, 0, device="cpu") == ["job 0"]  # as the file says now
@@ -144,7 +146,7 @@ def test_parts_that_begin_at_once_agree(begun: Path) -> None:
 
 def test_steps_before_it_must_be_done(begun: Path) -> None:
     (begun / "w/first" / MANIFEST).unlink()
-    with pytest.raises(DataError, match=r"w/first: not done yet; parts of `job` begin .*: `--until first`, without"):
+    with pytest.raises(DataError, match=r"w/first: not done yet; parts of `job` start .*: `--until first`, without"):
         part(begun, 0)
     assert not (begun / "w/job").exists()
     with pytest.raises(DataError, match=r"nowhere/w/first: not done yet"):
@@ -190,7 +192,7 @@ def test_parts_of_back_translation_make_the_corpus_of_one_call(
         (("1/2", ("--only", "clean")), "`--only clean` with `--shard`: this step is done as a whole"),
         (("3/2", step), "`--shard 3/2`: write i/n"),
         (("1/2", (*step, "--force", "backtranslate")), "`--force` with `--shard`"),
-        (("1/2", step), "w/sets: not done yet; parts of `backtranslate` begin when all steps before it are done"),
+        (("1/2", step), "w/sets: not done yet; parts of `backtranslate` start when all earlier steps are done"),
     ):
         status, _, err = ziggurat("bulk", "--shard", part, "pipeline", "my.yaml", *arguments)
         assert (status, said in err, "Traceback" in err) == (2, True, False), err
@@ -205,7 +207,7 @@ def test_parts_of_back_translation_make_the_corpus_of_one_call(
     assert len(list(Path("w/backtranslate/corpus/filtered").glob("*.json"))) == 5
     status, _, err = ziggurat("bulk", "--workers", "2", "pipeline", "my.yaml", "--until", "backtranslate")
     assert status == 0
-    assert "goes on where it was interrupted" in err
+    assert "resumes where it was interrupted" in err
     monkeypatch.chdir(place / "whole")
     assert ziggurat("pipeline", "my.yaml", "--until", "backtranslate")[0] == 0
     assert handed_on(place) == handed_on(place / "whole")
@@ -226,7 +228,7 @@ def test_parts_of_alignment_and_preparation_make_what_one_call_makes(
             assert (status, "Traceback" in err) == (0, False), err
         assert Path("w", step, "job").is_dir()
         status, _, err = ziggurat("pipeline", "my.yaml", "--until", step)
-        assert (status, "goes on where it was interrupted" in err) == (0, True)
+        assert (status, "resumes where it was interrupted" in err) == (0, True)
         assert not Path("w", step, "job").exists()
     monkeypatch.chdir(place / "whole")
     assert ziggurat("pipeline", "my.yaml", "--until", "student-data")[0] == 0

@@ -82,7 +82,7 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     Path("w/times.json").write_text(json.dumps(times))
     status, out, _ = ziggurat("pipeline", "my.yaml", "student.training.seed=2", "--status")
     assert "settings changed (there -> now): training.seed: 1 -> 2; it starts over, what took 1:01 is discarded" in out
-    assert "depends on what student will hand on" in out
+    assert "depends on the output of student" in out
 
 
 def test_a_folder_is_no_file_of_that_name(place: Path, ziggurat: Call) -> None:
@@ -192,7 +192,7 @@ def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch
         "ziggurat.corpora.pipeline.costs.Costs.training", lambda *args: Expected(7200.0, None, "4 updates")
     )
     _, out, _ = ziggurat("pipeline", "my.yaml", "--dry-run")
-    assert re.search(r"about 2:00:00  goes on where it was .*\n +4 updates; all of it, on which .* spent already", out)
+    assert re.search(r"about 2:00:00  resumes where it was .*\n +4 updates; all of it, on which .* spent already", out)
     assert "2 steps to do: about 2:00:00" in out
     _, _, err = ziggurat("pipeline", "my.yaml", "--force", "clean", "--force", "report")
     assert "stopped in step student; what is done is kept, and the same command without `--force clean` goes on" in err

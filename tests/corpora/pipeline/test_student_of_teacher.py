@@ -146,9 +146,13 @@ def test_its_costs_are_known_before_the_teacher_is_there(
         ({}, ["student.without_layers=decoder"], "`student.without_layers`: `decoder`: `decoder` names no layers"),
         ({}, ["student.without_layers=decoder.1-3"], "nothing would be left of the decoder"),
         ({}, ["student.model.d_model=32"], "`without_layers` takes the teacher's `model`: leave it out"),
-        ({}, ["student.training.growth={stages: [{layers: 1, updates: 1}]}"], "not beside `without_layers`"),
-        ({}, ["student.training.lora={}"], "`training.lora` adapts a trained model"),
-        ({"teacher": None}, [], "`teacher` is missing: the student begins as it"),
+        (
+            {},
+            ["student.training.growth={stages: [{layers: 1, updates: 1}]}"],
+            "trains from scratch: leave it or `without_layers` out",
+        ),
+        ({}, ["student.training.lora={}"], "`training.lora` adapts an already trained model"),
+        ({"teacher": None}, [], "`teacher` is missing: the student starts from it"),
         ({"teacher": {"without_layers": "decoder.1"}}, [], "`teacher.without_layers`: only a `student`"),
         (
             {},

@@ -101,7 +101,7 @@ def test_parts_and_a_damaged_shard_make_the_same_corpus(make_filter: MakeFilter,
     assert filtered(whole).report == report
     assert (whole.out / "source.txt").stat().st_mtime_ns == before
     for changes, named in (({"keep": 0.7}, "keep"), ({"reverse": True}, "reverse")):
-        with pytest.raises(DataError, match=rf"was begun with other settings or files \(there -> now\): {named}"):
+        with pytest.raises(DataError, match=rf"was started with other settings or files \(there -> now\): {named}"):
             filtered(make_filter("whole", **changes))
 
 

@@ -69,7 +69,7 @@ def test_a_corpus_is_what_the_model_makes_with_the_tag(
     assert found == [" ".join(each.text.split()) for each in expected if each.hypotheses[0].finished]
     assert len(found) > 2
     assert [each.text for each in expected] != [each.text for each in other]
-    with pytest.raises(DataError, match=r"was begun with other settings or files .*model_tag"):
+    with pytest.raises(DataError, match=r"was started with other settings or files .*model_tag"):
         in_process(job("out", "<2de>"))
 
 
@@ -105,7 +105,7 @@ def test_the_tag_of_the_corpus_is_not_that_of_the_model(
 
 
 def test_an_export_says_that_it_is_tried_without_a_tag(model: Translator) -> None:
-    said = r"tags name several languages \(<2de>, <2fr>\), and an export is tried without"
+    said = r"tags name several languages \(<2de>, <2fr>\), and the export is compared without"
     with pytest.warns(UserWarning, match=said):
         found = compare(model, model, LINES[:1], search_settings(64, 20))
     assert found.identical == 1

@@ -129,7 +129,7 @@ def test_bytes_that_are_not_of_the_character_set_are_refused() -> None:
     with pytest.raises(DataError, match=r"a\.html: not valid UTF-8"):
         translated("a.html", b"<p>caf\xe9")
     for codec in ("punycode", "unicode_escape", "rot13", "utf-7", "idna"):  # Python's, and no character sets
-        with pytest.raises(DataError, match="is not known; convert it to UTF-8"):
+        with pytest.raises(DataError, match="is unknown; convert it to UTF-8"):
             translated("a.xlf", f'<?xml version="1.0" encoding="{codec}"?><xliff/>'.encode())
         page = (PAGE % (f"<meta charset={codec}>", "")).encode()
         assert translated("a.html", page, saying("ü")).decode().count("ü") == 2

@@ -671,7 +671,7 @@ def test_bytes_of_a_letter_are_that_letter(escape: str) -> None:
 def test_messages_of_other_languages_are_refused(header: str, is_refused: bool) -> None:
     content = f'msgid ""\nmsgstr ""\n"{header}\\n"\n\nmsgid "Two words"\nmsgstr ""\n'.encode()
     if is_refused:
-        with pytest.raises(DataError, match="take another model"):
+        with pytest.raises(DataError, match="use another model"):
             run(document(content, "a.po", SETTINGS), upper)
         run(document(content, "a.po", Settings(SETTINGS.options)), upper)  # its languages are not known
     else:
@@ -712,5 +712,5 @@ def test_the_language_of_a_file_of_messages_becomes_the_target(locale: str, beco
     "content", [{"@@locale": "it", "a": "Due"}, {"locale": "fr-CA", "translations": {"a": "Deux"}}]
 )
 def test_files_of_messages_of_another_language_are_refused(content: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="take another model"):
+    with pytest.raises(DataError, match="use another model"):
         in_json(content, upper)

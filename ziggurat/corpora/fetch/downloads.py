@@ -1,10 +1,10 @@
-"""Downloads: the folder of downloads, mirrors and the network, in this order; and members of archives.
+"""Downloads: the download folder, mirrors and the network, in this order; and members of archives.
 
-A download of `https://HOST/PATH` lies at `HOST/PATH` in the folder, as `wget --force-directories` puts it: so the
-folder of one machine is the mirror of another. Beside it `PATH.origin.json` says where it came from, and its checksum.
+A download of `https://HOST/PATH` is at `HOST/PATH` in the folder, as with `wget --force-directories`, so the folder of
+one machine can be the mirror of another. `PATH.origin.json` next to it has its origin and checksum.
 
-Members of zip and tar archives are copied out under names that we choose, so nothing of an archive decides where
-anything lands. They are read in bounded memory, and refused if they expand beyond all text
+Members of zip and tar archives are extracted under names that we choose, so an archive cannot decide where files are
+written. They are read in bounded memory, and refused if they expand more than text does
 (ziggurat.system.compressed.MAX_RATIO).
 """
 
@@ -43,33 +43,33 @@ _HOST = r"[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?"
 
 @dataclass(frozen=True)
 class Held:
-    """A file that is here, with its size in bytes."""
+    """A local file, with its size in bytes."""
 
     path: Path
     url: str
-    """Its address in the registry."""
+    """Its URL in the registry."""
     came_from: str
-    """Address that it came from, behind redirects; the path in a mirror whose notes do not tell that."""
+    """URL that it came from, after redirects; the path in a mirror if the mirror's notes do not give the URL."""
     bytes: int
     sha256: str
 
     def document(self) -> dict[str, Any]:
-        """Return what records say of it."""
+        """Return its entry in records."""
         moved = {} if self.came_from == self.url else {"came_from": self.came_from}
         return {"url": self.url, **moved, "bytes": self.bytes, "sha256": self.sha256}
 
 
 def default_folder() -> Path:
-    """Return the folder of downloads where none is given: that of ZIGGURAT_DOWNLOADS, else in the user's cache."""
+    """Return the default download folder: that in ZIGGURAT_DOWNLOADS, or one in the user's cache."""
     if given := os.environ.get("ZIGGURAT_DOWNLOADS"):
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ziggurat" / "downloads"
 
 
 def place_of(url: str) -> str:
-    """Return the path of `url` in a folder of downloads or a mirror: `HOST/PATH`, a query at the end of the name.
+    """Return the path of `url` in a download folder or mirror: `HOST/PATH`, with any query at the end of the name.
 
-    Raises ConfigError for an address that is none, or that leads out of the folder.
+    Raises ConfigError for an invalid URL, or one that leads out of the folder.
     """
     if not re.fullmatch(rf"(https?|ftp)://{_HOST}(:\d{{1,5}})?/[!-~]+", url) or "\\" in url:
         raise ConfigError(f"{printable(url, 300)}: not an address such as https://host/path/file.gz, without login")
@@ -87,17 +87,17 @@ def place_of(url: str) -> str:
 
 @dataclass
 class Downloads:
-    """Gets files by their addresses."""
+    """Source of files by URL."""
 
     folder: Path
     mirrors: Sequence[str] = ()
-    """Folders and addresses that have files at `HOST/PATH`; folders are asked first, the files' own servers last."""
+    """Folders and URLs that have files at `HOST/PATH`; folders are tried first, the files' own servers last."""
     offline: bool = False
     network: Network = field(default_factory=Network)
     progress: Progress = lambda phase, done, total: None
 
     def get(self, remote: Remote) -> Held:
-        """Return the file of `remote`, fetched unless it is here. Raises ConfigError, DataError with the way out."""
+        """Return the file of `remote`, fetched if necessary. Raises ConfigError or DataError with the way out."""
         place = place_of(remote.url)
         path = self.folder / place
         if (held := self._here(remote, path, remote.url, "the download")) is not None:
@@ -113,13 +113,13 @@ class Downloads:
         for address in addresses:
             try:
                 download(address, path, self.network, self.progress, partial(self._noted, kept, remote, path))
-                return kept[-1] if kept else self.get(remote)  # another process may have brought it meanwhile
+                return kept[-1] if kept else self.get(remote)  # another process may have fetched it meanwhile
             except DataError as error:
                 problems.append(str(error))
         raise DataError("; ".join(problems))
 
     def get_small(self, url: str) -> bytes:
-        """Return an index at `url`, as it is now: it is not kept. Raises DataError."""
+        """Return the current index at `url`, which is not cached. Raises DataError."""
         place = place_of(url)
         for mirror in self._folders():
             if (found := mirror / place).exists():
@@ -132,7 +132,7 @@ class Downloads:
         return read_small(url, self.network)
 
     def size(self, remote: Remote) -> int | None:
-        """Return the size of a file, asked of its server where neither folder nor registry tells it."""
+        """Return the size of a file, from its server if neither folder nor registry has it."""
         place = place_of(remote.url)
         with contextlib.suppress(OSError):
             return os.path.getsize(self.folder / place)
@@ -144,25 +144,25 @@ class Downloads:
         return size_of(remote.url, self.network)
 
     def discard(self, held: Held) -> str:
-        """Remove a damaged download, unless it lies in a mirror; return what was done, for a message."""
+        """Remove a damaged download, unless it is in a mirror; return what was done, for a message."""
         if not held.path.is_relative_to(self.folder):
-            return "it lies in a mirror: replace it there"
+            return "it is in a mirror: replace it there"
         _origin(held.path).unlink(missing_ok=True)
         held.path.unlink(missing_ok=True)
-        return "it was removed: run this again to fetch it anew"
+        return "it was removed: run this again to fetch it again"
 
     def _folders(self) -> list[Path]:
         return [Path(mirror).expanduser() for mirror in self.mirrors if not _is_address(mirror)]
 
     def _mirrored(self, place: str) -> list[str]:
-        """Return the addresses of a place in the mirrors that are servers; a `?` of its name is part of the path."""
+        """Return the URLs of a path in the mirrors that are servers; a `?` in its name is part of the path."""
         servers = [mirror.rstrip("/") for mirror in self.mirrors if _is_address(mirror) and not self.offline]
         return [f"{server}/{place.replace('?', '%3F')}" for server in servers]
 
     def _here(self, remote: Remote, path: Path, came_from: str, what: str) -> Held | None:
-        """Return the file at `path`, compared with its checksums; None where there is none.
+        """Return the file at `path`, compared with its checksums; None if there is none.
 
-        `came_from` is its origin where no notes beside it tell that: those of a mirror were made where it was fetched.
+        `came_from` is its origin if no notes are next to it; a mirror's notes were made where it was fetched.
         """
         if not path.exists():
             return None
@@ -179,7 +179,7 @@ class Downloads:
         return held
 
     def _noted(self, kept: list[Held], remote: Remote, path: Path, file: Path, came_from: str) -> None:
-        """Check `file`, which just came and will be `path`, note its origin, and add it to `kept`."""
+        """Check `file`, which has just arrived and will be `path`, record its origin, and add it to `kept`."""
         held = self._checked(remote, file, came_from, "what came", path)
         notes: dict[str, Any] = {"format": 1, **held.document(), "came_from": came_from}
         notes["checksum"] = content_checksum(notes)
@@ -187,7 +187,7 @@ class Downloads:
         kept.append(held)
 
     def _checked(self, remote: Remote, file: Path, came_from: str, what: str, path: Path | None = None) -> Held:
-        """Return `file`, which is or will be `path`. Raises DataError where it is not what the registry describes."""
+        """Return `file`, which is or will be `path`. Raises DataError if it differs from the registry's description."""
         path = path or file
         check_regular(file)
         found = {name: hashlib.new(name, usedforsecurity=False) for name in ("sha256", "md5")}
@@ -226,12 +226,12 @@ def _origin(path: Path) -> Path:
 
 _TAR = re.compile(r"\.(tar|tgz|txz|tar\.(gz|xz|zst))$", re.IGNORECASE)
 _MOST_MEMBERS = 1_000_000
-_MOST_HEADER_BYTES = 1 << 20  # of one tar header that holds a long name or extended attributes
-_FREE_BYTES = 1 << 24  # of output that is not checked against the ratio
-_SPARE_BYTES = 1 << 26  # left free on the disk
+_MOST_HEADER_BYTES = 1 << 20  # limit on a tar header with a long name or extended attributes
+_FREE_BYTES = 1 << 24  # bytes of output that are not checked against the ratio
+_SPARE_BYTES = 1 << 26  # bytes left free on the disk
 _BLOCK_BYTES = 1 << 20
 _SHADOW = re.compile(r"(^|/)(__MACOSX/|\._[^/]*$|\.DS_Store$|Thumbs\.db$|desktop\.ini$)", re.IGNORECASE)
-"""_SHADOW is a member that a desktop put beside a corpus: what macOS and Windows know of the files, and no text."""
+"""_SHADOW matches members with metadata that macOS and Windows add to archives."""
 _TERMS = re.compile(r"(^|/)(licen[cs]e|readme|copying)(\.(txt|md))?$", re.IGNORECASE)
 _MOST_TERMS = 32
 _MOST_TERMS_BYTES = 1 << 18
@@ -249,14 +249,14 @@ _DAMAGE = (
 
 
 class Member(NamedTuple):
-    """A member of an archive, by its name there, and the path of its copy."""
+    """A member of an archive: its name there, and the path of its copy."""
 
     name: str
     path: Path
 
 
 def is_archive(path: PurePath) -> bool:
-    """Return True if the name of a file ends as a zip or tar archive's."""
+    """Return True if the name of a file has the suffix of a zip or tar archive."""
     return path.suffix.lower() == ".zip" or _TAR.search(path.name) is not None
 
 
@@ -266,7 +266,7 @@ def take_out(archive: Path, patterns: Sequence[str], folder: Path) -> tuple[dict
     Members are compared without a leading `./`, and `*` also matches slashes. The terms are the first 32 short files at
     any depth that are called LICENSE, README or COPYING: name -> text.
 
-    Raises DamageError; DataError: encrypted, made to fill memory or disk, or a disk without room.
+    Raises DamageError, or DataError if the archive is encrypted, made to fill memory or disk, or the disk is full.
     """
     found: dict[str, list[Member]] = {pattern: [] for pattern in patterns}
     terms: dict[str, str] = {}
@@ -276,14 +276,14 @@ def take_out(archive: Path, patterns: Sequence[str], folder: Path) -> tuple[dict
             if number >= _MOST_MEMBERS:
                 raise DataError(f"{archive}: more than {_MOST_MEMBERS:,} members, which no corpus has")
             if (pattern := next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)) is not None:
-                # Only a known ending is kept of the name; it decides whether the copy is unpacked again.
+                # Only a known suffix of the name is kept; it decides whether the copy is decompressed again.
                 copy = folder / f"{archive.name}.{number}{compression_of(Path(name)) or ''}"
                 _copy(archive, name, file, copy)
                 found[pattern].append(Member(name, copy))
             elif len(terms) < _MOST_TERMS and size <= _MOST_TERMS_BYTES and _TERMS.search(name):
                 terms[name] = file.read(_MOST_TERMS_BYTES).decode("utf-8", "replace")
     except (*_DAMAGE, OSError) as error:
-        # bz2 gives no number, and a damaged place of a member is one that cannot be sought; others are the disk's.
+        # Errors of bz2 have no number, and a damaged offset of a member cannot be sought; others come from the disk.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise DamageError(f"{archive}: damaged, or not such an archive ({printable(str(error), 120)})") from None
@@ -291,7 +291,7 @@ def take_out(archive: Path, patterns: Sequence[str], folder: Path) -> tuple[dict
 
 
 def _zip_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield name, size and content of each file in a zip; the content is to be read before the next member."""
+    """Yield name, size and content of each file in a zip; the content must be read before the next member."""
     with zipfile.ZipFile(archive) as opened:
         for member in opened.infolist():
             if member.is_dir():
@@ -310,10 +310,10 @@ def _tar_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
         tarfile.open(fileobj=stream, mode="r|", tarinfo=_BoundedHeader) as opened,
     ):
         for member in opened:
-            opened.members = []  # type: ignore[attr-defined]  # else it remembers all of them
+            opened.members = []  # type: ignore[attr-defined]  # otherwise it keeps all of them
             if member.isreg() and not member.issparse() and (file := opened.extractfile(member)) is not None:
                 yield member.name.removeprefix("./"), member.size, file
-        # The archive ends before its compressed stream does: that is read to its end too, where its checksum stands.
+        # The archive ends before its compressed stream, which is also read to its end, where the checksum is.
         while stream.read(_BLOCK_BYTES):
             pass
 
@@ -331,7 +331,7 @@ class _BoundedHeader(tarfile.TarInfo):
 
 
 def _copy(archive: Path, name: str, file: IO[bytes], copy: Path) -> None:
-    """Copy a member. Raises DataError where it expands too much, or the disk has too little room."""
+    """Copy a member. Raises DataError if it expands too much or the disk has too little room."""
     most, size = MAX_RATIO * archive.stat().st_size, 0
     too_large = f"{archive}: {printable(name)} does not fit into {copy.parent}; set TMPDIR to a larger disk"
     with copy.open("xb") as output:

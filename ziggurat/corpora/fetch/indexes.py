@@ -1,4 +1,4 @@
-"""Names that other projects know: the test sets of sacreBLEU, the corpora of OPUS; and the registry.
+"""Names from other projects, which are sacreBLEU's test sets and OPUS's corpora, and from the registry.
 
 `Names.find` returns the corpus of any name.
 """
@@ -37,7 +37,7 @@ class IndexEntry(NamedTuple):
     pairs: int | None
     licence: str
     any_pair: bool = False
-    """True where it is not known whether it has the languages that were asked for: any pair that its origin has."""
+    """True if it is unknown whether it has the requested languages, because it has any pair of its origin."""
 
 
 class _OpusCorpus(JsonForm):
@@ -58,23 +58,23 @@ class _OpusAnswer(JsonForm):
 
 
 class Names:
-    """Finds corpora by their names."""
+    """Look-up of corpora by name."""
 
     def __init__(self, registry: Registry, downloads: Downloads) -> None:
         self.registry = registry
         self._downloads = downloads
 
     def find(self, name: str) -> RegisteredCorpus:
-        """Return the corpus of a name: `sacrebleu/SET/PAIR`, `opus/CORPUS/latest/PAIR`, or a registry's.
+        """Return the corpus of a name: `sacrebleu/SET/PAIR`, `opus/CORPUS/latest/PAIR`, or one in a registry.
 
-        Raises ConfigError with the nearest names, DataError where an index cannot be asked.
+        Raises ConfigError with the nearest names, or DataError if an index cannot be reached.
         """
         start, _, rest = name.partition("/")
         if start == "sacrebleu":
             return _sacrebleu(rest)
         if start == "mtdata":
             raise ConfigError(
-                f"{printable(name, 200)}: mtdata has a command of its own: `mtdata get --langs deu-eng --train "
+                f"{printable(name, 200)}: mtdata has its own command: `mtdata get --langs deu-eng --train "
                 f"{printable(rest, 200)} --out FOLDER`; then name the files in `data.train` (docs/fetch.md)"
             )
         if start == "opus" and (found := re.fullmatch(r"([\w.-]+)/latest/(\w+)-(\w+)", rest)):
@@ -129,7 +129,7 @@ def sacrebleu_listed(words: Sequence[str]) -> Iterator[IndexEntry]:
 
 
 def _sacrebleu(rest: str) -> RegisteredCorpus:
-    """Return a test set of sacreBLEU: addresses, checksums, members; the first reference where there are several."""
+    """Return a test set of sacreBLEU: URLs, checksums, members; with several references, the first."""
     from sacrebleu.dataset import DATASETS
 
     name, _, pair = rest.rpartition("/")
@@ -158,7 +158,7 @@ def _sacrebleu(rest: str) -> RegisteredCorpus:
         raise ConfigError(
             f"sacrebleu/{name}: is a mix of archives and files; see `ziggurat fetch --list {name.split('/')[0]}`"
         )
-    # Of many archives (IWSLT has one for each direction) only those that the members' names begin with are needed.
+    # Of many archives (IWSLT has one per direction) only those whose names start the members' names are needed.
     needed = [one for one in remotes if PurePosixPath(one.url).stem in {path.split("/")[0] for path in take}]
     return RegisteredCorpus(
         name=f"sacrebleu/{name}/{pair}",

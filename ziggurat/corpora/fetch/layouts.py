@@ -1,9 +1,9 @@
-"""Readers of the layouts that corpora come in: each gives blocks of lines, a list a side, equally long.
+"""Readers of corpus layouts, which give blocks of lines: one list per side, all equally long.
 
 `read` takes plain text, TSV, WMT's SGML, IWSLT's tagged text, TMX and WMT's XML. Segments of SGML and XML are cleaned
-as sacreBLEU does, so test sets have its text: white space collapsed, entities of SGML left as they are.
+as in sacreBLEU, so test sets have the same text: white space is collapsed, and entities of SGML are left unchanged.
 
-TMX and the XML of WMT test sets, read as streams by expat; files that declare entities of their own are refused.
+TMX and the XML of WMT test sets are read as streams by expat; files that declare their own entities are refused.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _BLOCK_BYTES = 1 << 16
 _MOST_CHARACTERS = 1 << 20
 """Longest text of one segment."""
 _MOST_SEGMENTS = 1_000_000
-"""Most of one test set, which is held in memory."""
-_CODES = {"bpt", "ept", "ph", "it", "ut", "sub"}  # TMX: what is in these is formatting of the original
+"""Most segments of a test set, which is held in memory."""
+_CODES = {"bpt", "ept", "ph", "it", "ut", "sub"}  # TMX: elements with formatting of the original
 
 _Start = Callable[[str, dict[str, str]], None]
 _End = Callable[[str], None]
 
 
 class _Text:
-    """The text of the segment that is being read."""
+    """The text of the current segment."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._parts, self._size = path, list[str](), -1  # -1: in no segment
         self.hidden = 0
-        """Elements around the place whose content is not part of the text."""
+        """Number of enclosing elements whose content is not part of the text."""
 
     def begin(self) -> None:
         self._parts, self._size = [], 0
@@ -59,7 +59,7 @@ class _Text:
 
 
 def _parsed(path: Path, start: _Start, end: _End, text: _Text) -> Iterator[None]:
-    """Parse a file and yield after each block of it. Raises DataError for XML that is none, or declares entities."""
+    """Parse a file and yield after each block. Raises DataError for invalid XML, or XML that declares entities."""
 
     def refuse(name: str, *_: object) -> None:
         raise DataError(f"{path}: declares the entity {printable(name)}; remove the declaration, if you trust the file")
@@ -82,7 +82,7 @@ def _parsed(path: Path, start: _Start, end: _End, text: _Text) -> Iterator[None]
 
 
 def tmx_units(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, str] | None]:
-    """Yield the two texts of each translation unit, None for a unit that lacks one.
+    """Yield the two texts of each translation unit, or None for a unit that lacks one.
 
     Regions (`en-GB`) and case of the codes are ignored. Raises DataError.
     """
@@ -120,13 +120,13 @@ def _of_language(unit: dict[str, str], wanted: str) -> str | None:
 
 
 def wmt_segments(path: Path, references: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield source and reference of each segment of a test set, documents of test suites left out.
+    """Yield source and reference of each segment of a test set, without documents of test suites.
 
-    `references` are translators in the order of preference, empty for one without a name; none given: the first in the
-    file. As sacreBLEU does, segments that no reference translates are left out, and the text is empty where only
-    another reference does.
+    `references` are translators in the order of preference, "" for one without a name; if empty, the first in the file
+    is used. As in sacreBLEU, segments that no reference translates are left out, and the text is empty if only another
+    reference translates it.
 
-    Raises DataError, also where the file has none of the references.
+    Raises DataError, including if the file has none of the references.
     """
     text, documents = _Text(path), list[dict[tuple[str, str], dict[str, str]]]()
     part: tuple[str, str] | None = None
@@ -177,20 +177,20 @@ _KEPT_TAGS = re.compile(r"<(title|description)>(.*?)</\1>")
 
 @dataclass
 class Counts:
-    """Counts of what happened to the lines of a corpus."""
+    """Counts of the lines of a corpus."""
 
     pairs: int = 0
     """Pairs, or lines of one language."""
     skipped: int = 0
-    """Lines or units without both sides, which were left out."""
+    """Lines or units without both sides, which were skipped."""
     terms: dict[str, str] = field(default_factory=dict)
-    """Terms of use that lay in the archives: name, behind the archive's address where there are several -> text."""
+    """Terms of use in the archives: name, after the archive's URL if there are several -> text."""
 
 
 def read(corpus: RegisteredCorpus, files: Sequence[Path], counts: Counts) -> Iterator[Block]:
-    """Yield the blocks of a corpus; `files` has a file a side, or one with both, as its layout wants.
+    """Yield the blocks of a corpus; `files` has one file per side, or one with both, depending on the layout.
 
-    Raises DataError naming file and line: damage, text that is not UTF-8, sides of unequal length, nothing in it.
+    Raises DataError, with file and line, for damage, text that is not UTF-8, sides of unequal length, or no content.
     """
     if corpus.layout == "text":
         blocks = _text(files)
@@ -233,7 +233,7 @@ def _lines(path: Path) -> Iterator[list[str]]:
 
 
 def _tsv(path: Path, columns: Sequence[int], separator: str, counts: Counts) -> Iterator[Block]:
-    """Yield columns of a file; published files have lines with too few, which are left out and counted."""
+    """Yield columns of a file; published files have lines with too few, which are skipped and counted."""
     for lines in _lines(path):
         rows = [line.split(separator) for line in lines]
         whole = [row for row in rows if len(row) > max(columns)]
@@ -242,7 +242,7 @@ def _tsv(path: Path, columns: Sequence[int], separator: str, counts: Counts) -> 
 
 
 def _segments(path: Path) -> Iterator[str]:
-    """Yield the text of each <seg> line. Such files are no valid SGML, so nobody parses them as that."""
+    """Yield the text of each <seg> line. Such files are not valid SGML, so they are not parsed as SGML."""
     for lines in _lines(path):
         for line in lines:
             if line.startswith("<seg "):
@@ -260,7 +260,7 @@ def _talks(path: Path) -> Iterator[str]:
 
 
 def _together(files: Sequence[Path], sides: Sequence[Iterator[str]]) -> Iterator[tuple[str, ...]]:
-    """Yield the texts of both sides. Raises DataError where one side ends first."""
+    """Yield the texts of both sides. Raises DataError if one side ends first."""
     for number, texts in enumerate(zip_longest(*sides)):
         if None in texts:
             shorter = files[texts.index(None)]

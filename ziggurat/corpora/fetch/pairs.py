@@ -1,10 +1,10 @@
-"""Corpora and test sets as files of pairs: what names and recipes ask for, fetched, read, written and recorded.
+"""Corpora and test sets as files of pairs: fetched, read, written and recorded as names and recipes request.
 
-A recipe names files such as `data/wmt14-en-de/train.en.zst`; the registry says under `folders` what `train` of the
-folder `wmt14-en-de` is made of. What cannot be fetched is told, with where it comes from.
+A recipe names files such as `data/wmt14-en-de/train.en.zst`; the section `folders` of the registry defines the corpora
+of `train` in the folder `wmt14-en-de`. Corpora that cannot be fetched are reported with their origin.
 
-Files appear whole or not at all. The record of their origin has their fingerprints, and every reader compares them; so
-nothing is done where they are there already, and a set that a kill left incomplete is written again.
+Files appear whole or not at all. The record of their origin has their fingerprints, which every reader compares. So
+existing files are not fetched again, and a set left incomplete by a kill is rewritten.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ziggurat.system.files import atomic_file, fingerprint
 
 @dataclass(frozen=True)
 class PairFiles:
-    """The files that a set of pairs is written to."""
+    """The files to which a set of pairs is written."""
 
     name: str
     """Name in the record: that of the corpus, or `folder/set`."""
     files: dict[str, Path]
-    """Language -> file; its ending says how it is compressed."""
+    """Language -> file, whose suffix determines its compression."""
 
     @property
     def record(self) -> Path:
@@ -54,7 +54,7 @@ class Written:
     target: PairFiles
     origin: Origin
     reused: bool
-    """True if it was there already."""
+    """True if it existed already."""
     terms: dict[str, str] = field(default_factory=dict)
 
 
@@ -66,9 +66,9 @@ def _write_set(
     force: bool = False,
     held_out: tuple[HoldOut, PairFiles] | None = None,
 ) -> list[Written]:
-    """Write the pairs of `corpora`, in order, to the files of `target`; return it, and what was held out.
+    """Write the pairs of `corpora`, in order, to the files of `target`; return it and the held-out set.
 
-    Raises ConfigError, DataError with the way out; nothing half-written is left.
+    Raises ConfigError or DataError with the way out; nothing half-written is left.
     """
     targets = [target, *([held_out[1]] if held_out else [])]
     there = [None if force else _there(one, corpora) for one in targets]
@@ -94,14 +94,14 @@ def _write_set(
                 described = {field: value for field in fields if (value := getattr(corpus, field))}
                 found = {"pairs": counts.pairs, "skipped": counts.skipped, "files": [one.document() for one in held]}
                 parts.append({**described, **found})
-        # The records before the files get their names: killed in between, what is there is known to be ours.
+        # Records come before the files get their names, so that after a kill in between the files are known to be ours.
         for writer in writers:
             writer.record(parts)
     return [Written(one.target, cast(Origin, read_origin(one.target.record)), False, terms) for one in writers]
 
 
 def _fetched(corpora: Sequence[RegisteredCorpus], downloads: Downloads) -> list[list[Held]]:
-    """Return the files of each corpus. Raises DataError with all that cannot be had, not only with the first."""
+    """Return the files of each corpus. Raises DataError with all that are unavailable, not only the first."""
     fetched, problems = list[list[Held]](), dict[str, None]()
     for corpus in corpora:
         fetched.append([])
@@ -116,7 +116,7 @@ def _fetched(corpora: Sequence[RegisteredCorpus], downloads: Downloads) -> list[
 
 
 def _share_out(block: Block, writers: Sequence[_Writer], held_out: tuple[HoldOut, PairFiles] | None) -> None:
-    """Write a block to the target, and what is held out of it to the other."""
+    """Write a block to the target, and its held-out pairs to the other target."""
     if held_out is None:
         writers[0].write(block)
         return
@@ -126,9 +126,9 @@ def _share_out(block: Block, writers: Sequence[_Writer], held_out: tuple[HoldOut
 
 
 def _there(target: PairFiles, corpora: Sequence[RegisteredCorpus]) -> Origin | None:
-    """Return the record of a target that is there whole, made of the same corpora; None where it is not.
+    """Return the record of a target that exists in full and was made from the same corpora; otherwise None.
 
-    Raises DataError for files that changed since, or that were made of other corpora.
+    Raises DataError for files that have changed since, or that were made from other corpora.
     """
     origin, there = read_origin(target.record), [path for path in target.files.values() if path.exists()]
     if origin is None or not there:
@@ -136,10 +136,10 @@ def _there(target: PairFiles, corpora: Sequence[RegisteredCorpus]) -> Origin | N
     for path in there:
         known = origin.files.get(path.name)
         if known is None or known.bytes != path.stat().st_size or fingerprint(path) != known.xxh3_128:
-            raise DataError(f"{path}: changed since it was fetched; `--force` writes it anew")
+            raise DataError(f"{path}: changed since it was fetched; `--force` writes it again")
     names = [part.name for part in origin.parts]
     if names != [corpus.name for corpus in corpora]:
-        raise DataError(f"{target.record}: is of {', '.join(names)}; `--force` writes it anew of the corpora named now")
+        raise DataError(f"{target.record}: is of {', '.join(names)}; `--force` writes it again from those named now")
     return origin if len(there) == len(target.files) else None
 
 
@@ -165,7 +165,7 @@ def _blocks(corpus: RegisteredCorpus, held: Sequence[Held], counts: Counts, down
             raise DataError(f"{error}; {downloads.discard(damaged[0])}") from None
         except DataError as error:
             if corpus.take or all(remote.bytes or remote.sha256 or remote.md5 for remote in corpus.files):
-                raise  # archives tell by themselves whether they are cut
+                raise  # archives show whether they are truncated
             paths = " or ".join(str(one.path) for one in held)
             way_out = f"if it was cut, remove {paths} and run this again, with its `bytes` or `sha256` in a registry"
             raise DataError(f"{error}; {way_out}") from None
@@ -214,7 +214,7 @@ def _by_language(corpus: RegisteredCorpus, block: Block, target: PairFiles) -> B
 
 
 class _Writer:
-    """Writes the sides of a target; its files get their names when the stack `files` closes without an error."""
+    """Writer of the sides of a target; its files get their names when the stack `files` closes without an error."""
 
     def __init__(self, files: contextlib.ExitStack, target: PairFiles) -> None:
         self.target, self.pairs = target, 0
@@ -224,7 +224,7 @@ class _Writer:
         self._sides: list[Any] = []
 
     def open(self, packed: contextlib.ExitStack) -> None:
-        """Begin to write; the files are complete when `packed` closes."""
+        """Start writing; the files are complete when `packed` closes."""
         for path, file in zip(self.target.files.values(), self._files, strict=True):
             self._sides.append(packed.enter_context(_packed(file, compression_of(path))))
 
@@ -245,7 +245,7 @@ class _Writer:
 
 
 class _Digesting(io.RawIOBase):
-    """A file being written, with its fingerprint; closing it leaves the file behind it open, to be renamed."""
+    """A file being written, with its fingerprint; closing it leaves the underlying file open, to be renamed."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.size, self.digest = file, 0, xxhash.xxh3_128()
@@ -271,7 +271,7 @@ def _packed(file: _Digesting, compression: str | None) -> Iterator[Any]:
         with lzma.open(cast(Any, file), "wb") as packed_xz:
             yield packed_xz
     else:
-        import pyarrow as pa  # a tenth of a second, which `--list` need not wait for
+        import pyarrow as pa  # takes 0.1 s, which `--list` should not pay
 
         with pa.CompressedOutputStream(pa.PythonFile(file, mode="w"), "zstd") as packed_zst:
             yield packed_zst
@@ -279,19 +279,19 @@ def _packed(file: _Digesting, compression: str | None) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class FetchTask:
-    """A target and the corpora that it is made of."""
+    """A target and the corpora from which it is made."""
 
     target: PairFiles
     corpora: tuple[RegisteredCorpus, ...]
     held_out: tuple[HoldOut, PairFiles] | None = None
     own: bool = False
-    """True if the files are there and were not fetched: they are the user's, and stay."""
+    """True if the files exist but were not fetched: they are the user's and stay."""
     by_hand: str | None = None
-    """Why it cannot be fetched, and where it comes from."""
+    """Reason why it cannot be fetched, and its origin."""
 
     @property
     def missing(self) -> bool:
-        """True where somebody has to bring it."""
+        """True if the user has to provide it."""
         return self.by_hand is not None and not self.own
 
 
@@ -306,11 +306,11 @@ def task_of_name(corpus: RegisteredCorpus, folder: Path) -> FetchTask:
 
 
 def tasks_of_config(data: DataConfig, names: Names, where: str) -> list[FetchTask]:
-    """Return a task for each set of files that a configuration names and the registry describes, with the extra sets.
+    """Return a task for each set of files that a configuration names and the registry describes, and for extra sets.
 
     `where` is the configuration's name, for messages.
 
-    Raises ConfigError: corpora that are not named as those of a recipe, or whose folder the registry does not have.
+    Raises ConfigError for corpora that are not named as in a recipe, or whose folder the registry lacks.
     """
     wanted: dict[tuple[Path, str], dict[str, Path]] = {}
     endings: dict[Path, dict[str, str]] = {}
@@ -329,14 +329,14 @@ def tasks_of_config(data: DataConfig, names: Names, where: str) -> list[FetchTas
                 has = ", ".join(sets)
                 raise ConfigError(f"{key}: the registry has no set `{printable(name)}` of {folder.name}; it has {has}")
             wanted.setdefault((folder, name), {})[language] = path
-        # The development corpora come last: test sets are packed as they are.
+        # The development corpora come last, because test sets are compressed in the same way.
         endings[folder] = {language: f"{language}{compression_of(path) or ''}" for language, path in files.items()}
     for folder, ending in endings.items():
         for extra in (one for one, its in names.registry.folders[folder.name].sets.items() if its.extra):
             wanted.setdefault((folder, extra), {code: folder / f"{extra}.{end}" for code, end in ending.items()})
     for (folder, name), files in list(wanted.items()):
         for whole, its in names.registry.folders[folder.name].sets.items():
-            if its.hold_out is not None and its.hold_out.set == name:  # made together with the set that it is of
+            if its.hold_out is not None and its.hold_out.set == name:  # made with the set it is taken from
                 wanted.setdefault((folder, whole), {language: folder / f"{whole}.{language}.zst" for language in files})
     return [
         _task(names.registry.folders[folder.name].sets[name], folder, name, wanted, names)
@@ -346,7 +346,7 @@ def tasks_of_config(data: DataConfig, names: Names, where: str) -> list[FetchTas
 
 
 def _named(corpus: CorpusConfig, data: DataConfig, key: str) -> tuple[Path, dict[str, Path]]:
-    """Return folder and files of a recipe's corpus: `FOLDER/SET.LANGUAGE`, perhaps compressed. Raises ConfigError."""
+    """Return folder and files of a recipe's corpus: `FOLDER/SET.LANGUAGE`, possibly compressed. Raises ConfigError."""
     if corpus.source is not None and corpus.target is not None:
         source, target = data.languages_of(corpus)
         files = {source: Path(corpus.source).expanduser(), target: Path(corpus.target).expanduser()}
@@ -380,12 +380,12 @@ def _task(
 
 
 def by_hand(tasks: Sequence[FetchTask]) -> list[str]:
-    """Return a message for each task that somebody has to bring the files of."""
+    """Return a message for each task whose files the user has to provide."""
     return [f"{' and '.join(map(str, task.target.files.values()))}: {task.by_hand}" for task in tasks if task.missing]
 
 
 def run_task(task: FetchTask, downloads: Downloads, *, force: bool = False) -> list[Written]:
-    """Fetch what a task names; nothing for files of the user's own. Raises ConfigError, DataError."""
+    """Fetch the files of a task, unless they are the user's own. Raises ConfigError or DataError."""
     if task.own or task.by_hand is not None:
         return []
     return _write_set(task.target, task.corpora, downloads, force=force, held_out=task.held_out)

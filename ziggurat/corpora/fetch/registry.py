@@ -1,8 +1,8 @@
-"""The registry: where corpora lie, how they are laid out, under which licence; and the data of recipes' folders.
+"""The registry: URLs, layouts and licences of corpora, and the data of recipes' folders.
 
-A name is a pattern such as `europarl/v7/{a}-{b}`; `europarl/v7/de-en` fills it, and with it addresses and members of
-archives. An entry also says which pairs of languages it has, and which codes it uses for them.
-ziggurat/corpora/fetch/corpora.yaml is the built-in registry; files of the user are laid over it.
+A name is a pattern such as `europarl/v7/{a}-{b}`; `europarl/v7/de-en` fills it, and with it the URLs and the members of
+archives. An entry also lists its language pairs and their codes. ziggurat/corpora/fetch/corpora.yaml is the built-in
+registry; entries in the user's files override it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ziggurat.system.small_files import read_bounded
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
 
 Layout = Literal["text", "tsv", "sgm", "ted", "tmx", "wmt-xml"]
-"""`text`: a file a side, line by line; `tsv`: columns; `sgm`: WMT's <seg> lines, a file a side; `ted`: text between the
-tags of IWSLT's training files; `tmx`; `wmt-xml`: source and references in one file, from WMT 2021 on."""
+"""`text`: one file per side, line by line; `tsv`: columns; `sgm`: WMT's <seg> lines, one file per side; `ted`: text
+between the tags of IWSLT's training files; `tmx`; `wmt-xml`: source and references in one file, from WMT 2021 on."""
 
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]+$")]
 
@@ -36,48 +36,48 @@ class Remote(Section):
     """One file to fetch."""
 
     url: str
-    """Its address; parts in braces are filled from the name."""
+    """Its URL; parts in braces are filled from the name."""
     bytes: int | None = Field(default=None, ge=0)
     """Its length."""
     sha256: _Digest | None = Field(default=None, min_length=64, max_length=64)
     md5: _Digest | None = Field(default=None, min_length=32, max_length=32)
     by_hand: str | None = None
-    """Why it cannot be fetched, and where people get it."""
+    """Reason why it cannot be fetched, and how to get it."""
 
 
 class _Described(Section):
-    """What is needed to fetch and read a corpus, and its terms."""
+    """Everything needed to fetch and read a corpus, and its terms."""
 
     title: str
     files: list[Remote] = Field(min_length=1, max_length=64)
     layout: Layout = "text"
     take: list[str] = Field(default_factory=list, max_length=2)
-    """Members of the archives: a pattern for each side, or one for both. Without: the files themselves."""
+    """Members of the archives: a pattern for each side, or one for both. If empty: the files themselves."""
     columns: list[Annotated[int, Field(ge=0, le=1000)]] = Field(default_factory=list, max_length=2)
     """`tsv`: the columns of the two sides; default 0 and 1."""
     separator: str = Field(default="\t", min_length=1)
-    """`tsv`: what stands between columns."""
+    """`tsv`: separator of the columns."""
     references: list[str] = Field(default_factory=list)
-    """`wmt-xml`: translators whose reference is wanted, the first that there is."""
+    """`wmt-xml`: translators in the order of preference; the first available reference is used."""
     licence: str
-    """Licence or terms, in words; what the origin says, also where it says nothing."""
+    """Licence or terms in words, as stated by the origin, or a remark that it states none."""
     terms: str | None = None
-    """Address of the terms or of the corpus's page."""
+    """URL of the terms or of the corpus's page."""
     known_from: str | None = None
-    """Source of the addresses, layouts and checksums, in the built-in registry, of which none could be tried."""
+    """Source of the URLs, layouts and checksums in the built-in registry, none of which could be tried."""
     note: str | None = None
 
 
 class RegistryEntry(_Described):
-    """Corpora of one kind: all that differ only in the parts of the name."""
+    """Corpora of one kind, which differ only in the parts of the name."""
 
     pairs: str | dict[str, str] | None = None
-    """Pairs of languages that there are, such as `de-en fr-en`, or those for each value of the part in `where`; null,
-    and no `languages`: any that the origin has."""
+    """Available language pairs, such as `de-en fr-en`, or those for each value of the part in `where`; null without
+    `languages`: any that the origin has."""
     languages: str | dict[str, str] | None = None
-    """Languages that there are, where any two of them are a pair; or those for each value of the part in `where`."""
+    """Available languages, if any two of them are a pair; or those for each value of the part in `where`."""
     where: dict[str, str] = Field(default_factory=dict)
-    """Values that other parts of the name may have, in words; a part that is not here may be any."""
+    """Values that other parts of the name may have, in words; other parts may have any value."""
     sorted: bool = False
     """True if the two languages are in alphabetical order whatever the direction."""
 
@@ -91,21 +91,21 @@ class RegisteredCorpus(_Described):
 
 
 class HoldOut(Section):
-    """Pairs taken out of a set, for another."""
+    """Pairs taken out of a set to make another set."""
 
     set: str
-    """Name of the set that they make."""
+    """Name of the other set."""
     every: int = Field(ge=2)
     """Every n-th pair."""
 
 
 class FolderSet(Section):
-    """One set of pairs in a recipe's folder: it is made of corpora, or somebody has to bring it."""
+    """One set of pairs in a recipe's folder: it is made from corpora, or the user has to provide it."""
 
     of: list[str] = Field(default_factory=list)
     """Names of corpora, in order."""
     by_hand: str | None = None
-    """Why it cannot be fetched, and where it comes from."""
+    """Reason why it cannot be fetched, and its origin."""
     hold_out: HoldOut | None = None
     extra: bool = False
     """True for a set that recipes do not name, such as a test set; it comes with the others."""
@@ -123,16 +123,16 @@ _INDIVIDUAL = {
     "npi": "ne", "ory": "or", "pbt": "ps", "pes": "fa", "plt": "mg", "quy": "qu", "swh": "sw", "uzn": "uz", "ydd": "yi",
     "zsm": "ms",
 }  # fmt: skip
-"""Codes of FLORES for one language of a group, and the code of the group that people know it by (ISO 639-3)."""
+"""FLORES code of one language of a group -> the group's better known code (ISO 639-3)."""
 
 
 def any_pair(entry: RegistryEntry) -> bool:
-    """Return whether nobody knows which pairs an entry has: any that its origin has."""
+    """Return whether the pairs of an entry are unknown: it has any that its origin has."""
     return entry.pairs is None and entry.languages is None
 
 
 def variants(entry: RegistryEntry) -> list[dict[str, str]]:
-    """Return the part of the name that decides on the languages with each of its values; [{}] where none does."""
+    """Return the part of the name that determines the languages with each of its values; [{}] if there is none."""
     known = entry.pairs if entry.languages is None else entry.languages
     return [{part: value} for part in entry.where for value in known] if isinstance(known, dict) else [{}]
 
@@ -146,9 +146,9 @@ def _has_pair(entry: RegistryEntry, values: Mapping[str, str], first: str, secon
 
 
 def fitting_pairs(entry: RegistryEntry, values: Mapping[str, str], pair: str) -> list[str]:
-    """Return the pairs of an entry that `pair` asks for, in the order that its names have; empty: it has none.
+    """Return the pairs of an entry that match `pair`, in the order used in its names; empty if there is none.
 
-    They are this pair in either direction; where the entry has it not, those that mean the same languages, such as
+    They are this pair in either direction; if the entry lacks it, pairs that mean the same languages, such as
     `zho_Hans-eng_Latn` for `zh-en`.
     """
     first, second = pair.split("-")
@@ -165,7 +165,7 @@ def fitting_pairs(entry: RegistryEntry, values: Mapping[str, str], pair: str) ->
 
 
 def described(entry: RegistryEntry, values: Mapping[str, str]) -> str:
-    """Return the pairs or languages of an entry for people; with no `values` those of all its variants."""
+    """Return the pairs or languages of an entry as text; without `values`, those of all its variants."""
     said = []
     for variant in [dict(values)] if values else variants(entry):
         named = "" if values else "".join(f"{value}: " for value in variant.values())
@@ -178,7 +178,7 @@ def described(entry: RegistryEntry, values: Mapping[str, str]) -> str:
 
 
 def _known(entry: RegistryEntry, given: str | dict[str, str] | None, values: Mapping[str, str]) -> list[str] | None:
-    """Return the words of `pairs` or `languages` for these parts of the name; None where they are not known."""
+    """Return the words of `pairs` or `languages` for these parts of the name; None if they are unknown."""
     if isinstance(given, dict):
         given = next((given[value] for part in entry.where if (value := values.get(part)) in given), None)
     return None if given is None else given.split()
@@ -205,13 +205,13 @@ class _File(Section):
 
 @dataclass(frozen=True)
 class Registry:
-    """Entries and folders by name, those of the user's files in place of the built-in ones."""
+    """Entries and folders by name; those in the user's files replace built-in ones."""
 
     entries: Mapping[str, RegistryEntry]
     folders: Mapping[str, Folder]
 
     def find(self, name: str) -> RegisteredCorpus:
-        """Return the corpus `name`; its two languages may stand in either order.
+        """Return the corpus `name`; its two languages may be in either order.
 
         Raises ConfigError with the nearest names, or with the languages that an entry has.
         """
@@ -224,8 +224,8 @@ class Registry:
     def listed(self, words: Sequence[str] = ()) -> Iterator[tuple[str, RegistryEntry]]:
         """Yield name and entry of those that have all `words` in name, title or licence.
 
-        A pair of languages among the words takes the entries that have it, and fills their names; several pairs take
-        those that have all of them, once for each. Entries of which nobody knows their pairs come with any.
+        A language pair among the words selects the entries that have it and fills their names; several pairs select
+        those that have all of them, once for each pair. Entries with unknown language pairs match every pair.
         """
         pairs = self.pairs_among(words)
         others = [word.casefold() for word in words if word not in pairs]
@@ -243,7 +243,7 @@ class Registry:
                         yield name.replace("{a}-{b}", pair), filled
 
     def pairs_among(self, words: Sequence[str]) -> list[str]:
-        """Return the words that are pairs of languages: `de-en`, but not `news-crawl`, which names begin with."""
+        """Return the words that are language pairs: `de-en`, but not `news-crawl`, which starts some names."""
         looks = [word for word in words if re.fullmatch(rf"{_LANGUAGE}-{_LANGUAGE}", word)]
         return [word for word in looks if not any(name.startswith(word) for name in self.entries)]
 
@@ -269,14 +269,14 @@ class Registry:
 
 
 def load_registry(files: Sequence[str] = ()) -> Registry:
-    """Return the built-in registry with the user's and then `files` laid over it.
+    """Return the built-in registry, overridden by the user's and then by `files`.
 
-    Raises ConfigError naming file, line and key.
+    Raises ConfigError with file, line and key.
     """
     users = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ziggurat" / "corpora.yaml"
     entries: dict[str, RegistryEntry] = {}
     folders: dict[str, Folder] = {}
-    # Later files first: the first pattern that fits a name is taken.
+    # Later files first, since the first pattern that matches a name is used.
     own = [_read(path.expanduser()) for path in [*map(Path, reversed(files)), *([users] if users.is_file() else [])]]
     built_in = _built_in()
     for read in [*own, built_in]:
@@ -357,7 +357,7 @@ def _swapped(name: str) -> str:
 
 
 def _match(pattern: str, entry: RegistryEntry, name: str) -> dict[str, str] | None:
-    """Return the parts of `name` by the pattern of an entry; None where it does not fit."""
+    """Return the parts of `name` by the pattern of an entry; None if it does not match."""
     steps = []
     for step in re.split(r"(\{\w+\})", pattern):
         part = step[1:-1] if step.startswith("{") else ""

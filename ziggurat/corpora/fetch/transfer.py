@@ -1,9 +1,9 @@
-"""One file over HTTP: resumed where the connection dropped, never mixed from two versions, never a page in its place.
+"""Transfer of one file over HTTP: resumed after a dropped connection, never mixed from two versions, never a web page.
 
-What has arrived stays beside the future file as `NAME.part`, locked while a process writes it; `NAME.part.json` has the
-address, the version (ETag or date) and the length that the server gave. A later request asks for the rest of that
-version only (If-Range). Answers that will not change (a page in place of data, a missing file) are errors with the way
-out; overload and dropped connections are tried again.
+The part received so far stays next to the future file as `NAME.part`, locked while a process writes it;
+`NAME.part.json` has the URL, the version (ETag or date) and the length given by the server. A later request asks only
+for the rest of that version (If-Range). Permanent failures (a page instead of data, a missing file) are errors with the
+way out; overload and dropped connections are retried.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ziggurat.system.staging import is_same, lock_missing, sync_folder, try_lock
 
 @dataclass
 class Part:
-    """The part of a file that has arrived; the file is open and locked."""
+    """The part of a file received so far; the file is open and locked."""
 
     path: Path
     """The future file."""
@@ -44,16 +44,16 @@ class Part:
     size: int = 0
     """Bytes in the part."""
     url: str = ""
-    """Address that they came from."""
+    """URL that they came from."""
     version: str = ""
-    """ETag or date of the version that they belong to; empty: the part cannot be continued."""
+    """ETag or date of their version; empty: the part cannot be resumed."""
     total: int | None = None
     """Length of that version."""
 
     @classmethod
     @contextlib.contextmanager
     def opened(cls, path: Path, waiting: Callable[[], object] = lambda: None) -> Iterator[Part]:
-        """Context with the part of `path`, new or continued, once no other process has it; `waiting` says so."""
+        """Context with the part of `path`, new or resumed, once no other process has it; `waiting` reports the wait."""
         name = path.with_name(f"{path.name}.part")
         with written_whole(path), _alone(name, waiting) as file:
             part = cls(path, file, file.tell())
@@ -72,8 +72,8 @@ class Part:
         return self.path.with_name(f"{self.path.name}.part.json")
 
     def restart(self, url: str = "", version: str = "", total: int | None = None) -> None:
-        """Drop what has arrived, and note what comes instead."""
-        self._notes.unlink(missing_ok=True)  # first: a part without notes is never continued
+        """Discard the part, and record what replaces it."""
+        self._notes.unlink(missing_ok=True)  # first: a part without notes is never resumed
         self.file.truncate(0)
         self.size, self.url, self.version, self.total = 0, url, version, total
         if version:
@@ -81,17 +81,17 @@ class Part:
             write_atomically(self._notes, json.dumps(notes).encode())
 
     def write(self, block: bytes) -> None:
-        """Add a block. Raises DataError when the disk is full."""
+        """Add a block. Raises DataError if the disk is full."""
         try:
             self.file.write(block)
         except OSError as error:
             if is_full_disk(error):
-                raise DataError(f"{self.path}: the disk is full; make room and run this again to go on") from None
+                raise DataError(f"{self.path}: the disk is full; make room and run this again to resume") from None
             raise
         self.size += len(block)
 
     def finish(self, check: Callable[[Path], object]) -> None:
-        """Give the file its name. Raises DataError, and drops it, where its length is wrong or `check` raises."""
+        """Give the file its name. Raises DataError, and discards it, if its length is wrong or `check` raises."""
         self.file.flush()
         try:
             if self.total is not None and (found := os.fstat(self.file.fileno()).st_size) != self.total:
@@ -110,7 +110,7 @@ class Part:
 
 @contextlib.contextmanager
 def _alone(name: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
-    """Context with the file `name`, open for appending and locked. Raises DataError where there are no locks."""
+    """Context with the file `name`, open for appending and locked. Raises DataError if there are no locks."""
     while True:
         with name.open("ab") as file:
             try:
@@ -119,8 +119,8 @@ def _alone(name: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
                     fcntl.flock(file.fileno(), fcntl.LOCK_EX)
             except OSError as error:
                 raise lock_missing(name, error) from None
-            if is_same(name, file.fileno()):  # else the other has given it its final name, or removed it
-                file.seek(0, os.SEEK_END)  # the other may have written on after it was opened here
+            if is_same(name, file.fileno()):  # otherwise the other process has renamed or removed it
+                file.seek(0, os.SEEK_END)  # the other process may have appended after it was opened here
                 yield file
                 return
 
@@ -145,25 +145,25 @@ _MAGIC = {
     "zst": b"\x28\xb5\x2f\xfd",
     "zip": b"PK",
 }
-"""First bytes of a file, by the ending of its name."""
+"""Suffix of a file's name -> its first bytes."""
 
-# The repetition is possessive: else a comment could end at a later `-->`, and what stands before that would be skipped.
+# The repetition is possessive: otherwise a comment could end at a later `-->`, skipping the text before it.
 _PAGE = re.compile(
     rb"(?:\xef\xbb\xbf|\s|<!--.*?-->|<\?.*?\?>)*+<(?:!doctype\s+html|html|head|body|script|meta)(?![\w.:-])",
     re.IGNORECASE | re.DOTALL,
 )
-"""Beginning of a web page, behind comments and XML declarations. SGM, TMX and other XML have other elements."""
+"""Start of a web page, after comments and XML declarations. SGM, TMX and other XML have other elements."""
 
-# Servers call what they do not know plain text or bytes, or say nothing; no corpus of the built-in registry is known to
-# come as a page. Scripts that send a file and leave their type as it was do exist: a packed file tells by itself.
+# Servers send unknown files as plain text or bytes, or without a type, and no corpus of the built-in registry is known
+# to have a page's type. Some scripts do send files with the wrong type, but compressed files can be recognised.
 _PAGE_TYPES = {"text/html", "application/xhtml+xml"}
 """Types of web pages."""
 _NOTE_TYPES = {"application/json", "application/problem+json", "application/ld+json"}
-"""Types of what programs are told in place of a file, often with status 200, unless the file is JSON by its name."""
+"""Types of messages to programs, sent instead of a file, often with status 200, unless the file is JSON by its name."""
 
 
 def _refuse_answer(url: str, status: int, retry_after: str | None) -> float:
-    """Return the seconds to wait after an answer that may pass. Raises DataError for any other."""
+    """Return the seconds to wait after a transient error answer. Raises DataError for any other."""
     if status in _PASSING:
         return float(retry_after) if retry_after and re.fullmatch(r"\d{1,5}", retry_after) else 0.0
     meaning = _MEANING.get(status, "an answer that asking again does not change")
@@ -174,9 +174,9 @@ def _refuse_answer(url: str, status: int, retry_after: str | None) -> float:
 
 
 def refuse_page(url: str, head: bytes, content_type: str) -> None:
-    """Raise DataError if a file is a web page, by its first bytes or its type, or is not what its name says.
+    """Raise DataError if a file is a web page, by its first bytes or its type, or does not match its name's suffix.
 
-    The type counts only where the name does not say how the file begins.
+    The type counts only if the suffix does not determine the first bytes.
     """
     noted = content_type in _NOTE_TYPES and not url.partition("?")[0].lower().endswith(("json", "jsonl"))
     typed = (noted or content_type in _PAGE_TYPES) and _magic(url) is None
@@ -194,7 +194,7 @@ def refuse_page(url: str, head: bytes, content_type: str) -> None:
 
 
 def refuse_content(name: str, head: bytes, remark: str = "") -> None:
-    """Raise DataError unless the first bytes of a file are what the ending of its name says."""
+    """Raise DataError unless the first bytes of a file match the suffix of its name."""
     magic = _magic(name)
     if magic is not None and not head.startswith(magic):
         raise DataError(
@@ -204,26 +204,24 @@ def refuse_content(name: str, head: bytes, remark: str = "") -> None:
 
 
 def _magic(name: str) -> bytes | None:
-    """Return the first bytes of a file of this name or address; None where its ending tells none."""
+    """Return the first bytes of a file of this name or URL; None if its suffix does not determine them."""
     return _MAGIC.get(name.partition("?")[0].rpartition(".")[2].lower())
 
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with what is being done, the bytes or pairs so far and the total (None: not known)."""
+"""Function called with the current activity, the bytes or pairs so far and the total (None: unknown)."""
 
 _BLOCK_BYTES = 1 << 16
 _HEAD_BYTES = 512
-_GAIN_BYTES = (
-    1 << 14
-)  # growth after which failures are counted from zero; near the end a tenth of what is missing will do
-_SPARE_BYTES = 1 << 26  # left free on the disk
+_GAIN_BYTES = 1 << 14  # growth after which failures are counted from zero; near the end a tenth of the rest is enough
+_SPARE_BYTES = 1 << 26  # bytes left free on the disk
 _SMALL_BYTES = 1 << 26
 _AWAY = {errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL}
-"""Errors of a network that went away, which Python has no class for."""
+"""Errors of a lost network, for which Python has no class."""
 
 
 class _Dropped(Exception):  # noqa: N818
-    """The connection failed, which may pass; `wait` is the number of seconds that the server asked for."""
+    """A transient connection failure; `wait` is the number of seconds requested by the server."""
 
     def __init__(self, why: str, *, tries: int | None = None, wait: float = 0.0) -> None:
         super().__init__(why)
@@ -235,12 +233,12 @@ def download(
 ) -> None:
     """Fetch `url` to the file `path`, which appears whole or not at all.
 
-    What has arrived stays as a part when this fails or is killed, and the next call goes on from there. `check` gets
-    the complete file before it has its name, and the address that it came from; if it raises, the file is dropped.
+    If this fails or is killed, the part received so far stays, and the next call resumes from it. `check` gets the
+    complete file before it has its name, and the URL that it came from; if it raises, the file is discarded.
 
-    Another process that fetches the same file is waited for; what it brought is not fetched again, nor checked.
+    If another process fetches the same file, this waits for it; the result is neither fetched again nor checked.
 
-    Raises DataError with the way out: nothing there, no room, or the connection failed again and again.
+    Raises DataError with the way out if there is no such file, no room, or the connection fails repeatedly.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with Part.opened(path, lambda: progress(f"wait for another process that fetches {path}", 0, None)) as part:
@@ -253,11 +251,11 @@ def download(
                 break
             except _Dropped as dropped:
                 failures += 1
-                # Not any byte: a server that sends one a try would hold us for ever.
+                # Not just any byte: a server that sends one per attempt would block for ever.
                 gain = _GAIN_BYTES if part.total is None else max(1, (part.total - furthest) // 10)
                 if network.retries and part.size - furthest >= min(gain, _GAIN_BYTES):  # 0 retries: not one
                     failures, furthest = 0, part.size
-                kept = f"; {part.size:,} bytes are kept, run this again to go on" if part.size else ""
+                kept = f"; {part.size:,} bytes are kept, run this again to resume" if part.size else ""
                 _wait(url, dropped, failures, network, kept)
         part.finish(lambda file: check(file, came_from) if check else None)
 
@@ -281,7 +279,7 @@ def read_small(url: str, network: Network) -> bytes:
 
 
 def _wait(url: str, dropped: _Dropped, failures: int, network: Network, kept: str = "") -> None:
-    """Wait before the next try. Raises DataError after too many failures in a row."""
+    """Wait before the next attempt. Raises DataError after too many consecutive failures."""
     if failures > (network.retries if dropped.tries is None else min(dropped.tries, network.retries)):
         times = f", {failures} times in a row" if failures > 1 else ""
         raise DataError(f"{url}: {dropped}{times}{kept}") from None
@@ -289,7 +287,7 @@ def _wait(url: str, dropped: _Dropped, failures: int, network: Network, kept: st
 
 
 def size_of(url: str, network: Network) -> int | None:
-    """Return the length that the server gives for `url`; None where it gives none or cannot be asked."""
+    """Return the length that the server gives for `url`; None if it gives none or cannot be reached."""
     try:
         with _answered(url, network, {}, method="HEAD") as response:
             return _natural(response.headers.get("Content-Length"))
@@ -298,8 +296,8 @@ def size_of(url: str, network: Network) -> int | None:
 
 
 def _receive(url: str, part: Part, network: Network, progress: Progress) -> str:
-    """Fetch what is missing of `part` in one request; return the address that answered. Raises _Dropped, DataError."""
-    # Not what came from another address: a mirror may lack the file, and then the file's own server goes on with it.
+    """Fetch the rest of `part` in one request; return the URL that answered. Raises _Dropped or DataError."""
+    # A part from another URL is kept but not resumed: a mirror may lack the file, and its own server then resumes it.
     goes_on = part.size and part.url == url and part.version and (part.total is None or part.size <= part.total)
     asked = {"Range": f"bytes={part.size}-", "If-Range": part.version} if goes_on else {}
     with _answered(url, network, asked) as response:
@@ -317,20 +315,20 @@ def _receive(url: str, part: Part, network: Network, progress: Progress) -> str:
 
 
 def _accept(url: str, part: Part, response: http.client.HTTPResponse, blocks: Iterator[bytes], *, rest: bool) -> bytes:
-    """Make the part ready for the body, `blocks`; return what was read of it: the first bytes of a whole file.
+    """Prepare the part for the body, `blocks`; return the bytes already read of it, the first of a whole file.
 
-    `rest` says whether the rest of the part was asked for. The part is dropped only when the file that comes in its
-    place is known to be no page and to fit on the disk.
+    `rest` tells whether the rest of the part was requested. The part is discarded only if the file that replaces it is
+    known not to be a page and to fit on the disk.
 
-    Raises _Dropped where the body is not what was asked for; DataError.
+    Raises _Dropped if the body is not what was requested, and DataError.
     """
     headers = response.headers
     if headers.get("Content-Encoding", "identity").lower() not in ("identity", "x-gzip", "gzip"):
         raise DataError(
-            f"{url}: sent in the encoding {printable(headers['Content-Encoding'])}, which was not asked for"
+            f"{url}: sent in the encoding {printable(headers['Content-Encoding'])}, which was not requested"
         )
     if len(set(headers.get_all("Content-Length", []))) > 1:
-        raise DataError(f"{url}: sent with several lengths, of which nobody knows the right one; {_BRING}")
+        raise DataError(f"{url}: sent with several lengths, and the right one is unknown; {_BRING}")
     version, length = _version(headers), response.length
     if response.status == 206:
         found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("Content-Range", ""))
@@ -339,8 +337,8 @@ def _accept(url: str, part: Part, response: http.client.HTTPResponse, blocks: It
         if not rest or not found or int(found[1]) != part.size or not same or (version and version != part.version):
             if rest:
                 part.restart()
-            raise _Dropped("the file changed between two requests, or the server sent another part than asked for")
-        # The first answer may have had no length (chunks), and http.client ends a body that is cut short in silence.
+            raise _Dropped("the file changed between two requests, or the server sent another part than requested")
+        # The first answer may have had no length (chunks), and http.client silently ends a truncated body.
         part.total = part.total or total or int(found[2]) + 1
         return b""
     if length is not None and length > shutil.disk_usage(part.path.parent).free + part.size - _SPARE_BYTES:
@@ -358,7 +356,7 @@ def _accept(url: str, part: Part, response: http.client.HTTPResponse, blocks: It
 
 
 def _at_the_end(part: Part, response: http.client.HTTPResponse) -> str:
-    """Return the address if the part is already the whole file, which a 416 says. Raises _Dropped otherwise."""
+    """Return the URL if the part is already the whole file, as a 416 states. Raises _Dropped otherwise."""
     found = re.fullmatch(r"bytes \*/(\d+)", response.headers.get("Content-Range", ""))
     version = _version(response.headers)
     if found and int(found[1]) == part.size and version in ("", part.version):
@@ -369,7 +367,7 @@ def _at_the_end(part: Part, response: http.client.HTTPResponse) -> str:
 
 
 def _version(headers: Message) -> str:
-    """Return what If-Range may be sent with: a strong ETag, else the date; empty where there is neither."""
+    """Return the value for If-Range: a strong ETag, or else the date; "" if there is neither."""
     tag = headers.get("ETag", "").strip()
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "").strip()
 
@@ -382,7 +380,7 @@ def _natural(text: str | None) -> int | None:
 def _answered(
     url: str, network: Network, headers: dict[str, str], method: str = "GET"
 ) -> Iterator[http.client.HTTPResponse]:
-    """Context with a server's answer (200, 206 or 416). Raises _Dropped for what may pass, else DataError."""
+    """Context with a server's answer (200, 206 or 416). Raises _Dropped for transient errors, otherwise DataError."""
     try:
         try:
             response = network.open(url, headers, method)
@@ -416,9 +414,9 @@ def _answered(
 
 
 def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Yield the body as it arrives. Raises _Dropped where it is cut, and as http.client does."""
+    """Yield the body as it arrives. Raises _Dropped if it is cut, and as http.client does."""
     length = response.length
     while block := response.read1(_BLOCK_BYTES):
         yield block
-    if length and response.length:  # http.client ends such a body in silence, and counts what is missing
+    if length and response.length:  # http.client silently ends such a body, and counts the missing bytes
         raise _Dropped(f"ended after {length - response.length:,} of {length:,} bytes")

@@ -1,6 +1,6 @@
-"""Bulk work: a job is a row of shards, a pure function of each, and manifests that say which of them are complete.
+"""Bulk work: a job is a series of shards, a pure function of each shard, and manifests of the complete ones.
 
-`run_job` (ziggurat.corpora.jobs.job) does the shards that are not, by processes of this machine or by actors of a Ray
-cluster (ziggurat.corpora.jobs.launchers), all of them or every n-th; what is merged from them does not depend on who
-did them.
+`run_job` (ziggurat.corpora.jobs.job) does the incomplete shards, all of them or every n-th, in processes on this
+machine or actors on a Ray cluster (ziggurat.corpora.jobs.launchers). The merged result does not depend on where the
+shards were done.
 """

@@ -1,8 +1,8 @@
-"""Run of a job: the shards that are not complete are done, by any number of calls on any machines, then merged.
+"""Running a job: any number of calls on any machines do the incomplete shards, which are then merged.
 
-The plan, everything that the result depends on, is written once into the job's folder.
+The plan contains everything that the result depends on and is written once, into the job's folder.
 
-Models and inputs are named by their content. A later call in the same folder must have the same plan.
+Models and inputs are identified by their content. A later call in the same folder must have the same plan.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Plan:
     verb: str
     settings: dict[str, Any]
     lines: int
-    """Lines of all inputs, or pairs."""
+    """Lines or pairs of all inputs."""
     shard_lines: int
     watch: InputWatch
 
@@ -56,7 +56,7 @@ class Plan:
 
     def check_inputs(self) -> None:
         """Raise DataError if an input may have had other content at any time since the plan was made."""
-        self.watch.check(f"begin again in another folder than {self.folder}, where shards may be of either content")
+        self.watch.check(f"start again in another folder than {self.folder}, where shards may have either content")
 
     def lines_of(self, shard: int) -> int:
         """Return the number of lines of a shard."""
@@ -71,17 +71,17 @@ def fix_plan(
     shard_lines: int,
     count: Callable[[], int],
 ) -> Plan:
-    """Return the plan of a job, and write it into its folder unless it is there already.
+    """Return the plan of a job and write it into its folder, unless the folder already has it.
 
     Args:
         folder: folder of the job.
         verb: its verb.
-        settings: everything that the result depends on, as JSON can represent it without loss.
-        watch: watch over the inputs, whose fingerprints the settings have from it.
+        settings: everything that the result depends on, in a form that JSON represents without loss.
+        watch: watch over the inputs, which also provides the fingerprints in the settings.
         shard_lines: lines of a shard.
-        count: returns the number of lines, at least one, by a pass over the input; called where the folder is new.
+        count: returns the number of lines, at least one, by a pass over the input; called if the folder is new.
 
-    Raises DataError for a folder with another plan, or with other things; what `count` raises.
+    Raises DataError for a folder with another plan or foreign files, and the errors of `count`.
     """
     path = folder / PLAN_FILE
     lines = _lines_known(path, verb, settings)
@@ -100,14 +100,14 @@ def fix_plan(
 
 
 def _lines_known(path: Path, verb: str, settings: dict[str, Any]) -> int | None:
-    """Return the lines of the plan in the folder; None where there is no plan yet. Raises DataError for another one."""
+    """Return the lines of the plan in the folder; None if there is no plan yet. Raises DataError for another plan."""
     known = _known(path, verb)
     if known is None:
         return None
     if changed := differences(known["settings"], settings, verb):
         changed = [name.removeprefix(f"{verb}.") for name in changed]
         raise DataError(
-            f"{path.parent}: was begun with other settings or files (there -> now): {shown(changed)}. Continue with "
+            f"{path.parent}: was started with other settings or files (there -> now): {shown(changed)}. Continue with "
             "the same ones, or name another folder",
             named=keys_of(changed),
         )
@@ -118,7 +118,7 @@ def _known(path: Path, verb: str) -> dict[str, Any] | None:
     """Return the plan in the folder, or None for a new or empty folder. Raises DataError for anything else."""
     folder = path.parent
 
-    def passing(name: str) -> bool:  # left by a call that has not written its plan yet
+    def passing(name: str) -> bool:  # left by a call that has not yet written its plan
         return name == _LOCK or TEMPORARY.fullmatch(name) is not None
 
     if not path.exists():
@@ -137,20 +137,20 @@ def _known(path: Path, verb: str) -> dict[str, Any] | None:
 
 Merged = TypeVar("Merged")
 Progress = Callable[[int, int, int | None], None]
-"""Called with the lines done by earlier calls, those done by this one, and the total of this call's shards (None: not
-known)."""
+"""Function called with the lines done by earlier calls, those done by this call, and the total of this call's shards
+(None: unknown)."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Execution of one call's share of a job; the result does not depend on it."""
+    """How one call executes its share of a job, which does not affect the result."""
 
     launch: Launcher = field(default_factory=lambda: partial(processes, 1))
     part: tuple[int, int] = (0, 1)
-    """(i, n): only every n-th shard, from shard i, and no merge; other calls can do the rest."""
+    """(i, n): only every n-th shard, starting with shard i, and no merge; other calls can do the rest."""
     only_merge: bool = False
     progress: Progress = lambda before, now, total: None
-    """Called once before the first shard, and after each."""
+    """Function called before the first shard and after each shard."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +158,9 @@ class JobOutcome(Generic[Merged]):
     """End of a call: merged shards, a part of them, or a signal."""
 
     shards: int | None
-    """Number of shards of the whole job; None: not known."""
+    """Number of shards of the whole job; None: unknown."""
     report: Merged | None
-    """Result of the merge; None when the call was stopped or did only a part of the shards."""
+    """Result of the merge; None if the call was stopped or did only a part of the shards."""
     signal: int | None = None
     """Number of the signal that stopped it."""
 
@@ -175,21 +175,20 @@ def run_job(
     *,
     merged: Callable[[], Merged | None] = lambda: None,
 ) -> JobOutcome[Merged]:
-    """Do the rest of a job; what is merged does not depend on interruptions, or on how many did it.
+    """Do the rest of a job; the merged result does not depend on interruptions or on the number of workers.
 
     Args:
         plan: the plan.
         last: files of the last stage.
-        do: does all stages of a shard, in another process, and returns the manifest of the last.
+        do: does all stages of a shard, in another process, and returns the manifest of the last stage.
         items: returns all items, in order.
-        merge: puts the complete shards together.
+        merge: merges the complete shards.
         work: what this call does.
-        merged: returns what an earlier call merged, if it is still there.
+        merged: returns the result merged by an earlier call, if it still exists.
 
-    Signals to stop (Ctrl-C, SIGTERM and the like) end the call within a second; the next one starts unfinished shards
-    again.
+    Stop signals (Ctrl-C, SIGTERM and the like) end the call within a second; the next call restarts unfinished shards.
 
-    Raises DataError: a folder that is in use, inputs that changed, and what `do` and `merge` raise.
+    Raises DataError if the folder is in use or inputs changed, and the errors of `do` and `merge`.
     """
     with at_work(plan, alone=work.part[1] == 1):
         if (report := merged()) is not None:
@@ -202,7 +201,7 @@ def run_job(
 
 
 def _do_missing(plan: Plan, last: StageFiles, do: Do, items: Callable[[], Iterable[Any]], work: Work) -> int | None:
-    """Do the incomplete shards of this call's part; return the number of the signal that ended it, or None."""
+    """Do the incomplete shards of this call's part; return the number of the signal that stopped it, or None."""
     mine = range(work.part[0], plan.shards, work.part[1])
     missing = {index for index in mine if last.complete(index) is None}
     total = sum(map(plan.lines_of, mine))
@@ -215,13 +214,13 @@ def _do_missing(plan: Plan, last: StageFiles, do: Do, items: Callable[[], Iterab
     if stopped_by is None and (late := sum(last.complete(index) is None for index in missing)):
         raise DataError(
             f"{plan.folder}: the input became shorter while it was read, {late} shards are missing, one may have ended "
-            "early; begin again in another folder"
+            "early; start again in another folder"
         )
     return stopped_by
 
 
 def do_shards(do: Do, shards: Iterator[Shard[Any]], work: Work, before: int, total: int | None) -> int | None:
-    """Do these shards; return the number of the signal that ended it, or None."""
+    """Do these shards; return the number of the signal that stopped it, or None."""
     done = 0
     work.progress(before, 0, total)
     with GracefulStop(says=False) as signals, work.launch() as run:
@@ -233,7 +232,7 @@ def do_shards(do: Do, shards: Iterator[Shard[Any]], work: Work, before: int, tot
 
 
 def complete_shards(plan: Plan, files: StageFiles) -> Iterator[Manifest]:
-    """Yield the manifests of all shards, in order. Raises DataError at one that is missing."""
+    """Yield the manifests of all shards, in order. Raises DataError at a missing shard."""
     for index in range(plan.shards):
         if (manifest := files.complete(index)) is None:
             raise DataError(
@@ -244,7 +243,7 @@ def complete_shards(plan: Plan, files: StageFiles) -> Iterator[Manifest]:
 
 @contextlib.contextmanager
 def at_work(plan: Plan, *, alone: bool) -> Iterator[None]:
-    """Hold the lock of a job's folder, which is swept: calls for parts share it, one that merges holds it alone."""
+    """Hold the lock of a job's folder and sweep it; calls for parts share the lock, a merging call holds it alone."""
     busy = f"{plan.folder}: another {plan.verb} is at work here; wait for it to end"
     with locked(plan.folder / ".lock", (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB, busy):
         sweep(plan.folder, deep=True)
@@ -256,6 +255,6 @@ def at_work(plan: Plan, *, alone: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def made_once(plan: Plan, name: str) -> Iterator[Path]:
-    """Context in which this call alone may make the file or folder `name` of a job; calls for other parts wait."""
+    """Context in which only this call may make the file or folder `name` of a job; calls for other parts wait."""
     with locked(plan.folder / f".{name}.lock", fcntl.LOCK_EX, ""):
         yield plan.folder / name

@@ -1,9 +1,9 @@
 """Launchers: where the shards of a job are done.
 
-A launcher opens a `Run`, which takes shards from an iterator as it has room for them and yields what comes of each, in
-any order. `processes` are those of this machine; `ray_actors` those of a cluster, which may change while they work.
+A launcher opens a `Run`, which takes shards from an iterator as it has room for them and yields their manifests, in any
+order. `processes` uses processes on this machine, `ray_actors` actors on a cluster, which may change meanwhile.
 
-Shards of a job, and the files that a stage writes for each: complete or absent.
+The module also defines the shards of a job and the files that a stage writes for each, which are complete or absent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Shard(Generic[Item]):
 
     index: int
     first: int
-    """Number of the first item; where items have weights, what those before it weigh."""
+    """Number of the first item; if items have weights, the total weight of the previous ones."""
     items: list[Item]
 
 
@@ -58,10 +58,10 @@ def cut(
     start: int = 0,
     weight: Callable[[Item], int] = lambda item: 1,
 ) -> Iterator[Shard[Item]]:
-    """Yield, in order, the shards whose number, from `start`, is `wanted`.
+    """Yield, in order, the shards whose number, counted from `start`, is `wanted`.
 
     A shard ends with the item that brings it to the weight `size`; the last one may weigh less. Items of other shards
-    are read too, since only reading finds their ends, but not kept.
+    are also read, since their ends are not known otherwise, but not kept.
     """
     index, first, filled, held = start, 0, 0, list[Item]()
     take = wanted(index)
@@ -94,16 +94,16 @@ class Manifest:
     kept: int
     """Rows of the file."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Items that this stage and those before dropped, or noticed, by reason."""
+    """Items that this and earlier stages dropped, or noticed, by reason."""
     input: str = ""
-    """Checksum of the file of the stage before; empty for the first."""
+    """Checksum of the file of the previous stage; empty for the first."""
 
 
 class StageFiles:
     """Files of one stage: `<shard>.<ending>`, and its manifest `<shard>.json`, which is written last.
 
-    A shard is complete if its manifest exists and is of the same plan (by its fingerprint), and the file has the size
-    in the manifest. They lie in the folder `stage` of the job's.
+    A shard is complete if its manifest exists and has the fingerprint of the plan, and the file has the size in the
+    manifest. The files are in the subfolder `stage` of the job's folder.
     """
 
     def __init__(self, folder: Path, stage: str, plan: str, ending: str = "tsv") -> None:
@@ -115,24 +115,24 @@ class StageFiles:
         return self.folder / f"{index:08d}.{self.ending}"
 
     def complete(self, index: int) -> Manifest | None:
-        """Return the manifest of a complete shard, else None. Raises DataError, MachineError when it cannot be read."""
+        """Return the manifest of a complete shard, or None. Raises DataError or MachineError if it cannot be read."""
         try:
             content = read_bounded(self.path(index).with_suffix(".json"))
             size = self.path(index).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:  # a folder that cannot be searched, for example: no reason to do the shard again
+        except OSError as error:  # such as no search permission: not a reason to redo the shard
             where = error.filename or self.path(index)
             raise DataError(f"{where}: cannot be read: {error.strerror or error}") from None
         try:
             manifest = built(Manifest, parse_json(content, ""))
-        except (DataError, ValueError):  # cut off by a full disk, or of another format
+        except (DataError, ValueError):  # cut off by a full disk, or in another format
             return None
         whole = (manifest.plan, manifest.stage, manifest.shard, manifest.bytes)
         return manifest if whole == (self.plan, self.stage, index, size) else None
 
     def finished(self) -> list[Manifest]:
-        """Return the manifests of all complete shards, in order; raises as `complete`."""
+        """Return the manifests of all complete shards, in order; raises as `complete` does."""
         try:
             names = os.listdir(self.folder)
         except (FileNotFoundError, NotADirectoryError):
@@ -147,10 +147,10 @@ class StageFiles:
     ) -> Manifest:
         """Write the file of a shard and its manifest; return the manifest.
 
-        The content is a function of the plan, so an older manifest of the same plan describes it, too, and it does no
-        harm if two processes do one shard.
+        The content is a function of the plan, so an older manifest of the same plan also describes it, and it is
+        harmless if two processes do one shard.
         """
-        # Without sweeps: folders have very many files, and `run_job` sweeps them once.
+        # Without sweeps, because folders have very many files and `run_job` sweeps them once.
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path(index), content, sweeps=False)
         output = xxhash.xxh3_128_hexdigest(content)
@@ -161,7 +161,7 @@ class StageFiles:
         return manifest
 
     def read(self, manifest: Manifest) -> bytes:
-        """Return the content of a complete shard. Raises DataError when the file has another checksum."""
+        """Return the content of a complete shard. Raises DataError if the file has another checksum."""
         path = self.path(manifest.shard)
         content = path.read_bytes()
         if xxhash.xxh3_128_hexdigest(content) != manifest.output:
@@ -169,24 +169,24 @@ class StageFiles:
         return content
 
 
-_WAIT_SECONDS = 0.2  # between two looks at whether to stop: signals do not end a wait
-_KNOCK_SECONDS = 10.0  # for a cluster to answer
-_SILENT_SECONDS = 60.0  # without any worker at work, until that is said
+_WAIT_SECONDS = 0.2  # time between checks for a stop signal: signals do not end a wait
+_KNOCK_SECONDS = 10.0  # longest wait for a cluster to answer
+_SILENT_SECONDS = 60.0  # time without any running worker before a message
 _MOST_DEATHS = 5
-"""A shard that ended so many actors is refused: more memory may be needed than there is."""
+"""Deaths of actors after which a shard is given up: it may need more memory than there is."""
 _PER_WORKER = 2
-"""One shard of a worker waits behind the one that it does; more would only take memory."""
+"""Shards per worker, one running and one waiting; more would only take memory."""
 
 
 Do = Callable[[Shard[Any]], Manifest]
 Run = Callable[[Do, Iterator[Shard[Any]], Callable[[], bool]], Iterator[Manifest]]
-"""Yields what the first argument returns of each shard, as they end, until none is left or the third says so."""
+"""Function that yields the first argument's result for each shard, until none is left or the third is true."""
 Launcher = Callable[[], AbstractContextManager[Run]]
 
 
 @contextlib.contextmanager
 def processes(workers: int) -> Iterator[Run]:
-    """Context with `workers` processes of this machine, which are ended with it: a shard is complete or absent."""
+    """Context with `workers` processes on this machine, which end with it: a shard is complete or absent."""
     way_out = "use fewer `--workers` or a smaller `batch_tokens`. What was done is kept"
     with worker_pool(workers, way_out=way_out) as submit:
 
@@ -207,19 +207,20 @@ def processes(workers: int) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def ray_actors(address: str, workers: int | None, *, cpus: int = 1, gpus: int = 0) -> Iterator[Run]:
-    """Context with actors of a Ray cluster, each of which keeps what it has loaded.
+    """Context with actors on a Ray cluster, which keep their loaded models between shards.
 
-    An actor that dies, or whose node does, starts again wherever there is room, and others do its shard meanwhile. More
-    actors than there is room for wait for nodes to come, or for other work to end.
+    An actor that dies, or whose node dies, restarts wherever there is room, and others do its shard meanwhile. Actors
+    without room wait for nodes to join, or for other work to end.
 
     Args:
         address: as `ray.init` takes it: `auto`, `local` (a new cluster, on this machine), `HOST:PORT`.
-        workers: number of actors; None: as many as the nodes can hold when nothing else is at work on them.
+        workers: number of actors; None: as many as the nodes can hold if nothing else runs on them.
         cpus: CPU cores that each actor takes.
         gpus: GPUs that each actor takes.
 
-    Raises ConfigError where Ray is not installed, there is no such cluster, no node could hold an actor, or one cannot
-    start; DataError for a shard that ends every actor, or where no actor is left. Warns while no actor can start.
+    Raises ConfigError if Ray is not installed, there is no such cluster, no node could hold an actor, or an actor
+    cannot start. Raises DataError for a shard that kills every actor, or if no actor is left. Warns while no actor can
+    start.
     """
     with _connected(address) as ray:
         room = _room([node["Resources"] for node in ray.nodes() if node["Alive"]], address, cpus, gpus)
@@ -235,9 +236,9 @@ def ray_actors(address: str, workers: int | None, *, cpus: int = 1, gpus: int = 
 
 
 def _room(nodes: list[Mapping[str, float]], address: str, cpus: int, gpus: int) -> int:
-    """Return how many actors nodes with these resources can hold, each of them on one node.
+    """Return how many actors nodes with these resources can hold, each actor on one node.
 
-    Raises ConfigError for none.
+    Raises ConfigError if there is no room for any.
     """
     have = [(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes]
     room = sum(int(min(cpu // cpus, gpu // gpus if gpus else math.inf)) for cpu, gpu in have)
@@ -254,13 +255,13 @@ def _room(nodes: list[Mapping[str, float]], address: str, cpus: int, gpus: int) 
 def _connected(address: str) -> Iterator[ModuleType]:
     """Context with Ray, connected to a cluster."""
     ray = cluster_library(address)
-    if ray.is_initialized():  # by the program that calls us
+    if ray.is_initialized():  # by the calling program
         yield ray
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        # In the midst of it Ray's own handlers would end the process, some of them by an abort. But a cluster that is
-        # started here would inherit that its processes cannot be told to stop.
+        # During initialisation Ray's own handlers would end the process, some by an abort. But the processes of a
+        # cluster started here would inherit the blocked stop signals.
         with signals_waiting() if address != "local" else contextlib.nullcontext():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
@@ -272,9 +273,9 @@ def _connected(address: str) -> Iterator[ModuleType]:
 
 
 def cluster_library(address: str) -> ModuleType:
-    """Return the module `ray`, where something listens at the address of a cluster; it is not connected to.
+    """Return the module `ray` without connecting, if something listens at the address of a cluster.
 
-    Raises ConfigError where Ray is not installed, or nothing listens there.
+    Raises ConfigError if Ray is not installed or nothing listens there.
     """
     try:
         ray = importlib.import_module("ray")
@@ -316,7 +317,7 @@ class _Actor:
         os.chdir(folder)
 
     def ready(self) -> None:
-        """Answer, once it has started."""
+        """Return once the actor has started."""
 
     def do(self, do: Do, shard: Shard[Any]) -> Manifest:
         """Return what `do` returns."""
@@ -326,12 +327,12 @@ class _Actor:
 def _by_actors(
     ray: ModuleType, actors: Sequence[Any], do: Do, shards: Iterator[Shard[Any]], stopped: Callable[[], bool]
 ) -> Iterator[Manifest]:
-    """Do shards by actors; Ray starts dead ones again, whose shards those that live do meanwhile."""
+    """Do shards with actors; Ray restarts dead actors, and living ones do their shards meanwhile."""
     function = ray.put(do)
     lost: list[Shard[Any]] = []
     deaths: Counter[int] = Counter()
     idle: list[Any] = []
-    # An actor gets a shard when it has answered: one that waits for a node must not keep a shard waiting.
+    # An actor gets a shard only after it has answered: an actor that waits for a node must not hold up a shard.
     waking = {actor.ready.remote(): actor for actor in actors}
     working: dict[Any, tuple[Any, Shard[Any]]] = {}
     worked = time.monotonic()
@@ -346,7 +347,7 @@ def _by_actors(
         elif time.monotonic() - worked >= _SILENT_SECONDS:
             worked = time.monotonic()
             warnings.warn(
-                f"no worker on the Ray cluster has begun for {_SILENT_SECONDS:g} s: others take the room (see "
+                f"no worker on the Ray cluster has started for {_SILENT_SECONDS:g} s: others take the room (see "
                 "`ray status`), or processes end as they start (see the logs of the nodes); still waiting",
                 stacklevel=2,
             )
@@ -356,9 +357,9 @@ def _by_actors(
             try:
                 result = ray.get(answer)
             except ray.exceptions.RayTaskError as error:
-                raise error.cause from error  # whose text is the traceback in the worker
+                raise error.cause from error  # the text of `error` is the worker's traceback
             except ray.exceptions.RayActorError as error:
-                # Want of memory is told by it, too: OutOfMemoryError is only of actors that never start again.
+                # This also covers lack of memory: OutOfMemoryError is only for actors that never restart.
                 if error.actor_init_failed:
                     raise _unable(error) from None
                 if shard is not None:
@@ -366,11 +367,11 @@ def _by_actors(
                     deaths[shard.index] += 1
                     if deaths[shard.index] == _MOST_DEATHS:
                         raise _deadly(shard) from None
-                elif isinstance(error, ray.exceptions.ActorDiedError):  # by `ray.kill`, for example: for good
+                elif isinstance(error, ray.exceptions.ActorDiedError):  # for good, for example by `ray.kill`
                     if not (idle or working or waking):
                         raise _none_left(error) from None
                     continue
-                time.sleep(_WAIT_SECONDS)  # until it is known to be dead, asking it fails at once
+                time.sleep(_WAIT_SECONDS)  # until Ray knows that it is dead, calls fail at once
                 waking[actor.ready.remote()] = actor
                 continue
             idle.append(actor)
@@ -394,7 +395,7 @@ def _none_left(error: Exception) -> DataError:
 
 
 def _last_line(error: Exception) -> str:
-    """Return the end of what Ray says: before it come a traceback, or numbers of actor and process."""
+    """Return the last line of Ray's message, after a traceback or numbers of actor and process."""
     return printable(str(error).strip().rpartition("\n")[2], 200)
 
 

@@ -1,8 +1,8 @@
-"""`prepare` as a job: one call learns the vocabulary, all encode shards of the corpora, one makes the store of them.
+"""`prepare` as a job: one call learns the vocabulary, all calls encode shards, and one makes the store.
 
-The store is that of `ziggurat.data.prepare.prepare` in one process, byte for byte: shards hold what that does with each
-block by itself; pairs are compared with others as the shards are merged, in order. Shards do not cross files, so that a
-call which does a part of them reads only the files that they are in, if there are as many files as parts.
+The store equals that of `ziggurat.data.prepare.prepare` in one process, byte for byte: shards contain the part of its
+work that treats each block separately, and pairs are compared with others when the shards are merged, in order. Shards
+do not cross files, so a call for a part reads only the files of its shards, if there are as many files as parts.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ziggurat.system.small_files import parse_json, read_bounded
 from ziggurat.system.staging import building, tidy
 
 SHARD_PAIRS = 50_000
-"""Least pairs of a shard, which ends with a block of the reader."""
-_SHARDS_OF_FILE = 1_000_000  # numbers of shards that are set aside for each file
+"""Fewest pairs of a shard, which ends with a block of the reader."""
+_SHARDS_OF_FILE = 1_000_000  # shard numbers reserved for each file
 _LEARNT = "learned"
 
 
 class _Item(NamedTuple):
-    """A block of a corpus: its number within its split, its lines, links of files, what scores rule out."""
+    """A block of a corpus: the corpus's number within its split, lines, links from files, pairs excluded by scores."""
 
     split: str
     corpus: int
@@ -58,14 +58,15 @@ def prepare_job(
     progress: Progress = lambda phase, done, total: None,
     shard_pairs: int = SHARD_PAIRS,
 ) -> JobOutcome[PrepareReport]:
-    """Do what `work` says of preparing `config` in the folder of a job; see ziggurat.data.prepare.prepare.
+    """Do this call's work on preparing `config` in the folder of a job; see ziggurat.data.prepare.prepare.
 
-    `progress` is called with (phase, done, total or None). Raises as `prepare` and ziggurat.corpora.jobs.job.run_job.
+    `progress` is called with (phase, done, total or None). Raises the errors of `prepare` and
+    ziggurat.corpora.jobs.job.run_job.
     """
     inputs = Inputs(config, progress)
     store = Path(config.store).expanduser().absolute()
     tidy(store)
-    if reusable_store(store, inputs.settings, force) is not None:  # or something is in the way, which is told now
+    if reusable_store(store, inputs.settings, force) is not None:  # raises if something is in the way
         return JobOutcome(None, prepare(config, progress=progress, inputs=inputs))
     settings = {"verb": "prepare", "shard_pairs": shard_pairs, "data": inputs.settings}
     plan = fix_plan(folder, "prepare", settings, inputs.watch, 1, lambda: 0)
@@ -82,7 +83,7 @@ def prepare_job(
 
 @dataclass
 class _Parts:
-    """The parts of a store: what was learned, and the encoded shards."""
+    """The parts of a store: the learned models and the encoded shards."""
 
     config: DataConfig
     corpora: list[Corpus]
@@ -90,7 +91,7 @@ class _Parts:
     encoded: StageFiles
 
     def learn(self, progress: Progress, *, missing_allowed: bool) -> None:
-        """Learn tokenizers and aligner, unless another call has done so; counts of the corpora are read back."""
+        """Learn tokenizers and aligner, unless another call has done so, and read the counts of the corpora."""
         with made_once(self.plan, _LEARNT) as path:
             if not path.exists():
                 if not missing_allowed:
@@ -123,7 +124,7 @@ class _Parts:
         write_atomically(directory / "data.json", self.config.model_dump_json().encode())
 
     def encode(self, work: Work, shard_pairs: int) -> int | None:
-        """Encode the shards of this call that are missing; return the number of the signal that ended it, or None."""
+        """Encode the missing shards of this call; return the number of the signal that stopped it, or None."""
         files = list(self._files())
         done = {manifest.shard: manifest.read for manifest in self.encoded.finished()}
         shared = len(files) < work.part[1]
@@ -145,7 +146,7 @@ class _Parts:
                     )
 
         before = sum(read for shard, read in done.items() if mine(shard))
-        # Where parts share files, only reading them finds the shards of each.
+        # If parts share files, only reading them finds the shards of each.
         owned = (corpus.read for file, (_, corpus) in enumerate(files) if mine(file * _SHARDS_OF_FILE))
         total = None if shared else sum(owned)
         if before == total:
@@ -178,7 +179,7 @@ class _Parts:
             )
 
     def learned(self, directory: Path) -> Trained:
-        """Return what was learned; the tokenizers are saved in `directory`. The pair scores have done their work."""
+        """Return the learned models and save the tokenizers in `directory`; the pair scores are no longer needed."""
         save_tokenizers(directory, *self._tokenizers)
         return Trained(self._tokenizers, self._notices, {})
 
@@ -199,7 +200,7 @@ def _encode(learned: str, files: StageFiles, shard: Shard[_Item]) -> Manifest:
         links = item.links
         if links is None and aligner is not None:
             links = aligner.links(item.lines, encoder.words)
-        # Duplicates within the shard need not be segmented; all else is compared with others at the end.
+        # Duplicates within the shard need not be segmented; all other comparisons are made at the end.
         block = compared(encoder.cleaned(item.corpus, item.lines, links, item.unwanted), seen, encoder.text)
         blocks.append(encoder.encoded(block))
     read, kept = sum(block.read for block in blocks), sum(len(block.source[1]) for block in blocks)
@@ -208,7 +209,7 @@ def _encode(learned: str, files: StageFiles, shard: Shard[_Item]) -> Manifest:
 
 @lru_cache(maxsize=2)
 def _opened(learned: str, split: str) -> tuple[DataConfig, PairEncoder, HmmLinks | None]:
-    """Open what was learned, once in a worker's life."""
+    """Open the learned models, once in a worker's life."""
     folder = Path(learned)
     config = DataConfig.model_validate_json(read_bounded(folder / "data.json"))
     aligner = None

@@ -1,6 +1,6 @@
-"""Jobs of lines: each line in, its result out as one line or several, in order; and the models that workers open.
+"""Jobs on lines, each of which gives one or several lines of output, in order; and the models that workers open.
 
-Alignment, translation and scoring are such tasks. PyTorch is imported by those that need a model, when they begin.
+Alignment, translation and scoring are such tasks. Tasks that need a model import PyTorch when they start.
 """
 
 from __future__ import annotations
@@ -50,30 +50,31 @@ class ModelChoice:
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, ..."""
     threads: int = 1
-    """CPU threads of each worker. The result depends on them: another number of threads sums matrix products in another
-    order, which rounds differently."""
+    """CPU threads of each worker. The result depends on them, because the order in which matrix products are summed,
+    and so their rounding, depends on the number of threads."""
     engine: Engine = "auto"
-    """`torch`, `ctranslate2`, or `auto`: the latter for an exported model. Never by speed: parts of the work may be
-    done on several machines."""
+    """`torch`, `ctranslate2`, or `auto`: `ctranslate2` for an exported model. It is never chosen by speed, because
+    parts of the work may be done on several machines."""
     decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Keys of the `decoding` section that replace the model's own."""
     weights: tuple[str, ...] = ()
-    """Fingerprints of the weights of each model, once they are known; workers refuse others."""
+    """Fingerprints of the weights of each model, once known; workers refuse other weights."""
     shortlist: str | None = None
-    """Fingerprint of the lexical shortlist that the search uses, likewise; None: not known, or none."""
+    """Fingerprint of the lexical shortlist of the search, once known; None: unknown or none."""
 
     def identified(self, *, searched: bool = True) -> Identified:
-        """Open the models, so that what is wrong with them or the settings is said now; return what they are.
+        """Open the models, so that faults in them or the settings are reported now; return facts about them.
 
         Args:
-            searched: translations are searched for; scores of given ones do not depend on a shortlist.
+            searched: translations are searched for; scores of given translations do not depend on a shortlist.
 
-        Raises ConfigError, CheckpointError: settings or models that cannot be used. DataError: no such shortlist.
+        Raises ConfigError or CheckpointError for settings or models that cannot be used, DataError for a missing
+        shortlist.
         """
         served = export_folder(self.engine, self.models, which=self.which, without_layers=self.without_layers)
         if served is None:
             device = usable_device(self.device, "device").type
-            # On the CPU: memory of a GPU is for the workers.
+            # On the CPU, because the memory of a GPU is for the workers.
             found = [open_model(path, which=self.which, without_layers=self.without_layers) for path in self.models]
             experiments = [model.experiment for model in found]
             tags = list(found[0].tokenizers[0].tags)
@@ -86,7 +87,7 @@ class ModelChoice:
             tags = list(translator.source_tokenizer.tags)
             contents = [_identity(experiments[0], fingerprint(served / EXPORT_FILE), served)]
         decoding = job_decoding(experiments[0].decoding, self.decoding)
-        # By content as well: one that is written again goes by the same name.
+        # Also by content, because a rewritten file has the same name.
         listed = _shortlist(decoding, served) if searched else None
         shortlist = None if listed is None else fingerprint(listed)
         settings = {
@@ -116,21 +117,21 @@ class Identified:
     experiment: Experiment
     decoding: DecodingConfig
     settings: dict[str, Any]
-    """All that the result depends on, as JSON can represent it without loss."""
+    """Everything that the result depends on, in a form that JSON represents without loss."""
     tags: list[str]
-    """Tags that can stand before a source sentence."""
+    """Tags that can precede a source sentence."""
 
     def tag_settings(self, tag: str | None) -> dict[str, str]:
-        """Return what the result depends on where the models are given `tag` before every sentence: nothing without.
+        """Return the settings of the result if the models are given `tag` before every sentence; empty without a tag.
 
-        Raises ConfigError for a tag that they do not have, and without one where their tags name several languages:
-        everything would be in whatever language.
+        Raises ConfigError for a tag that the models do not have, and for no tag if their tags name several languages,
+        because the output language would then be arbitrary.
         """
         check_tag(tag, self.tags)
         if tag is None and (languages := several_languages(self.tags)):
             raise ConfigError(
                 f"`--model-tag TAG` is missing: the tags of {self.choice.models[0]} name several languages "
-                f"({languages}), and without one it writes in whatever language"
+                f"({languages}), and without one the output language is arbitrary"
             )
         return {} if tag is None else {"model_tag": tag}
 
@@ -138,7 +139,7 @@ class Identified:
 def job_decoding(own: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
     """Return the decoding settings of a job: those of the model with `changes`.
 
-    Raises ConfigError where they contradict each other, or may mean something else on each machine.
+    Raises ConfigError if they contradict each other, or may mean something else on each machine.
     """
     decoding = change_section(own, changes, "decoding")
     if decoding.precision == "auto":
@@ -150,14 +151,14 @@ def job_decoding(own: DecodingConfig, changes: Mapping[str, Any]) -> DecodingCon
 
 
 def _shortlist(decoding: DecodingConfig, served: Path | None) -> Path | None:
-    """Return the file of the shortlist that a search uses: that of an export lies in its folder, `served`."""
+    """Return the file of the shortlist that a search uses; an export, `served`, has it in its folder."""
     if decoding.shortlist is None:
         return None
     return Path(decoding.shortlist).expanduser() if served is None else served / EXPORT_SHORTLIST
 
 
 def _identity(experiment: Experiment, weights: str, directory: Path) -> dict[str, str]:
-    """Return the fingerprints of a model's weights, which are `weights`, architecture and vocabularies."""
+    """Return the fingerprints of a model's weights (`weights`), architecture and vocabularies."""
     # By content, since a run may have been trained further and folders may be renamed.
     vocabularies = sorted(
         path for path in directory.iterdir() if path.name == "vocabulary.json" or path.suffix in (".spm", ".vocab")
@@ -172,9 +173,9 @@ def _identity(experiment: Experiment, weights: str, directory: Path) -> dict[str
 
 @lru_cache(maxsize=1)
 def opened(choice: ModelChoice) -> TextTranslator:
-    """Open the models, once in a worker's life: it works for one job.
+    """Open the models, once in a worker's life, since a worker belongs to one job.
 
-    Raises CheckpointError for other weights than `choice` says: those of a run that is being trained, for example;
+    Raises CheckpointError if the weights differ from those in `choice`, for example in a run that is being trained, and
     DataError for another shortlist.
     """
     torch.set_num_threads(choice.threads)
@@ -191,17 +192,17 @@ def opened(choice: ModelChoice) -> TextTranslator:
             device=choice.device,
             **choice.decoding,
         )
-        # After they are read, so that a file that is replaced meanwhile is noticed.
+        # Checked after reading, so that a file that is replaced meanwhile is noticed.
         found = [weights_fingerprint(locate_weights(Path(path), choice.which)[0]) for path in choice.models]
     for path, weights, known in zip(choice.models, found, choice.weights, strict=False):
         if weights != known:
             raise CheckpointError(
-                f"{path}: its weights changed after the job had begun; name a checkpoint that stays (`--which N`), "
+                f"{path}: its weights changed after the job had started; name a checkpoint that stays (`--which N`), "
                 "and another folder"
             )
     listed = None if choice.shortlist is None else _shortlist(translator.decoding, served)
     if listed is not None and fingerprint(listed) != choice.shortlist:
-        raise DataError(f"{listed}: this shortlist changed after the job had begun; name another folder")
+        raise DataError(f"{listed}: this shortlist changed after the job had started; name another folder")
     return translator
 
 
@@ -209,14 +210,14 @@ Taken = TypeVar("Taken")
 
 
 class LineWithInputs(NamedTuple):
-    """A line, and what stands beside it in other files."""
+    """A line with the corresponding lines of other files."""
 
     text: str
     beside: tuple[Any, ...] = ()
 
 
 class Task(Protocol):
-    """A pure function of the lines of a shard, which processes on other machines can be given."""
+    """A pure function of the lines of a shard that can be sent to processes on other machines."""
 
     def __call__(self, lines: Sequence[LineWithInputs], first: int) -> tuple[Sequence[str], Mapping[str, int]]:
         """Return the results, without line ends, and counts; `first` is the number of the first line, from 0."""
@@ -226,7 +227,7 @@ class Merged(NamedTuple):
     """The end of a job of lines."""
 
     taken: Any
-    """What the merge made of the results."""
+    """Return value of the merge."""
     lines: int
     counts: Mapping[str, int]
 
@@ -258,13 +259,13 @@ def _do(task: Task, files: StageFiles, shard: Shard[LineWithInputs]) -> Manifest
 
 @dataclass(frozen=True)
 class Aligning:
-    """Word alignments of lines, each with its translation beside it."""
+    """Word alignments of lines with their translations."""
 
     model: str
     how: Symmetrisation
 
     def __call__(self, lines: Sequence[LineWithInputs], first: int) -> tuple[list[str], Mapping[str, int]]:
-        """Return the links of each pair, and how many there are."""
+        """Return the links of each pair, and their number."""
         found = _aligner(self.model).align([line.text for line in lines], [line.beside[0] for line in lines], self.how)
         counts = {"links": sum(map(len, found)), "without_links": sum(not links for links in found)}
         return [format_links(links) for links in found], counts
@@ -281,17 +282,17 @@ class Translating:
 
     choice: ModelChoice
     form: Literal["text", "best", "quality", "json"] = "text"
-    """Form of the output (ziggurat.translate.results.Translation); `best`: the best translation's text alone, whatever
-    `n_best` is."""
+    """Form of the output (ziggurat.translate.results.Translation); `best`: only the text of the best translation,
+    whatever `n_best` is."""
     options: TranslateOptions = field(default_factory=TranslateOptions, hash=False)
     beside: tuple[str, ...] = ()
-    """What stands beside the lines, in this order: `prefixes`, `constraints` (separated by tabs)."""
+    """Kinds of the lines' further inputs, in this order: `prefixes`, `constraints` (separated by tabs)."""
 
     def check(self) -> None:
-        """Raise ConfigError for what the engine or the model does not have; opens the models in this process."""
+        """Raise ConfigError for features that the engine or the model lacks; opens the models in this process."""
         self._translated([], 0)
-        opened.cache_clear()  # this process translates nothing itself
-        free_cache(default_device())  # and PyTorch keeps what was freed on a GPU
+        opened.cache_clear()  # this process does not translate itself
+        free_cache(default_device())  # PyTorch keeps freed memory on a GPU
 
     def _translated(self, lines: Sequence[LineWithInputs], first: int) -> list[Any]:
         translator = opened(self.choice)
@@ -305,7 +306,7 @@ class Translating:
             return list(translator.translate_stream(texts, self.options, window=window, first=first, **extras))
 
     def __call__(self, lines: Sequence[LineWithInputs], first: int) -> tuple[list[str], Mapping[str, int]]:
-        """Return the translations, and how many were not made in the ordinary way."""
+        """Return the translations, and the number of lines that needed special handling."""
         found = self._translated(lines, first)
         translator = opened(self.choice)
         n_best = translator.decoding.n_best
@@ -320,7 +321,7 @@ class Translating:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Log-probabilities of lines, each with its translation beside it."""
+    """Log-probabilities of lines with their translations."""
 
     choice: ModelChoice
     tag: str | None = None

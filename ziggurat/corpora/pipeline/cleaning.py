@@ -44,15 +44,15 @@ from ziggurat.system.small_files import read_bounded
 
 
 class HeldOutPairs:
-    """The pairs that are held out: a random choice that depends on nothing but the pairs.
+    """The held-out pairs: a random choice that depends only on the pairs.
 
-    Case, punctuation and blanks do not count: a pair that differs from another in nothing else is the same one.
+    Case, punctuation and blanks do not count: pairs that differ only in these are the same pair.
     """
 
     def __init__(self, sizes: HoldOutConfig) -> None:
         self._sizes = sizes
         self._wanted = sizes.dev + sizes.test
-        # Those of the smallest hash, and these hashes, negative, as a heap with the largest in front.
+        # The pairs with the smallest hashes, and these hashes, negated, as a heap with the largest in front.
         self._chosen: dict[int, tuple[str, str]] = {}
         self._heap: list[int] = []
         self._texts = HeldOut()
@@ -61,7 +61,7 @@ class HeldOutPairs:
         return bool(self._wanted)
 
     def seeing(self, blocks: Iterator[PairBlock]) -> Iterator[PairBlock]:
-        """Yield the blocks, having looked at their pairs."""
+        """Yield the blocks after looking at their pairs."""
         for block in blocks:
             if self._wanted:
                 self._see(block)
@@ -83,7 +83,7 @@ class HeldOutPairs:
                     heappush(self._heap, key)
 
     def write(self, context: PipelineContext) -> None:
-        """Write the sets. Raises DataError where there are too few pairs."""
+        """Write the sets. Raises DataError if there are too few pairs."""
         if len(self._heap) < self._wanted:
             raise DataError(
                 f"bitext.hold_out: asks for {self._wanted:,} pairs, but cleaning leaves only {len(self._heap):,} that "
@@ -97,20 +97,20 @@ class HeldOutPairs:
                 self._texts.add_pairs(name, [block])
 
     def without(self, block: PairBlock) -> PairBlock:
-        """Return the pairs of a block that have neither side in common with what is held out."""
+        """Return the pairs of a block that share no side with the held-out pairs."""
         _, either = self._texts.look(side_hashes(*block))
         source, target = (list(compress(side, ~either)) for side in block)
         return source, target
 
     def nothing_left(self, dropped: int) -> DataError:
-        """Return the error where no pair is left to train on, of `dropped` that cleaning had left."""
+        """Return the error for no pair left to train on, of `dropped` pairs that passed cleaning."""
         return DataError(
             f"bitext.hold_out: all {dropped:,} pairs that cleaning leaves have a side of the {self._wanted:,} that are "
             "held out, so nothing is left to train on; hold out fewer, or name sets of your own (`bitext.dev`, `test`)"
         )
 
     def notices(self, dropped: int, left: int) -> list[str]:
-        """Return notices where few pairs are left, or `dropped`, those not trained on, are many more than held out."""
+        """Return notices if few pairs are left, or if many more were `dropped` from training than are held out."""
         found = []
         if (more := dropped - self._wanted) >= max(1, MANY * self._wanted):
             found.append(
@@ -123,9 +123,9 @@ class HeldOutPairs:
 
 
 _PAIRS_OF_WORKER = 50_000
-"""Fewer are not worth the start of a process: with all filters some 8,000 are cleaned a second."""
+"""Fewest pairs that are worth starting a process: with all filters about 8,000 are cleaned per second."""
 _MOST_WORKERS = 24
-"""Most processes: one reads, compares and writes, 190,000 pairs a second, which feeds no more of them."""
+"""Most processes: the main process reads, compares and writes 190,000 pairs a second, enough to feed this many."""
 
 
 class CleanStep(Step):
@@ -158,7 +158,7 @@ class CleanStep(Step):
         return corpus_files(self._context, self._bitext.train, "bitext.train")
 
     def check(self) -> None:
-        """Refuse filters that cannot work, empty corpora, exchanged sides, and too many pairs to hold out."""
+        """Refuse filters that cannot work, empty corpora, swapped sides, and too many pairs to hold out."""
         for number, corpus in enumerate(self._bitext.train):
             if notice := exchanged_by_name(corpus, self._context.languages, f"bitext.train.{number}"):
                 raise ConfigError(f"{notice}; if they are right, rename the files")
@@ -179,7 +179,7 @@ class CleanStep(Step):
             raise DataError(f"bitext.hold_out: asks for {self._wanted:,} pairs, {only}")
 
     def cost(self) -> Expected:
-        """Return what cleaning takes."""
+        """Return the expected cost of cleaning."""
         given = CorpusSizes(self._context).given()
         expected = cleaning(given, self._context.config.cleaning, _workers(given.number if given else 0))
         if given is None or 2 * self._wanted <= given.number:
@@ -187,7 +187,7 @@ class CleanStep(Step):
         return replace(expected, said=f"{expected.said}, most of which are held out and not trained on")
 
     def work(self, folder: Path) -> None:
-        """Clean all corpora, then take out what is to be held out."""
+        """Clean all corpora, then take out the held-out pairs."""
         with errors_renamed(corpora=self._keys):
             self._clean(folder)
 
@@ -203,7 +203,7 @@ class CleanStep(Step):
         return sets + [(f"test set {test.name}", sides("sets", "test", test.name)) for test in tests]
 
     def _data(self, train: list[CorpusConfig]) -> DataConfig:
-        # As pairs, both kinds: of a pair in a training corpus both sides are looked for in one set.
+        # Both kinds as pairs: both sides of a training pair are looked up in the same set.
         sets = [CorpusConfig(name=name, source=str(files[0]), target=str(files[1])) for name, files in self._sets()]
         return DataConfig(
             source_language=self._context.languages[0],
@@ -236,7 +236,7 @@ class CleanStep(Step):
         if not sum(corpus.kept for corpus in training):
             counts = sum((corpus.dropped for corpus in training), Counter[str]())
             raise nothing_left(sum(corpus.read for corpus in training), counts, training)
-        # (3) Take out what is held out.
+        # (3) Take out the held-out pairs.
         unseen = self._without_held_out(training, taken) if taken else []
         # (4) Report.
         signs = sign_notices({corpus.key: corpus.signs for corpus in corpora}, data, segmented=False)
@@ -277,7 +277,7 @@ class CleanStep(Step):
 def _compared(
     blocks: Iterator[CleanedBlock], corpus: Corpus, comparisons: Comparisons, progress: Progress
 ) -> Iterator[PairBlock]:
-    """Yield what comparisons with others leave of a corpus's blocks, and count the rest in it."""
+    """Yield the pairs of a corpus's blocks that pass comparisons with others, and count the rest in the corpus."""
     done = 0
     for cleaned in blocks:
         block = compared(cleaned, comparisons, lambda of, place: (of.source[place], of.target[place]))
@@ -293,20 +293,20 @@ class _Task(NamedTuple):
     corpus: int
     lines: PairBlock
     unwanted: NDArray[np.bool_] | None
-    """Pairs that a score of another tool rules out, [pairs]."""
+    """Pairs excluded by another tool's score, [pairs]."""
 
 
 @contextlib.contextmanager
 def _block_cleaning(
     data: DataConfig, scorers: Scorers, pairs: int, folder: Path
 ) -> Iterator[Callable[[Iterable[_Task]], Iterator[CleanedBlock]]]:
-    """Yield the function that cleans blocks, in order; in processes of their own where there are many pairs."""
+    """Yield a function that cleans blocks, in order; if there are many pairs, in worker processes."""
     if (workers := _workers(pairs)) == 1:
         cleaner = BlockCleaner(data, "train", scorers)
         yield partial(map, lambda task: cleaner.cleaned(*task)[0])
         return
     with TemporaryDirectory(dir=folder) as name:
-        # By files, which a worker reads once: a pair score holds a lexicon.
+        # Passed in files, which a worker reads once, because a pair score contains a lexicon.
         given = Path(name)
         write_atomically(given / "data.json", data.model_dump_json().encode())
         write_pair_scores(given, scorers, data)

@@ -1,6 +1,6 @@
-"""The common context of the steps of a pipeline: its configuration, where results lie, how jobs are done, messages.
+"""The shared context of a pipeline's steps: its configuration, paths of results, execution of jobs, messages.
 
-Problems of other parts of the toolkit are shown with the names that a pipeline's file has for settings and ways out.
+Problems from other parts of the toolkit are shown with the pipeline's names for settings and ways out.
 """
 
 from __future__ import annotations
@@ -38,37 +38,37 @@ if TYPE_CHECKING:
 
 
 DISTILLED = ("distil", "distil-monolingual")
-"""Steps that distil the bitext and text of the source language."""
+"""Steps that distil the bitext and the monolingual source text."""
 Say = Callable[[str], None]
 _DISTILLED_TEXT = f"{DISTILLATION}-monolingual"
 _MADE = (BACK_TRANSLATION, DISTILLATION, _DISTILLED_TEXT)
 """Names of the corpora that a pipeline makes."""
-_MESSAGE_SECONDS = 20.0  # between two messages on the progress of a step
+_MESSAGE_SECONDS = 20.0  # time between two messages on the progress of a step
 
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Options by which a call executes the steps that are jobs (ziggurat.corpora.jobs); no result depends on them."""
+    """How a call executes the steps that are jobs (ziggurat.corpora.jobs), which does not affect any result."""
 
     ray: str | None = None
-    """Address of a Ray cluster; None: processes of this machine."""
+    """Address of a Ray cluster; None: processes on this machine."""
     workers: int | None = None
-    """Number of processes, or of actors on the cluster; None: as the step's section says, or one for each core, on a
-    GPU one; on a cluster as many as its nodes can hold."""
+    """Number of processes, or of actors on the cluster; None: the number in the step's section, or else one per core,
+    one on a GPU, and on a cluster as many as its nodes can hold."""
     part: tuple[int, int] = (0, 1)
-    """(i, n): only every n-th shard, from shard i, and no merge."""
+    """(i, n): only every n-th shard, starting with shard i, and no merge."""
 
     @property
     def shared(self) -> bool:
-        """True where more than one process is asked for."""
+        """True if more than one process is requested."""
         return self.ray is not None or self.workers is not None or self.part[1] > 1
 
     def processes(self, workers: int | None, threads: int, device: str) -> int:
-        """Return the number of processes on this machine; `workers` is what the section says."""
+        """Return the number of processes on this machine; `workers` is that in the step's section."""
         return self.workers or workers or (1 if _on_gpu(device) else max(1, usable_cpus() // threads))
 
     def check(self, step: str, device: str) -> None:
-        """Raise ConfigError for a device that is not there, or that workers on a cluster cannot have."""
+        """Raise ConfigError for a device that does not exist, or that workers on a cluster cannot have."""
         if self.ray is not None and ":" in device:
             raise ConfigError(
                 f"step {step}, `device: {printable(device)}`: Ray chooses the GPU of each worker; write `cuda`"
@@ -76,7 +76,7 @@ class ExecutionOptions:
         _on_gpu(device)
 
     def work(self, workers: int | None, threads: int, device: str, progress: job_run.Progress) -> job_run.Work:
-        """Return the work of this call at a job; see `processes`."""
+        """Return this call's work on a job; see `processes`."""
         from ziggurat.corpora.jobs.job import Work
         from ziggurat.corpora.jobs.launchers import processes, ray_actors
 
@@ -97,13 +97,13 @@ def _on_gpu(device: str) -> bool:
 
 @dataclass(frozen=True)
 class PipelineContext:
-    """The configuration of a pipeline, and what its steps say and where."""
+    """The configuration of a pipeline, with the paths and messages of its steps."""
 
     config: PipelineConfig
     say: Say = lambda text: None
     """Takes messages."""
     console: Console | None = None
-    """Takes those of training; None: standard error."""
+    """Console for the messages of training; None: standard error."""
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
 
     @property
@@ -117,7 +117,7 @@ class PipelineContext:
         return self.config.source_language, self.config.target_language
 
     def at(self, step: str, *parts: str) -> Path:
-        """Return a place in the folder of a step."""
+        """Return a path in the folder of a step."""
         return self.folder.joinpath(step, *parts)
 
     def model(self, name: ModelName) -> Path:
@@ -130,9 +130,9 @@ class PipelineContext:
         return {to: target for to, target in self.config.export or () if target is not None}
 
     def bitext_names(self) -> list[str]:
-        """Return the names of the training corpora, which are those of their files; no two are the same.
+        """Return the names of the training corpora, which are unique and also name their files.
 
-        Raises ConfigError for the name of a corpus that the pipeline makes.
+        Raises ConfigError for the name of a corpus that the pipeline itself makes.
         """
         names: list[str] = []
         for place, corpus in enumerate(self.config.bitext.train):
@@ -148,7 +148,7 @@ class PipelineContext:
         return names
 
     def test_names(self) -> list[str]:
-        """Return the names of the test sets, that of what is held out last."""
+        """Return the names of the test sets; the held-out one comes last."""
         held = self.config.bitext.hold_out
         return [test.name for test in self.config.test] + ([HELD_OUT] if held and held.test else [])
 
@@ -166,7 +166,7 @@ class PipelineContext:
 
 
 class Corpora:
-    """The corpora of each model: what it learns from, and what it is judged by while it does."""
+    """The training and development corpora of each model."""
 
     def __init__(self, context: PipelineContext) -> None:
         self._context = context
@@ -180,12 +180,12 @@ class Corpora:
         return [self._turned(corpus, name) for corpus in found]
 
     def empty(self) -> set[str]:
-        """Return the names of the corpora of the bitext of which cleaning has left nothing."""
+        """Return the names of the bitext's corpora that cleaning has emptied."""
         sources = {name: self._context.sides("clean", "train", name)[0] for name in self._context.bitext_names()}
         return {name for name, path in sources.items() if path.is_file() and not path.stat().st_size}
 
     def with_pairs(self, name: ModelName) -> list[CorpusConfig]:
-        """Return the training corpora of a model, without those of which cleaning has left nothing."""
+        """Return the training corpora of a model, without those that cleaning has emptied."""
         empty = self.empty()
         return [corpus for corpus in self.train(name) if corpus.name not in empty]
 
@@ -198,7 +198,7 @@ class Corpora:
         return {f"data.{split}.{n}": key for split, of in (("train", train), ("dev", dev)) for n, key in enumerate(of)}
 
     def dev(self, name: ModelName) -> list[CorpusConfig]:
-        """Return the development corpora of a model, with the tags that its training corpora have, too."""
+        """Return the development corpora of a model, with those tags that its training corpora also have."""
         learned = {corpus.tag for corpus in self.train(name)}
         sets = [
             (self._context.sides("sets", "dev", str(number)), corpus.tag if corpus.tag in learned else None)
@@ -213,7 +213,7 @@ class Corpora:
         ]
 
     def inputs(self, name: ModelName) -> dict[str, list[str]]:
-        """Return what the data of a model depend on, for `Step.after`."""
+        """Return the dependencies of a model's data, for `Step.after`."""
         found: dict[str, list[str]] = {}
         kinds = self._config.weights(name)
         if "bitext" in kinds:
@@ -232,7 +232,7 @@ class Corpora:
         return found
 
     def distilled(self) -> list[str]:
-        """Return the steps whose corpora are the distilled text that the student learns from."""
+        """Return the steps that make the distilled corpora of the student."""
         if self._config.filter is not None:
             return ["filter"]
         return self.translated()
@@ -269,9 +269,9 @@ class Corpora:
         return CorpusConfig(name=name, source=source, target=target, weight=weight, tag=tag)
 
     def _turned(self, corpus: CorpusConfig, name: ModelName) -> CorpusConfig:
-        """Return a corpus as a model needs it: with the sides exchanged for the backward one, with links if it has any.
+        """Return a corpus in the form a model needs: with swapped sides for the backward model, and with links if any.
 
-        The tags of the bitext are of its source sentences, so the backward model has none.
+        The tags of the bitext belong to its source sentences, so the backward model has none.
         """
         if name == "backward":
             return corpus.model_copy(update={"source": corpus.target, "target": corpus.source, "tag": None})
@@ -283,7 +283,7 @@ class Corpora:
 
 
 class Progress:
-    """Messages on how far a step is, one every few seconds; `noun` is what is counted."""
+    """Messages on the progress of a step, one every few seconds; `noun` names the counted items."""
 
     def __init__(self, say: Say, noun: str = "lines") -> None:
         self._say, self._noun = say, noun
@@ -291,11 +291,11 @@ class Progress:
         self._told = False
 
     def show(self, before: int, now: int, total: int | None) -> None:
-        """Take the number of lines done by earlier calls, by this one, and of all (None: not known)."""
+        """Record the number of lines done by earlier calls and by this one, and the total (None: unknown)."""
         clock, of_all = time.monotonic(), "" if total is None else f" of {total:,}"
         if now == 0:
             self._began = self._last = clock
-            # At once: minutes without a message look like a program that hangs.
+            # At once, because a program without messages for minutes seems to hang.
             done = f"{before:,}{of_all} {self._noun} were done before"
             self._say(done if before or total is None else f"{total:,} {self._noun} to do")
         elif before + now != total and (clock - self._last >= _MESSAGE_SECONDS or not self._told):
@@ -305,7 +305,7 @@ class Progress:
             self._say(f"{before + now:,}{of_all} {self._noun}{left}")
 
     def phase(self, name: str, done: int, total: int | None) -> None:
-        """Take a phase, the amount done and the total."""
+        """Record a phase, the amount done and the total."""
         clock = time.monotonic()
         if clock - self._last >= _MESSAGE_SECONDS:
             self._last = clock
@@ -313,7 +313,7 @@ class Progress:
 
 
 def slug(name: str) -> str:
-    """Return a name as that of a file: letters, digits, dots and hyphens."""
+    """Return a name in a form for file names: letters, digits, dots and hyphens."""
     return re.sub(r"[^\w.+-]+", "_", name).strip("._")[:100]
 
 
@@ -337,9 +337,9 @@ def write_sides(files: Sequence[Path], blocks: Iterable[Sequence[Sequence[str]]]
 
 
 def with_way_out(problem: Problem, config: PipelineConfig, known: Mapping[str, str]) -> Problem:
-    """Return a notice on what a model's data share with a held-out set, with the way out that there is; others as is.
+    """Return a notice on overlap of a model's data with a held-out set, with a way out that works; others unchanged.
 
-    `prepare` knows of none that was tried; but the bitext was cleaned before. `known` are the names of the model.
+    `prepare` does not know that the bitext has already been cleaned. `known` are the names of the model.
     """
     if not problem.remedy.startswith("`data.filters.held_out: "):
         return problem
@@ -348,10 +348,10 @@ def with_way_out(problem: Problem, config: PipelineConfig, known: Mapping[str, s
         where if "held_out" in filters else "cleaning": filters.get("held_out", config.cleaning.held_out)
         for where, filters in own.items()
     }
-    # What is held out of the bitext has no side in common with what stays of it.
+    # Held-out pairs of the bitext share no side with the remaining ones.
     of_bitext = any(known.get(name.partition(" (")[0]) == "bitext.hold_out.dev" for name in problem.named)
     weak = [] if of_bitext else [where for where, rule in rules.items() if rule != "sides"]
-    way_out = "they are machine translations that came out as such sentences, which no filter drops"
+    way_out = "they are machine translations that equal such sentences, which no filter drops"
     if weak:
         keys = ", ".join(f"`{where}.held_out: sides`" for where in weak[:3])
         way_out = f"{keys} drops such pairs of the bitext, and what is distilled from them"
@@ -362,7 +362,7 @@ def with_way_out(problem: Problem, config: PipelineConfig, known: Mapping[str, s
 def errors_renamed(
     model: ModelName | None = None, corpora: Callable[[], Mapping[str, str]] = dict[str, str]
 ) -> Iterator[None]:
-    """Context in which errors have the names of a pipeline; `corpora` is called where there is an error."""
+    """Context in which errors use the names of a pipeline; `corpora` is called if there is an error."""
     try:
         yield
     except ZigguratError as error:

@@ -1,4 +1,4 @@
-"""Steps that get text: public corpora fetched, development and test sets copied, text of one language put together."""
+"""Steps that collect text: fetching public corpora, copying development and test sets, joining monolingual text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ziggurat.system.files import find_files
 
 _BLOCK = 10_000
 _NOT_OF_TEXT = {"name", "weight", "tag", "source", "target", "path"}
-"""Keys of a corpus that its text does not depend on: files count by their content. Any other counts, also a new one."""
+"""Keys of a corpus that do not affect its text (files count by their content). All others do, including new keys."""
 
 
 _WHY = {
@@ -38,8 +38,8 @@ _WHY = {
 def refuse_repeated_texts(context: PipelineContext) -> None:
     """Raise ConfigError for text that is given twice.
 
-    One side in common is enough between training, development and test sets; of two sets of one list all has to be the
-    same, since a test set may have a second reference, and a corpus two tags.
+    Between training, development and test sets one shared side is enough. Two sets of one list must be the same in
+    everything, since a test set may have a second reference, and a corpus two tags.
     """
     bitext = context.config.bitext
     lists: dict[str, Sequence[BitextCorpus | TestSetConfig]]
@@ -64,7 +64,7 @@ def refuse_repeated_texts(context: PipelineContext) -> None:
 
 
 def _texts(one: BitextCorpus | TestSetConfig, place: str) -> Iterator[tuple[str, str]]:
-    """Yield the key of each text that a corpus or a set names, and what is the same for the same text."""
+    """Yield the key of each text that a corpus or a set names, and an identity that is equal for equal text."""
     if one.fetch is not None:
         yield "fetch", f"fetch {one.fetch}"
     for key in ("source", "target", "path"):
@@ -92,7 +92,7 @@ class FetchStep(Step):
     def __init__(self, context: PipelineContext) -> None:
         self._context, self._how, self._names = context, context.config.fetch, fetched_names(context)
         self.title = f"fetches public corpora: {len(self._names)}"
-        self.settings = {"names": self._names}  # how a corpus is fetched, and from where, does not change it
+        self.settings = {"names": self._names}  # the way and the place a corpus is fetched from do not affect it
 
     def inputs(self) -> dict[str, list[Path]]:
         """Return the registries."""
@@ -105,7 +105,7 @@ class FetchStep(Step):
         load_registry(self._how.registry)
 
     def work(self, folder: Path) -> None:
-        """Fetch what is not there yet."""
+        """Fetch the missing corpora."""
         from ziggurat.corpora.fetch.downloads import Downloads, default_folder
         from ziggurat.corpora.fetch.indexes import Names
         from ziggurat.corpora.fetch.network import Network
@@ -128,7 +128,7 @@ class FetchStep(Step):
 
 
 def fetched_origins(context: PipelineContext, name: str) -> list[tuple[Path, Origin]]:
-    """Return the records of a public corpus that was fetched, each with its path."""
+    """Return the records of a fetched public corpus, each with its path."""
     records = sorted(context.at("fetch", slug(name)).rglob("*.fetched.json"))
     return [(record, origin) for record in records if (origin := read_origin(record)) is not None]
 
@@ -140,7 +140,7 @@ def of_fetch(*names: str | None) -> dict[str, list[str]]:
 
 
 def fetched_files(context: PipelineContext, name: str, languages: Sequence[str], key: str) -> list[Path]:
-    """Return the file of a fetched corpus for each language. Raises ConfigError where it has another one."""
+    """Return the file of a fetched corpus for each language. Raises ConfigError if it has other languages."""
     for record, origin in fetched_origins(context, name):
         by_language = {code: record.with_name(file) for code in origin.languages for file in origin.files
                        if f".{code}." in f"{file}."}  # fmt: skip
@@ -153,7 +153,7 @@ def fetched_files(context: PipelineContext, name: str, languages: Sequence[str],
             return [path for path in found if path is not None]
         has = " and ".join(by_language)
         raise ConfigError(f"{key}.fetch: `{name}` has {has}, but the languages of the pipeline are {languages}")
-    raise DataError(f"{context.at('fetch', slug(name))}: {name} is not there whole; `--force fetch` fetches it again")
+    raise DataError(f"{context.at('fetch', slug(name))}: {name} is incomplete; `--force fetch` fetches it again")
 
 
 def _language(code: str) -> str:
@@ -162,9 +162,9 @@ def _language(code: str) -> str:
 
 
 def resolved(context: PipelineContext, corpus: BitextCorpus, key: str) -> CorpusConfig:
-    """Return a corpus with its files: one that was fetched lies in the folder of `fetch`.
+    """Return a corpus with its files, which are in the folder of `fetch` if it was fetched.
 
-    Raises ConfigError where that is of other languages.
+    Raises ConfigError if a fetched corpus has other languages.
     """
     settings = {name: getattr(corpus, name) for name in CorpusConfig.model_fields}
     if corpus.fetch is not None:
@@ -174,9 +174,9 @@ def resolved(context: PipelineContext, corpus: BitextCorpus, key: str) -> Corpus
 
 
 def corpus_files(context: PipelineContext, corpora: Sequence[BitextCorpus], key: str) -> dict[str, list[Path]]:
-    """Return the files from outside of corpora, their scores among them, by key.
+    """Return the external files of corpora, including their scores, by key.
 
-    Raises DataError for those that are missing.
+    Raises DataError for missing files.
     """
     found: dict[str, list[Path]] = {}
     for number, corpus in enumerate(corpora):
@@ -191,7 +191,7 @@ def corpus_files(context: PipelineContext, corpora: Sequence[BitextCorpus], key:
 
 
 class SetsStep(Step):
-    """The step that copies development and test sets as they are, as aligned text files."""
+    """The step that copies development and test sets unchanged to aligned text files."""
 
     name, title = "sets", "copies development and test sets"
     outputs = ("dev/*", "test/*")
@@ -228,12 +228,12 @@ class SetsStep(Step):
 
 
 def text_settings(corpus: BitextCorpus) -> StepSettings:
-    """Return what a corpus's text, or what cleaning leaves of it, depends on besides its files."""
+    """Return the settings, apart from its files, that affect a corpus's text before and after cleaning."""
     return settings_of(corpus, exclude=dict.fromkeys(_NOT_OF_TEXT, True) | {"scores": {"__all__": {"path"}}})
 
 
 class MonolingualStep(Step):
-    """The step that puts text of one language together: readable lines, each once, none of a test set."""
+    """The step that joins monolingual text: readable lines, each once, and none from a test set."""
 
     name, outputs = "monolingual", ("*.txt", "report.json")
 
@@ -274,7 +274,7 @@ class MonolingualStep(Step):
 
 
 class _Lines:
-    """The lines of one language that are kept, none of those in the files `known`, and counts of the others."""
+    """The lines of one language to keep, which exclude those in the files `known`, and counts of the others."""
 
     def __init__(
         self, context: PipelineContext, side: str, entries: Sequence[MonolingualText], known: Sequence[Path]
@@ -288,7 +288,7 @@ class _Lines:
         self.counts: dict[str, int] = {}
 
     def blocks(self) -> Iterator[list[str]]:
-        """Yield the lines that are kept."""
+        """Yield the lines to keep."""
         progress = Progress(self._context.say)
         read = 0
         for number, entry in enumerate(self._entries):
@@ -298,7 +298,7 @@ class _Lines:
             else:
                 files = fetched_files(self._context, str(entry.fetch), [self._language], key)
             lines, left = readable_lines(files), entry.lines
-            # No block is larger than what is left to take: a line that is not written must not count as seen.
+            # No block is larger than the remaining number: a line that is not written must not count as seen.
             while block := list(islice(lines, _BLOCK if left is None else min(_BLOCK, left))):
                 read += len(block)
                 kept = self._kept(block)

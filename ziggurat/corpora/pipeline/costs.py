@@ -1,8 +1,8 @@
-"""Costs that the steps of a pipeline are expected to have, before they begin, and the share that is done of them.
+"""Expected costs of the steps of a pipeline, before they start, and the share already done.
 
-Training is estimated as `ziggurat inspect` does: an update is simulated, and this machine's speed measured. Translating
-follows from the same arithmetic. Steps on text go by rates that were measured once, and by the sizes of the text:
-counted where it is there, else bounded by what it is made from.
+Training is estimated as in `ziggurat inspect`: an update is simulated, and this machine's speed is measured.
+Translation follows from the same arithmetic. Steps on text use rates that were measured once, and the size of the text,
+which is counted if it exists and otherwise bounded by the text it is made from.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 _BYTES_PER_LINE = 60
-_PACKED = 3  # bytes of text for one of a compressed file
-_COUNTED = 1 << 28  # bytes of a file that is still counted
+_PACKED = 3  # bytes of text per byte of a compressed file
+_COUNTED = 1 << 28  # size in bytes of the largest file whose lines are counted
 
 
 class LineCount(NamedTuple):
@@ -47,9 +47,9 @@ class LineCount(NamedTuple):
 
     number: int
     most: bool = False
-    """Whether it is a bound: text that is still to be cleaned or translated."""
+    """Whether it is an upper bound, for text that has yet to be cleaned or translated."""
     rough: bool = False
-    """Whether it is estimated by the size of a file."""
+    """Whether it is estimated from the size of a file."""
 
     def __str__(self) -> str:
         """Return it in words: `at most 1,000`."""
@@ -57,20 +57,20 @@ class LineCount(NamedTuple):
 
 
 class CorpusSizes:
-    """Numbers of lines that steps work on; None where nothing is known, as of a corpus that is not fetched yet."""
+    """Numbers of lines that steps work on; None if unknown, as for a corpus that is not yet fetched."""
 
     def __init__(self, context: PipelineContext) -> None:
         self._context = context
         self._config = context.config
 
     def given(self) -> LineCount | None:
-        """Return the pairs of the bitext as it comes in."""
+        """Return the number of pairs of the bitext before cleaning."""
         return _sum([self._given(number) for number in range(len(self._config.bitext.train))])
 
     def reader(self, number: int) -> CorpusReader | None:
-        """Return what reads a corpus of the bitext as it comes in; None: it is not there."""
+        """Return the reader of a corpus of the bitext before cleaning; None: it does not exist yet."""
         key, corpus = f"bitext.train.{number}", self._config.bitext.train[number]
-        with contextlib.suppress(ZigguratError):  # not fetched, or not as it should be, which the step says
+        with contextlib.suppress(ZigguratError):  # not fetched, or faulty, which the step reports
             return CorpusReader.of(resolved(self._context, corpus, key), key, self._context.languages)
         return None
 
@@ -84,14 +84,14 @@ class CorpusSizes:
         return lines_of(part[0] for part in reader.files)
 
     def bitext(self) -> LineCount | None:
-        """Return the pairs of the bitext that are trained on."""
+        """Return the number of pairs of the bitext that are trained on."""
         held = self._config.bitext.hold_out
         less = held.dev + held.test if held is not None else 0
         files = [self._context.sides("clean", "train", name)[0] for name in self._context.bitext_names()]
         return lines_of(files) or _at_most(self.given(), less)
 
     def text(self, side: str) -> LineCount | None:
-        """Return the lines of the text of one language, `source` or `target`."""
+        """Return the number of lines of the monolingual text, `source` or `target`."""
         entries: Sequence[MonolingualText] = getattr(self._config.monolingual, side)
         bounds = (self._entry(entry, side, number) for number, entry in enumerate(entries))
         return lines_of([self._context.at("monolingual", f"{side}.txt")]) or _at_most(_sum(list(bounds)))
@@ -108,11 +108,11 @@ class CorpusSizes:
         return min((lines for lines in (found, limit) if lines is not None), default=None)
 
     def made(self, step: str) -> LineCount | None:
-        """Return the pairs of the corpus that a step makes, by `backtranslate`, `distil`, ... or `filter`."""
+        """Return the number of pairs that a step (`backtranslate`, `distil`, ... or `filter`) makes."""
         return lines_of([self._context.at(step, "corpus", "target.txt")]) or _at_most(self.read(step))
 
     def read(self, step: str) -> LineCount | None:
-        """Return the lines, or pairs, that such a step reads."""
+        """Return the number of lines or pairs that such a step reads."""
         if step == "backtranslate":
             return self.text("target")
         if step == "filter":
@@ -120,7 +120,7 @@ class CorpusSizes:
         return self.bitext() if step == DISTILLED[0] else self.text("source")
 
     def of(self, model: ModelName) -> LineCount | None:
-        """Return the pairs that a model learns from."""
+        """Return the number of pairs that a model learns from."""
         found: list[LineCount | None] = []
         for kind in self._config.weights(model):
             if kind == BITEXT:
@@ -133,7 +133,7 @@ class CorpusSizes:
 
 
 def lines_of(files: Iterable[Path]) -> LineCount | None:
-    """Return the lines of files: of plain ones counted, of others by their sizes; None where one is not there."""
+    """Return the number of lines of files, counted or, if compressed or large, estimated; None if one is missing."""
     total, rough = 0.0, False
     for path in files:
         try:
@@ -168,28 +168,28 @@ def _sum(parts: Sequence[LineCount | None]) -> LineCount | None:
 
 
 def _at_most(lines: LineCount | None, less: int = 0) -> LineCount | None:
-    """Return a number as a bound, `less` taken away."""
+    """Return a number less `less`, as an upper bound."""
     return None if lines is None else LineCount(max(0, lines.number - less), most=True, rough=lines.rough)
 
 
 PAIRS_PREPARED, PAIRS_ALIGNED = 25_000, 5_000
-"""Pairs a second of each of these steps, on two cores of an AMD EPYC (short sentences)."""
+"""Pairs per second of each of these steps, on two cores of an AMD EPYC (short sentences)."""
 _PAIRS_FILTERED, _PAIRS_IDENTIFIED, _PAIRS_SCORED, _PAIRS_LEARNT = 150_000, 15_000, 16_000, 3_200
-"""Pairs a second of the usual filters with reading and writing, of `languages`, and of the pair score, which is learned
-first, on one core of an Intel Xeon with AVX-512 (short sentences)."""
+"""Pairs per second of the usual filters with reading and writing, of `languages`, of scoring by the pair score, and of
+learning it, on one core of an Intel Xeon with AVX-512 (short sentences)."""
 _UNKNOWN = "is not known yet"
 _OF_TRAINING_SPEED = 0.2
-"""Arithmetic of a search a second, as a share of that of training: its products are small and wait for each other."""
+"""Arithmetic speed of a search relative to training: its products are small and wait for each other."""
 
 
 class Costs:
     """Costs of the models of a pipeline, each estimated once.
 
     Args:
-        experiments: what each is trained by.
-        sizes: knows the bitext, by which lengths of sentences are estimated until a model's store is there.
-        existing: folders of the models that are there already.
-        pruned: the student has the vocabulary of the teacher, as which it begins.
+        experiments: the experiment of each model.
+        sizes: sizes of the bitext, used to estimate sentence lengths until a model's store exists.
+        existing: folders of the models that already exist.
+        pruned: whether the student starts as the teacher, with its vocabulary.
     """
 
     def __init__(
@@ -207,12 +207,12 @@ class Costs:
         self._known: dict[ModelName, Cost] = {}
 
     def of(self, name: ModelName) -> Cost:
-        """Return the cost of training a model, on this machine; of one that is there, as if it were trained here."""
+        """Return the cost of training a model on this machine, even if the model already exists."""
         from ziggurat.inspect.cost import estimate_cost
         from ziggurat.model.counts import vocabulary_sizes
 
         if name not in self._known:
-            # The teacher's vocabulary may not be there yet, but what it will be is known.
+            # The teacher's vocabulary may not exist yet, but its settings are known.
             with_vocabulary, folder = self._experiment("teacher" if self._pruned and name == "student" else name)
             with errors_renamed(name):
                 sizes = vocabulary_sizes(with_vocabulary.data, folder)
@@ -229,7 +229,7 @@ class Costs:
         return weights_experiment(weights.parent, folder), folder
 
     def training(self, name: ModelName) -> Expected:
-        """Return what the training of a model takes, validations and checkpoints left out."""
+        """Return the expected cost of training a model, without validations and checkpoints."""
         cost, training, stages = self.of(name), self._experiments[name].training, self._experiments[name].data.stages
         updates, minutes = training.stop.updates, training.stop.minutes
         limit = None if minutes is None else minutes * 60
@@ -251,7 +251,7 @@ class Costs:
         return Expected(limit if timed else seconds, memory, said + busy)
 
     def _until(self, name: ModelName, updates: int) -> float:
-        """Return the seconds that so many updates of a model take; those of its shallow stages are faster."""
+        """Return the seconds for a number of updates of a model; updates of shallow stages are faster."""
         cost, growth = self.of(name), self._experiments[name].training.growth
         ends = [] if growth is None else [stage.updates for stage in growth.stages]
         spans = [*(min(end, updates) for end in ends if end is not None), updates]
@@ -261,7 +261,7 @@ class Costs:
         return sum((end - begin) * rate for (begin, end), rate in zip(pairwise((0, *spans)), rates, strict=True))
 
     def trained(self, name: ModelName, updates: int, seconds: float) -> StepProgress | None:
-        """Return the share of a model's training that so many updates are, which took so long; None: not known."""
+        """Return the share of a model's training that `updates` make up, which took `seconds`; None: unknown."""
         if not updates:
             return None
         stop = self._experiments[name].training.stop
@@ -272,29 +272,29 @@ class Costs:
         return StepProgress(min(1.0, max(shares)), f"{updates:,}{total} updates", seconds) if shares else None
 
     def quantising(self, updates: int) -> Expected:
-        """Return what the fine-tuning of the student for int8 takes at the speed of its training."""
+        """Return the expected cost of fine-tuning the student for int8, at the speed of its training."""
         cost = self.of("student")
         return Expected(updates * cost.time.seconds, cost.memory.peak, f"{updates:,} updates as those of the student")
 
     def _of_user(self, name: ModelName) -> Cost | None:
-        """Return the cost of a model that is used; None where one that is there lacks a configuration."""
+        """Return the cost of a model that is used; None if an existing model lacks a configuration."""
         with contextlib.suppress(*([ZigguratError] if name in self._existing else [])):
             return self.of(name)
         return None
 
     def translating(self, name: ModelName, lines: LineCount | None, beam: int, workers: int) -> Expected:
-        """Return what the translation of so many lines takes; None: their number is not known."""
+        """Return the expected cost of translating `lines`; None: their number is unknown."""
         if lines is None or (cost := self._of_user(name)) is None:
             return Expected(said=f"the number of lines {_UNKNOWN}" if lines is None else f"{lines} lines")
         source, target = cost.length
         work = lines.number * (source * cost.forward.source + beam * target * cost.forward.target)
         by = "1 worker" if workers == 1 else f"{workers} workers"
-        # Rates of training are those of all threads together, of which each worker has its share.
+        # Rates of training are for all threads together; each worker has a share of these.
         speed = cost.time.flops / cost.time.seconds * _OF_TRAINING_SPEED
         return Expected(work / speed, said=f"{lines} lines, {by}; a rough estimate")
 
     def scoring(self, lines: LineCount | None) -> Expected:
-        """Return what forward passes of the backward model over so many pairs take; None: their number is not known."""
+        """Return the expected cost of the backward model's forward passes over pairs; None: their number is unknown."""
         if lines is None or (cost := self._of_user("backward")) is None:
             return Expected(said=f"the number of pairs {_UNKNOWN}" if lines is None else f"{lines} pairs")
         source, target = cost.length
@@ -303,28 +303,28 @@ class Costs:
 
 
 def cleaning(lines: LineCount | None, filters: FilterConfig, workers: int) -> Expected:
-    """Return what so many pairs take to clean in so many processes; None: their number is not known."""
+    """Return the expected cost of cleaning pairs in `workers` processes; None: their number is unknown."""
     expected = by_rate(lines, _PAIRS_FILTERED)
     if lines is None:
         return expected
     each, learning = 1 / _PAIRS_FILTERED, 0.0
     if filters.languages is not None:
         each += 1 / _PAIRS_IDENTIFIED
-    if filters.pair_score is not None:  # by one process, of pairs that it cleans for that
+    if filters.pair_score is not None:  # learned by one process, which cleans the pairs for that
         learning = min(lines.number, filters.pair_score.pairs) * (each + 1 / _PAIRS_LEARNT)
         each += 1 / _PAIRS_SCORED
     return replace(expected, seconds=learning + each * lines.number / workers)
 
 
 def by_rate(lines: LineCount | None, rate: float) -> Expected:
-    """Return what so many pairs take at a rate of pairs a second; None: their number is not known."""
+    """Return the expected cost of pairs at a rate of pairs per second; None: their number is unknown."""
     if lines is None:
         return Expected(said=f"the number of pairs {_UNKNOWN}")
     return Expected(lines.number / rate, said=f"{lines} pairs")
 
 
 def updates_done(run: Path) -> tuple[int, float]:
-    """Return the updates of a run's newest checkpoint, from which training goes on, and the seconds they took."""
+    """Return the updates of a run's newest checkpoint, from which training resumes, and the seconds they took."""
     from ziggurat.model.run_folder import checkpoint_folders, checkpoint_update, read_meta
 
     for folder in reversed(checkpoint_folders(run)):
@@ -336,7 +336,7 @@ def updates_done(run: Path) -> tuple[int, float]:
 
 
 def lines_done(job: Path, stage: str, noun: str) -> StepProgress | None:
-    """Return the share of a job's lines whose shards are through its last stage; None where it has no plan yet."""
+    """Return the share of a job's lines whose shards have finished the last stage; None if it has no plan yet."""
     from ziggurat.corpora.jobs.job import PLAN_FILE
 
     plan = read_document(job / PLAN_FILE)

@@ -1,4 +1,4 @@
-"""Pipelines that come with the package: `demo` with its corpora, and `starter`, a file to begin with."""
+"""Pipelines in the package: `demo` with its corpora, and `starter`, a file to start from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EMBEDDED = (DEMO, STARTER)
 _PAIRS, _TEXTS = 10_000, 3_000
 _HOST = "babel.example"
 _REGISTRY = f"""\
-# The embedded language pair as public corpora: a registry of one's own looks like this (docs/fetch.md)
+# The embedded language pair as public corpora: an example of a user's registry (docs/fetch.md)
 corpora:
   babel/{{part}}/{{a}}-{{b}}:
     title: Sentences of Low and High Babel, an artificial language pair
@@ -38,14 +38,14 @@ def embedded_text(name: str, folder: str = DEMO_FOLDER) -> str:
     text = (resources.files("ziggurat.corpora.pipeline") / f"{name}.yaml").read_text(encoding="utf-8")
     if folder == DEMO_FOLDER:
         return text
-    # Quoted, as in JSON, since a folder's name may mean something in YAML: `a, b`, `a #1`.
+    # Quoted, as in JSON, since a folder's name may have a meaning in YAML: `a, b`, `a #1`.
     return re.sub(rf"{DEMO_FOLDER}([\w./]*)", lambda place: json.dumps(folder + place[1], ensure_ascii=False), text)
 
 
 def write_demo(folder: Path) -> None:
-    """Write the file and the corpora of `demo` into its folder, these as a mirror of where its registry says they are.
+    """Write the file and the corpora of `demo` into its folder, with the corpora as a mirror of its registry's URLs.
 
-    What is there already stays.
+    Existing files stay.
     """
     mirror = folder / "mirror" / _HOST
     registry = folder / "corpora.yaml"
@@ -56,4 +56,4 @@ def write_demo(folder: Path) -> None:
         texts = (pair[side] for pair in generate(_TEXTS, seed=2 + side))
         write_atomically(mirror / f"text.{language}", "".join(f"{text}\n" for text in texts).encode())
     write_atomically(folder / "pipeline.yaml", embedded_text(DEMO, str(folder)).encode())
-    write_atomically(registry, _REGISTRY.encode())  # last: it says that all of them are there
+    write_atomically(registry, _REGISTRY.encode())  # last: it shows that all of them exist

@@ -1,13 +1,13 @@
-"""The engine of pipelines: looks at what is done, does the rest in order, and can be stopped at any moment.
+"""The engine of pipelines: it checks which steps are done, does the others in order, and can be stopped at any time.
 
-A step is done if its manifest names the present settings, the present content of what it reads, and files that are
-there with their checksums. So a change redoes what depends on it and nothing else: a step that is redone and makes the
-same as before leaves those after it as they are.
+A step is done if its manifest has the current settings, the current content of its inputs, and the checksums of
+existing outputs. So a change only redoes the steps that depend on it, and a redone step with the same result as before
+leaves later steps untouched.
 
-Several calls on many machines can each do a share of one step's shards, in the same folder. They share the lock of
-the pipeline, which a call for whole steps holds alone, so one kind waits for the other to end. They also share a lock
-of the step: restarting it with new settings or inputs needs that lock alone. None writes the step's manifest: the next
-call for whole steps merges what is done.
+Several calls on many machines can each do a share of one step's shards, in the same folder. They share the lock of the
+pipeline, which a call for whole steps holds exclusively, so one kind waits for the other to end. They also share a lock
+on the step; restarting the step with new settings or inputs needs that lock exclusively. None of them writes the step's
+manifest: the next call for whole steps merges the finished shards.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Selection:
     """The steps of a call."""
 
     first: str | None = None
-    """Name of the first; None: the first of all. Results of the steps before it are taken as they stand."""
+    """Name of the first step; None: the first of all. Results of earlier steps are used unchecked."""
     last: str | None = None
-    """Name of the last; None: the last of all."""
+    """Name of the last step; None: the last of all."""
     forced: frozenset[str] = frozenset()
-    """Names of steps to be done again although they are done."""
+    """Names of steps to redo even if they are done."""
 
     def numbers(self, steps: Sequence[Step]) -> range:
-        """Return the numbers of the chosen steps. Raises ConfigError for a step that is none of `steps`."""
+        """Return the numbers of the chosen steps. Raises ConfigError for a step that is not in `steps`."""
         names = [step.name for step in steps]
         for name in (self.first, self.last, *sorted(self.forced)):
             if name is not None and name not in names:
@@ -77,12 +77,12 @@ class Selection:
         return range(first, last + 1)
 
 
-_OWN = {".lock", "times.json", "hashes.json", "corpora.yaml"}  # the last is of the demo, whose corpora come first
+_OWN = {".lock", "times.json", "hashes.json", "corpora.yaml"}  # the last belongs to the demo, whose corpora come first
 _SHOWN = 3
 
 
 def _refuse_foreign(folder: Path, steps: Collection[str]) -> None:
-    """Raise DataError where a pipeline's folder, or that of one of its steps, holds what no pipeline made."""
+    """Raise DataError if the folder of a pipeline or one of its steps contains files that no pipeline made."""
     there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not there.is_dir():
         raise DataError(f"folder: {there} is a file; give the name of a folder for the results")
@@ -110,7 +110,7 @@ def _made_here(folder: Path) -> bool:
 
 _HASHES, TIMES, LOCK = "hashes.json", "times.json", ".lock"
 _EARLIER = "earlier"
-"""_EARLIER is the folder of results whose step is restarted, if that step took long."""
+"""_EARLIER is the folder for old results of restarted steps that took long."""
 _BUSY = "another pipeline, or a part of a step, is at work here; wait for it to end"
 
 
@@ -126,7 +126,7 @@ class PipelineEnd:
 
 
 class Pipeline:
-    """Steps in their order, each after those that it depends on, and the folder of their results."""
+    """Steps in order, each after its dependencies, and the folder of their results."""
 
     def __init__(self, folder: Path, steps: Sequence[Step]) -> None:
         names = [step.name for step in steps]
@@ -140,7 +140,7 @@ class Pipeline:
         self._times = Times(folder / TIMES)
 
     def left_over(self) -> list[str]:
-        """Return the names of folders of steps that the pipeline no longer has."""
+        """Return the names of the folders of steps that the pipeline no longer has."""
         names = {step.name for step in self.steps}
         found = self.folder.glob(f"*/{BEGUN}") if self.folder.is_dir() else []
         return sorted(path.parent.name for path in found if path.parent.name not in names)
@@ -148,7 +148,7 @@ class Pipeline:
     def statuses(self, selection: Selection | None = None) -> list[StepStatus]:
         """Return what a call would do with each step up to the last chosen one; nothing is written.
 
-        Raises ConfigError for an unknown step, DataError for files that are missing, and what steps refuse.
+        Raises ConfigError for an unknown step, DataError for missing files, and the errors of the steps' checks.
         """
         selection = selection or Selection()
         chosen = selection.numbers(self.steps)
@@ -166,14 +166,14 @@ class Pipeline:
         return found
 
     def run(self, selection: Selection | None = None, say: Callable[[str], object] = lambda text: None) -> PipelineEnd:
-        """Do what is to be done of the chosen steps, in order; what was interrupted goes on.
+        """Do those of the chosen steps that are not done, in order; interrupted steps resume.
 
-        Raises ConfigError for an unknown step. DataError: another process is at work in the folder, files are missing,
-            something of others is in a step's place. And what the steps raise; what is done then stays done.
+        Raises ConfigError for an unknown step. Raises DataError if another process is at work in the folder, files are
+            missing, or foreign files are in a step's folder. Also raises the errors of the steps; finished steps stay.
         """
         selection = selection or Selection()
         chosen = selection.numbers(self.steps)
-        _refuse_foreign(self.folder, [step.name for step in self.steps])  # before we write a file there
+        _refuse_foreign(self.folder, [step.name for step in self.steps])  # before writing a file there
         self.folder.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
         with locked(self.folder / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, f"{self.folder}: {_BUSY}"):
@@ -205,7 +205,7 @@ class Pipeline:
         return PipelineEnd(tuple(done))
 
     def _refuse_impossible(self, steps: Sequence[Step], forced: Collection[str]) -> None:
-        """Raise what steps would end with, as far as that is known: now, not after hours."""
+        """Raise errors that steps would end with, if they are already known: now, not after hours."""
         for step in steps:
             step.inputs()
         for step in steps:
@@ -217,7 +217,7 @@ class Pipeline:
     def _look(
         self, step: Step, selection: Selection, manifests: dict[str, StepManifest | None], chosen: bool
     ) -> tuple[StepStatus, StepManifest | None]:
-        """Return how a step stands, and its manifest where it is done; `manifests` are those of the steps before it."""
+        """Return a step's status, and its manifest if it is done; `manifests` are those of the previous steps."""
         folder = self.folder / step.name
         manifest = read_manifest(folder)
 
@@ -230,7 +230,7 @@ class Pipeline:
         if not chosen:
             if manifest is None or (damage := self._damage(folder, manifest)) is not None:
                 return status("missing", "not done yet" if manifest is None else str(damage))
-            return status("kept", "taken as it stands")
+            return status("kept", "used unchecked")
         waiting = [name for name in step.after if manifests[name] is None]
         wanted = wanted_of(step, manifests, self._hashes.of)
         if step.name in selection.forced:
@@ -242,12 +242,12 @@ class Pipeline:
             if (why := why_stale(step, begun, wanted) or other_machine(step, begun)) is not None:
                 return status("changed", why)
             if waiting:
-                return status("after", f"was begun, and depends on what {' and '.join(waiting)} will hand on")
-            return status("begun", "goes on where it was interrupted")
+                return status("after", f"was started, and depends on the output of {' and '.join(waiting)}")
+            return status("begun", "resumes where it was interrupted")
         if (why := why_stale(step, manifest.wanted, wanted)) is not None:
             return status("changed", why)
         if waiting:
-            return status("after", f"depends on what {' and '.join(waiting)} will hand on")
+            return status("after", f"depends on the output of {' and '.join(waiting)}")
         if (damage := self._damage(folder, manifest)) is not None:
             return status("damaged", damage)
         if gone := [folder / page for page in step.pages if not (folder / page).is_file()]:
@@ -270,7 +270,7 @@ class Pipeline:
     ) -> int | None:
         """Do a step, or the rest of it; return the number of the signal that stopped it, or None.
 
-        Raises DataError, and nothing of the step stays, where a file from outside is not what `watch` saw.
+        Raises DataError, and discards the step, if an external file changed since `watch` saw it.
         """
         folder, wanted = self.folder / step.name, {**wanted, "machine": dict(step.machine())}
         if not begun:
@@ -289,15 +289,15 @@ class Pipeline:
         return None
 
     def _begin(self, folder: Path, wanted: Mapping[str, Any]) -> None:
-        """Start a step from its beginning, in a folder that is not there yet."""
+        """Start a step from scratch, in a new folder."""
         self._times.restart(folder.name)
         folder.mkdir()
         write_document(folder / BEGUN, wanted)
 
     def _make_room(self, step: Step, say: Callable[[str], object]) -> None:
-        """Remove what an earlier call left of a step, or set it aside if it took long.
+        """Remove a step's results of an earlier call, or set them aside if they took long.
 
-        Raises DataError for anything else that is in its place.
+        Raises DataError if anything else is in the step's folder.
         """
         folder = self.folder / step.name
         if not os.path.lexists(folder):
@@ -318,7 +318,7 @@ _BEGINNING = ".parts.lock"
 
 
 def shared_step(steps: Sequence[Step], name: str | None) -> Step:
-    """Return the step of which parts are to be done. Raises ConfigError unless it is a job."""
+    """Return the step to be done in parts. Raises ConfigError unless it is a job."""
     shared = ", ".join(step.name for step in steps if step.is_job)
     shared = (
         f"those that can be done in parts are: {shared}" if shared else "none of this pipeline can be done in parts"
@@ -338,12 +338,12 @@ class ShardedRun(Pipeline):
     def run_part(self, step: Step, say: Callable[[str], object] = lambda text: None) -> int | None:
         """Do this call's part of a step, which its `work` knows; return the number of the signal that stopped it.
 
-        Raises DataError: a step before it is not done, a call for whole steps is at work in the folder, parts of other
-            settings or inputs are at work on the step. And what the step raises; what is done then stays done.
+        Raises DataError if an earlier step is not done, a call for whole steps is at work in the folder, or parts with
+            other settings or inputs are at work on the step. Also raises the errors of the step; finished shards stay.
         """
         _refuse_foreign(self.folder, [each.name for each in self.steps])
         self._refuse_impossible([step], ())
-        self._found(step)  # it may take long to read all that it depends on: not with a lock that others wait for
+        self._found(step)  # reading all its inputs may take long, so this is done without a lock that others wait for
         folder, lock = self.folder / step.name, self.folder / f".{step.name}.lock"
         with ExitStack() as held:
             held.enter_context(locked(self.folder / LOCK, fcntl.LOCK_SH | fcntl.LOCK_NB, f"{self.folder}: {_BUSY}"))
@@ -356,7 +356,8 @@ class ShardedRun(Pipeline):
                 self._times = Times(self.folder / TIMES)  # others write it, too
                 if not status.resumes:
                     self._refuse_unlike(step, wanted)
-                    others = f"{folder}: {status.why}; but parts are at work there as it was: wait for them to end"
+                    running = "other shards are still running with the old settings or inputs"
+                    others = f"{folder}: {status.why}; {running}; wait for them to end"
                     with locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, others):
                         self._make_room(step, say)
                         self._begin(folder, {**wanted, "machine": dict(step.machine())})
@@ -366,7 +367,7 @@ class ShardedRun(Pipeline):
             return step.work(folder)
 
     def _refuse_unlike(self, step: Step, wanted: Mapping[str, Any]) -> None:
-        """Raise DataError where it was begun by another device of `auto`: each kind would discard the other's parts."""
+        """Raise DataError if it was started where `auto` is another device: each would discard the other's parts."""
         folder = self.folder / step.name
         begun = read_document(folder / BEGUN)
         if begun is None or (folder / MANIFEST).exists() or why_stale(step, begun, wanted) is not None:
@@ -375,18 +376,18 @@ class ShardedRun(Pipeline):
         if was != here and was.startswith(AUTO) and here.startswith(AUTO):
             was, here = was.removeprefix(AUTO), here.removeprefix(AUTO)
             raise DataError(
-                f"{folder}: was begun where `device: auto` is {was}, here it is {here}, and a job is done by one kind: "
-                f"do all parts where it is {was}, or name the `device` in the step's section, and it starts over"
+                f"{folder}: was started where `device: auto` is {was}, here it is {here}, and a job needs one kind of "
+                f"device: do all parts where it is {was}, or name the `device` of the step, and it starts over"
             )
 
     def _found(self, step: Step) -> tuple[StepStatus, dict[str, Any]]:
-        """Return how a step stands, and what it depends on. Raises DataError where one before it is not done."""
+        """Return a step's status, and what it depends on. Raises DataError if an earlier step is not done."""
         selection, manifests = Selection(step.name, step.name), dict[str, StepManifest | None]()
         before = self.steps[: self.steps.index(step)]
         for earlier in before:
             status, manifests[earlier.name] = self._look(earlier, selection, manifests, False)
             if status.state == "missing":
                 place = self.folder / earlier.name
-                first = f"parts of `{step.name}` begin when all steps before it are done"
+                first = f"parts of `{step.name}` start when all earlier steps are done"
                 raise DataError(f"{place}: {status.why}; {first}: `--until {before[-1].name}`, without `--shard`")
         return self._look(step, selection, manifests, True)[0], wanted_of(step, manifests, self._hashes.of)

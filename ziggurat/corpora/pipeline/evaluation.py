@@ -67,12 +67,12 @@ if TYPE_CHECKING:
 
 PAGE, RECORD = "report.html", "report.json"
 _INT8 = {"precision": "int8"}
-_ROUNDS, _MOST_ROUNDS = 2, 6  # of a measurement of speed: undisturbed ones that are enough, and all at most
+_ROUNDS, _MOST_ROUNDS = 2, 6  # rounds of a speed measurement: undisturbed ones that suffice, and most in total
 
 
 @dataclass(frozen=True)
 class _System:
-    """A system to be evaluated."""
+    """A system to evaluate."""
 
     name: str
     folder: Path
@@ -101,9 +101,9 @@ def _systems(context: PipelineContext, how: EvaluationConfig) -> list[_System]:
 class EvaluateStep(Step):
     """The step that evaluates teacher, student and export on all test sets: scores, robustness, speed.
 
-    It writes `scores.json`, `robustness.json`, `robustness.html`, `translations/TEST.NAME.LANGUAGE`; and, for itself,
-    `systems/NAME.json`, what a system made of all texts: an interrupted evaluation goes on with the next system. The
-    seconds in `speed/NAME.json` differ every time: no other step depends on them.
+    It writes `scores.json`, `robustness.json`, `robustness.html` and `translations/TEST.NAME.LANGUAGE`. For its own use
+    it writes `systems/NAME.json`, a system's translations of all texts, so that an interrupted evaluation resumes with
+    the next system. The seconds in `speed/NAME.json` differ every time, so no other step depends on them.
     """
 
     name = "evaluate"
@@ -129,12 +129,12 @@ class EvaluateStep(Step):
             after["shortlist"] = [SHORTLIST]
         self.after = after
         pages = ["robustness.html"] if how.perturb else []
-        if how.speed_lines:  # int8 is not timed on every processor: its file may rightly be missing
+        if how.speed_lines:  # int8 is not timed on every processor, so its file may be missing
             pages += [_speed_file(system) for system in self._systems if system.settings != _INT8]
         self.pages = tuple(pages)
 
     def inputs(self) -> dict[str, list[Path]]:
-        """Return the files of models that are there already, and the shortlists that they translate with."""
+        """Return the files of existing models and of the shortlists that they translate with."""
         return model_files(self._context, *self._models) | shortlists(self._context, *self._models)
 
     def check(self) -> None:
@@ -192,7 +192,7 @@ class EvaluateStep(Step):
         tests: dict[str, tuple[list[str], ...]],
         disturbed: DisturbedSet | None,
     ) -> dict[str, Any]:
-        """Return what a system makes of all texts, translated now or by an interrupted call."""
+        """Return a system's translations of all texts, made now or by an interrupted call."""
         file, speed = folder / "systems" / f"{system.name}.json", folder / _speed_file(system)
         known, timed = read_document(file), speed.is_file() or not self._how.speed_lines
         if known is not None and timed:
@@ -229,9 +229,9 @@ class EvaluateStep(Step):
         yield load_translator(system.folder, device=device, **system.settings)
 
     def _speed(self, translator: TextTranslator, sources: list[str]) -> dict[str, Any]:
-        """Return the time of a translation of `sources`; what was translated before, or the first round, warms up.
+        """Return the time of translating `sources`; earlier translations, or the first round, warm up.
 
-        While other programs are in the way it is measured again; where they always are, their share is told.
+        It is measured again while other programs interfere; if they always do, their share is reported.
         """
         rounds, outputs = list[tuple[bool, float, float]](), list[str]()
         while sum(not crowded for crowded, _, _ in rounds) < _ROUNDS and len(rounds) < _MOST_ROUNDS:
@@ -259,7 +259,7 @@ class EvaluateStep(Step):
         found: list[dict[str, Any]],
         scoring: TestSet,
     ) -> None:
-        """Write what the perturbations cost, as a document and as a page."""
+        """Write the costs of the perturbations as a document and as a page."""
         outputs = [disturbed.outputs(record["disturbed"]) for record in found]
         systems = [(name, origin) for name, origin in origins]
         results = disturbed.judged(systems, outputs, self._how.metrics, scoring)
@@ -296,7 +296,7 @@ def _translated(translator: TextTranslator, texts: Sequence[str]) -> list[str]:
 
 
 class ReportStep(Step):
-    """The last step: the report on all others, as a page and as JSON; `times` is the file with their times."""
+    """The last step: the report on all other steps, as a page and as JSON; `times` is the file with their times."""
 
     name, title = "report", "reports on all of it"
     settings = MappingProxyType({})
@@ -308,7 +308,7 @@ class ReportStep(Step):
         self.after = {step.name: ["*"] for step in others}
 
     def outdated(self) -> str | None:
-        """Return the steps on which there was work since: speed, warnings and times are in no output."""
+        """Return the steps worked on since then, because speed, warnings and times are not in any output."""
         shown, spent = dict[str, tuple[float, int]](), Times(self._times)
         with contextlib.suppress(KeyError, TypeError):  # edited by hand
             steps = (read_document(self._context.at(self.name, RECORD)) or {})["steps"]
@@ -333,7 +333,7 @@ def _summary(context: PipelineContext, others: Sequence[Step], times: Times) -> 
         size = 0 if manifest is None else sum(entry["bytes"] for entry in manifest.outputs.values())
         steps.append(StepRow(step.name, step.title, spent.seconds, spent.calls, size))
     names = {step.name for step in others}
-    # Without the step, its folder may hold what an earlier version of the file asked for.
+    # Without the step, its folder may contain results of an earlier version of the file.
     evaluated = "evaluate" in names
     robustness = (evaluated and read_document(context.at("evaluate", "robustness.json"))) or {}
     scores = (evaluated and read_document(context.at("evaluate", "scores.json"))) or {"systems": [], "tests": {}}
@@ -436,5 +436,5 @@ def _export(context: PipelineContext, to: str) -> dict[str, Any]:
         "lines": verified.get("lines", 0),
         "identical": verified.get("identical", 0),
         "unchanged": quantized.get("identical"),
-        "unchanged_of": quantized.get("lines"),  # long lines, too, which verification leaves out
+        "unchanged_of": quantized.get("lines"),  # includes long lines, which verification leaves out
     }

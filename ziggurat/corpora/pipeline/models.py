@@ -1,4 +1,4 @@
-"""Models of a pipeline: what steps that use one depend on, and steps that write the final one for other toolkits."""
+"""Models of a pipeline: dependencies of the steps that use them, and steps that export the final model."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
 
 
 def said(name: ModelName) -> str:
-    """Return what a model is called in messages."""
+    """Return the name of a model in messages."""
     return "backward model" if name == "backward" else name
 
 
 def refuse_other_direction(context: PipelineContext) -> None:
-    """Raise ConfigError for a model that is there already and translates in the other direction than it should.
+    """Raise ConfigError for an existing model that translates in the wrong direction.
 
-    The steps that use a model report it as missing; languages by other codes are not compared.
+    The steps that use a model report it if missing; languages with other codes are not compared.
     """
     for name in MODELS:
         place, (source, target) = getattr(context.config, name), context.languages
@@ -58,18 +58,18 @@ def refuse_other_direction(context: PipelineContext) -> None:
 
 
 def _experiment_there(context: PipelineContext, name: ModelName) -> tuple[Experiment, Path]:
-    """Return the experiment of a model that is there already, and the folder with its configuration and vocabulary.
+    """Return the experiment of an existing model, and the folder with its configuration and vocabulary.
 
     The experiment is that of the weights: those of a growing run may be shallower than its configuration says.
     """
-    weights, root = locate_weights(context.model(name))  # of a checkpoint, the run's folder
+    weights, root = locate_weights(context.model(name))  # for a checkpoint, `root` is the run's folder
     return weights_experiment(weights.parent, root), root
 
 
 def with_pruned_student(context: PipelineContext) -> PipelineContext:
-    """Return the context with all that the student has from the teacher that it begins as, if it does.
+    """Return the context with all settings that the student inherits from the teacher, if it starts as the teacher.
 
-    Raises ConfigError: layers that cannot be left out; CheckpointError: no teacher where it should be there already.
+    Raises ConfigError if layers cannot be left out, and CheckpointError if an existing teacher is missing.
     """
     teacher, student = context.config.teacher, context.config.student
     if teacher is None or student is None or student.without_layers is None:
@@ -82,9 +82,9 @@ def with_pruned_student(context: PipelineContext) -> PipelineContext:
 
 
 def experiment_of(context: PipelineContext, name: ModelName) -> Experiment:
-    """Return the experiment that a model is trained by, as the corpora are now: without those that cleaning emptied.
+    """Return the experiment of a model with the current corpora, without those that cleaning emptied.
 
-    Raises ConfigError where its stages name a corpus that it does not learn from.
+    Raises ConfigError if its stages name a corpus that it does not learn from.
     """
     corpora = Corpora(context)
     names = [str(corpus.name) for corpus in corpora.train(name)]
@@ -97,9 +97,9 @@ def experiment_of(context: PipelineContext, name: ModelName) -> Experiment:
 
 
 def refuse_empty_stages(context: PipelineContext) -> None:
-    """Raise DataError where stages of any model name a corpus of which cleaning left nothing.
+    """Raise DataError if stages of any model name a corpus that cleaning emptied.
 
-    Steps that take long ask before they begin, also those of other models.
+    Long steps check this before they start, even for other models.
     """
     empty = Corpora(context).empty()
     for name in MODELS:
@@ -112,10 +112,10 @@ def refuse_empty_stages(context: PipelineContext) -> None:
 
 @contextlib.contextmanager
 def in_fresh_state() -> Iterator[None]:
-    """Context of a step that computes: what it sets in PyTorch for the whole process is as before afterwards.
+    """Context for a step that computes, after which PyTorch's process-wide settings are restored.
 
-    A step that goes on after a kill runs in a new process; the others must find the same number of threads, or their
-    sums would be rounded differently. And the memory of a model that was trained goes back to the system.
+    A step that resumes after a kill runs in a new process; the others must find the same number of threads, or their
+    sums would be rounded differently. The context also returns the memory of a trained model to the system.
     """
     threads = torch.get_num_threads()
     try:
@@ -127,12 +127,12 @@ def in_fresh_state() -> Iterator[None]:
 
 
 def of_model(context: PipelineContext, name: ModelName) -> dict[str, list[str]]:
-    """Return the dependence on a model, for `Step.after`; none on one that is there already."""
+    """Return the dependence on a model, for `Step.after`; none on an existing model."""
     return {} if getattr(context.config, name).existing is not None else {name: ["run/*"]}
 
 
 def decoding_of(context: PipelineContext, name: ModelName) -> DecodingConfig:
-    """Return the decoding settings of a model, also of one that is there already."""
+    """Return the decoding settings of a model, trained here or existing."""
     chosen: TrainedConfig = getattr(context.config, name)
     if chosen.existing is None:
         return chosen.decoding
@@ -140,7 +140,7 @@ def decoding_of(context: PipelineContext, name: ModelName) -> DecodingConfig:
 
 
 def model_files(context: PipelineContext, *names: ModelName) -> dict[str, list[Path]]:
-    """Return the files of those models that are there already, by key. Raises CheckpointError where there is none."""
+    """Return the files of those models that exist already, by key. Raises CheckpointError if one is missing."""
     there = [name for name in names if getattr(context.config, name).existing is not None]
     return {f"{name}.existing": _files_of(context.model(name)) for name in there}
 
@@ -156,7 +156,7 @@ SHORTLIST = "student.shortlist"
 
 
 def shortlist_made_here(context: PipelineContext) -> bool:
-    """Return whether the student's own decoding names what step `shortlist` makes: there is none before that step."""
+    """Return whether the student's decoding uses the shortlist that step `shortlist` makes later."""
     if context.config.student is None or context.config.shortlist is None:
         return False
     listed = context.config.student.decoding.shortlist
@@ -166,11 +166,11 @@ def shortlist_made_here(context: PipelineContext) -> bool:
 def shortlists(
     context: PipelineContext, *names: ModelName, changes: Mapping[str, Any] | None = None
 ) -> dict[str, list[Path]]:
-    """Return the files from outside that models translate with, by key; also of models that are there already.
+    """Return the external files that models, including existing ones, translate with, by key.
 
     `changes` replace keys of the models' own `decoding`; `Step.check` checks them.
 
-    Raises CheckpointError where a model is missing that should be there already, DataError for a missing file.
+    Raises CheckpointError for a missing `existing` model, DataError for a missing file.
     """
     found: dict[str, list[Path]] = {}
     for name in names:
@@ -196,7 +196,7 @@ _NEEDS = {
 
 
 def final_model(context: PipelineContext) -> tuple[ModelName, Path, dict[str, list[str]]]:
-    """Return the model that the pipeline is for, its folder, and the dependence on it."""
+    """Return the final model of the pipeline, its folder, and the dependence on it."""
     if context.config.quantisation is not None:
         return "student", context.at("quantise", "run"), {"quantise": ["run/*"]}
     name: ModelName = "teacher" if context.config.student is None else "student"
@@ -204,11 +204,11 @@ def final_model(context: PipelineContext) -> tuple[ModelName, Path, dict[str, li
 
 
 def shipped(context: PipelineContext) -> list[str]:
-    """Return lines on what the pipeline was for: the exports, and the command that translates with one or the model."""
+    """Return lines on the final results: the exports, and the command to translate with an export or the model."""
     places = {to: context.at(f"export-{to}", to) for to in context.exports()}
     name, model, _ = final_model(context)
     exports = [f"the {name} for {to}: {place}" for to, place in places.items()]
-    translating = shlex.quote(str(places.get("ctranslate2", model)))  # no other export is read here
+    translating = shlex.quote(str(places.get("ctranslate2", model)))  # ziggurat reads no other export
     return [*exports, f"to translate: ziggurat translate {translating} < text.{context.languages[0]}"]
 
 
@@ -222,9 +222,9 @@ _MODELS: tuple[ModelName, ...] = ("teacher", "student")  # the backward model re
 
 
 def refuse_tags_alone(context: PipelineContext) -> None:
-    """Raise ConfigError where a model is to read text without a tag, and every corpus that it learns from has one.
+    """Raise ConfigError if a model is to read text without a tag, but all its training corpora have one.
 
-    Tags are of training corpora and of development sets; what is held out, distilled or a test set has none.
+    Tags belong to training corpora and development sets; text that is held out, distilled or tested has none.
     """
     for name in _MODELS:
         chosen = getattr(context.config, name)
@@ -239,9 +239,9 @@ def refuse_tags_alone(context: PipelineContext) -> None:
 
 
 def refuse_any_language(context: PipelineContext) -> None:
-    """Raise ConfigError where a model whose tags name several languages is to read text without a tag.
+    """Raise ConfigError if a model whose tags name several languages is to read text without a tag.
 
-    It would write in whatever language. The steps that use a model report it as missing.
+    Its output language would be arbitrary. The steps that use a model report it if missing.
     """
     for name in MODELS:
         chosen = getattr(context.config, name)
@@ -263,7 +263,7 @@ def refuse_any_language(context: PipelineContext) -> None:
 
 
 def _readers_without_tag(context: PipelineContext, name: ModelName) -> Iterator[str]:
-    """Yield the keys by which a model is given sentences without a tag."""
+    """Yield the keys through which a model gets sentences without a tag."""
     config = context.config
     for number, corpus in enumerate(Corpora(context).dev(name)):
         if corpus.tag is None:
@@ -272,7 +272,7 @@ def _readers_without_tag(context: PipelineContext, name: ModelName) -> Iterator[
 
 
 def _uses(context: PipelineContext, name: ModelName) -> Iterator[str]:
-    """Yield the keys by which a model that is trained is given sentences, none of which has a tag."""
+    """Yield the keys through which a trained model gets sentences, none of which has a tag."""
     config = context.config
     if name == "backward":
         yield from (key for key in ("backtranslation", "filter") if getattr(config, key) is not None)
@@ -327,12 +327,12 @@ class ExportStep(Step):
         self.settings, self.after = settings_of(target), after
 
     def inputs(self) -> dict[str, list[Path]]:
-        """Return the files of a model that is there already, and of its shortlist where the export contains it."""
+        """Return the files of an existing model, and of its shortlist if the export contains it."""
         own = self._to == "ctranslate2" and not self._shortlist
         return model_files(self._context, self._model) | (shortlists(self._context, self._model) if own else {})
 
     def check(self) -> None:
-        """Refuse a missing package, what the target does not have, and a model that cannot be written for it."""
+        """Refuse a missing package, options that the target lacks, and a model that cannot be exported to it."""
         to, target = self._to, self._target
         missing = [package for package in _NEEDS.get(to, ()) if importlib.util.find_spec(package) is None]
         if missing:
@@ -354,7 +354,7 @@ class ExportStep(Step):
             raise ExportError(f"export.{to}: the {self._model} cannot be written for it: {'; '.join(reasons)}")
 
     def _package(self) -> Any:
-        """Return the choices of a package for Argos Translate; None where there are none."""
+        """Return the options of a package for Argos Translate; None if there are none."""
         from ziggurat.exchange.argos import package_choices
 
         package = package_choices([f"{key}={value}" for key, value in self._target.metadata.items()], None)

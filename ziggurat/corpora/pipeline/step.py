@@ -28,7 +28,7 @@ from ziggurat.system.yaml_text import changed, shown
 BEGUN, MANIFEST = "begun.json", "manifest.json"
 
 Outputs = Mapping[str, Mapping[str, Any]]
-"""Path inside the step's folder -> size in bytes, checksum, and `read`, if not all of it is read: hash of what is."""
+"""Path in the step's folder -> size in bytes, checksum, and `read`, a hash of the part that is read if not all is."""
 
 
 @dataclass(frozen=True)
@@ -37,42 +37,42 @@ class Expected:
 
     seconds: float | None = None
     memory: int | None = None
-    """Bytes of memory at the peak; None: not known."""
+    """Peak memory in bytes; None: unknown."""
     said: str = ""
-    """What that rests on, or what else is to be known."""
+    """Basis of the estimate, and remarks."""
 
 
 @dataclass(frozen=True)
 class StepProgress:
-    """Progress of a step that was begun."""
+    """Progress of a step that has been started."""
 
     share: float
     """Share of its work, from 0 to 1."""
     said: str
     """The same in words: `400 of 800 updates`."""
     seconds: float | None = None
-    """The time that it took; None: what was spent on the step until now."""
+    """Time that this took; None: the time spent on the step until now."""
 
 
 class Step(ABC):
-    """A step; its result is a function of its settings, of the content of its inputs and of what earlier steps made."""
+    """A step; its result is a function of its settings, the content of its inputs and outputs of earlier steps."""
 
     name: str
     title: str
     settings: Mapping[str, Any]
     """Everything in the configuration that the result depends on, as JSON."""
     after: Mapping[str, Sequence[str]] = MappingProxyType({})
-    """Name of an earlier step -> patterns of the files that are read there; other files do not concern it."""
+    """Name of an earlier step -> patterns of its files that this step reads; other files do not matter."""
     outputs: tuple[str, ...] = ("**/*",)
-    """Patterns of the files in its folder that later steps may read; what may differ between two calls, such as logs
-    with times, is not among them."""
+    """Patterns of the files in its folder that later steps may read. Files that may differ between two calls, such as
+    logs with times, are not among them."""
     pages: tuple[str, ...] = ()
-    """Files in its folder that are for readers or the report; where one is missing or outdated, `work` makes it again
-    from what is there."""
+    """Files in its folder that are for readers or the report; if one is missing or outdated, `work` makes it again from
+    the existing results."""
     version: int = 1
-    """Raised when the code makes another result of the same, so that the step is done again."""
+    """Version of the step's code, raised if the result changes for the same inputs, so that the step is redone."""
     is_job: bool = False
-    """It is a job (ziggurat.corpora.jobs), so that several calls can each do a part of it."""
+    """True if it is a job (ziggurat.corpora.jobs), so that several calls can each do a part of it."""
 
     @abstractmethod
     def work(self, folder: Path) -> int | None:
@@ -82,33 +82,33 @@ class Step(ABC):
         """
 
     def inputs(self) -> Mapping[str, Sequence[Path]]:
-        """Return the files from outside that it reads, in order, by the key that names them.
+        """Return the external files that it reads, in order, by the key that names them.
 
-        A file that goes from one corpus to the next is a change. Raises DataError for those that are missing.
+        Moving a file from one corpus to the next is a change. Raises DataError for missing files.
         """
         return {}
 
     def check(self) -> None:  # noqa: B027 - most steps have nothing to refuse
-        """Raise the error that the step would end with, if that can be known before any step works."""
+        """Raise the error that the step would end with, if it is known before any step runs."""
 
     def machine(self) -> Mapping[str, Any]:
-        """Return the settings of what computes, such as threads, by which results are rounded.
+        """Return the settings of the machine that affect rounding, such as threads.
 
-        With others a finished result stays, but an unfinished one is restarted, so that its parts are of one kind. Only
-        asked where it matters: to know the device of `auto` takes seconds.
+        If they change, a finished result stays, but an unfinished one is restarted, so that its parts are consistent.
+        Call this only if needed, because resolving the device `auto` takes seconds.
         """
         return {}
 
     def cost(self) -> Expected:
-        """Return what the step is expected to take."""
+        """Return the expected cost of the step."""
         return Expected()
 
     def progress(self) -> StepProgress | None:
-        """Return how much of it is done; None: not known."""
+        """Return how much of it is done; None: unknown."""
         return None
 
     def outdated(self) -> str | None:
-        """Return why its pages are outdated although all that it depends on is as before; None: they are not."""
+        """Return why its pages are outdated although its dependencies are unchanged; None: they are not."""
         return None
 
     def read_hash(self, name: str, path: Path) -> str | None:
@@ -117,7 +117,7 @@ class Step(ABC):
 
 
 class StepSettings(dict[str, Any]):
-    """All settings by key, and in `given` those that are not the default."""
+    """All settings by key, with those that differ from the default in `given`."""
 
     def __init__(self, content: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         super().__init__(content)
@@ -125,13 +125,13 @@ class StepSettings(dict[str, Any]):
 
 
 def settings_of(section: Section, *, include: Any = None, exclude: Any = None) -> StepSettings:
-    """Return the settings of a section, or of the keys that are chosen as by pydantic's `model_dump`."""
+    """Return the settings of a section, or of the keys selected as in pydantic's `model_dump`."""
     dumped = partial(section.model_dump, mode="json", include=include, exclude=exclude)
     return StepSettings(dumped(), dumped(exclude_defaults=True))
 
 
 def joined(*parts: Mapping[str, Any]) -> StepSettings:
-    """Return the settings of several parts together; what is not of a section counts as given."""
+    """Return the joined settings of several parts; settings outside sections count as given."""
     return StepSettings(
         {key: value for part in parts for key, value in part.items()},
         {key: value for part in parts for key, value in given_settings(part).items()},
@@ -149,14 +149,14 @@ def given_settings(settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class StepManifest:
-    """The record of a step that is done."""
+    """The record of a finished step."""
 
     wanted: Mapping[str, Any]
-    """All that its result depends on."""
+    """Everything that its result depends on."""
     outputs: Outputs
 
     def fingerprint(self, patterns: Sequence[str]) -> str:
-        """Return the hash of the outputs whose names match; `*` is anything, also in several folders."""
+        """Return the hash of the outputs whose names match; `*` also matches slashes."""
         read = {name: entry.get("read", entry) for name, entry in self.outputs.items()}
         taken = {name: entry for name, entry in read.items() if any(fnmatchcase(name, p) for p in patterns)}
         return str(xxhash.xxh3_128_hexdigest(json.dumps(taken, sort_keys=True).encode()))
@@ -167,7 +167,7 @@ class StepManifest:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file that we wrote; None where there is none, or it is damaged."""
+    """Return the JSON object in a file that we wrote; None if it is missing or damaged."""
     try:
         document = parse_json(read_bounded(path), str(path))
     except (OSError, DataError):
@@ -181,7 +181,7 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> StepManifest | None:
-    """Return the manifest of a step's folder; None where it is not done."""
+    """Return the manifest in a step's folder; None if the step is not done."""
     document = read_document(folder / MANIFEST)
     try:
         outputs = {} if document is None else document.pop("outputs")
@@ -212,14 +212,14 @@ def outputs_of(step: Step, folder: Path, fingerprint: Callable[[Path], str]) -> 
 
 
 _SETTLED_NS = 2_000_000_000
-"""A file touched later than this before it was read may change again within the clock's resolution, unnoticed."""
+"""Age below which a file may change again within the clock's resolution, unnoticed."""
 
 
 class Fingerprints:
-    """Fingerprints by path; of a file of the same size, inode and times of change it is not computed again.
+    """Fingerprints by path, computed only once for a file with the same size, inode and times of change.
 
-    No program can set the time of an inode's last change (ctime), so new content is always noticed. They are remembered
-    in the file `memory`.
+    No program can set the time of an inode's last change (ctime), so new content is always noticed. The fingerprints
+    are cached in the file `memory`.
     """
 
     def __init__(self, memory: Path) -> None:
@@ -233,7 +233,7 @@ class Fingerprints:
         self._new = False
 
     def of(self, file: Path) -> str:
-        """Return the fingerprint of a file. Raises DataError where it cannot be read."""
+        """Return the fingerprint of a file. Raises DataError if it cannot be read."""
         name, stamp = os.path.abspath(file), _stamp(file)
         known = self._known.get(name)
         if known is not None and stamp is not None and known[0] == stamp:
@@ -245,14 +245,14 @@ class Fingerprints:
         return digest
 
     def keep(self) -> None:
-        """Write what is known, if there is anything new."""
+        """Write the cache, if there is anything new."""
         if self._new:
             write_atomically(self._memory, json.dumps(self._known, indent=0, sort_keys=True).encode() + b"\n")
             self._new = False
 
 
 def _stamp(file: Path) -> list[int] | None:
-    """Return size, inode and times of the last change in nanoseconds; None where there is no such file."""
+    """Return size, inode and times of the last change in nanoseconds; None if there is no such file."""
     try:
         found = os.stat(file)
     except (OSError, ValueError):
@@ -261,7 +261,7 @@ def _stamp(file: Path) -> list[int] | None:
 
 
 AUTO = "auto: "
-"""AUTO stands before the device that `auto` is, in `Step.machine`."""
+"""AUTO is the prefix, in `Step.machine`, of the device that `auto` stands for."""
 _FORMAT = 1
 _CHANGED = "settings changed (there -> now)"
 
@@ -269,7 +269,7 @@ _CHANGED = "settings changed (there -> now)"
 def wanted_of(
     step: Step, manifests: Mapping[str, StepManifest | None], fingerprint: Callable[[Path], str]
 ) -> dict[str, Any]:
-    """Return all that the result of a step depends on but its `machine`; steps that are not done are left out."""
+    """Return everything that the result of a step depends on except its `machine`, without steps that are not done."""
     known = {name: (manifests[name], patterns) for name, patterns in step.after.items()}
     return {
         "format": _FORMAT,
@@ -283,12 +283,12 @@ def wanted_of(
 
 
 def why_stale(step: Step, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Return in words why a step is not done by what `before` says; None: it differs in nothing that is known."""
+    """Return in words why a step done with `before` is stale; None: no known difference."""
     if before.get("format") != _FORMAT:
         return "done by another version of ziggurat"
     if (version := before.get("version")) != step.version:
         earlier = isinstance(version, int) and version < step.version
-        return f"done by {'an earlier' if earlier else 'a later'} version of ziggurat, by which it comes out otherwise"
+        return f"done by {'an earlier' if earlier else 'a later'} version of ziggurat, which gives another result"
     if changes := settings_changed(before.get("settings"), step.settings):
         return f"{_CHANGED}: {shown(changes, 3)}"
     reasons = [*_other_steps(before, now), *_other_files(step, before, now)]
@@ -303,13 +303,13 @@ def other_machine(step: Step, before: Mapping[str, Any]) -> str | None:
 
 
 def _other_steps(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs in the steps that are read and in their outputs."""
+    """Return the differences in the steps that are read and in their outputs."""
     reads, read, handed = now["reads"], before.get("reads", {}), before.get("after", {})
     new = " and ".join(name for name in reads if name not in read)
     gone = " and ".join(name for name in read if name not in reads)
     reasons = []
     if new:
-        reasons.append(f"now reads {new}" + (f" in place of {gone}" if gone else ""))
+        reasons.append(f"now reads {new}" + (f" instead of {gone}" if gone else ""))
     elif gone:
         reasons.append(f"no longer reads {gone}")
     both = [name for name in reads if name in read]
@@ -317,12 +317,12 @@ def _other_steps(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
         reasons.append(f"reads other files of {' and '.join(others)}")
     same = [name for name in both if name not in others and name in now["after"]]
     if others := [name for name in same if now["after"][name] != handed.get(name)]:
-        reasons.append(f"{' and '.join(others)} handed on something else")
+        reasons.append(f"{' and '.join(others)} gave another result")
     return reasons
 
 
 def _other_files(step: Step, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the first that differs in the files from outside."""
+    """Return the first difference in the external files."""
     was, found = before.get("files", {}), now["files"]
     for key, paths in step.inputs().items():
         if len(old := was.get(key, [])) != len(paths):
@@ -333,16 +333,16 @@ def _other_files(step: Step, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def settings_changed(before: Any, now: Mapping[str, Any]) -> list[str]:
-    """Return `key: old -> new` for every setting that differs from what a manifest says.
+    """Return `key: old -> new` for every setting that differs from a manifest.
 
-    A setting that came with a later version is not in the manifests of an earlier one. Where it has its default, that
-    is no change: the result is as before, or the step's number is raised (`Step.version`).
+    A setting introduced by a later version is missing in earlier manifests. If it has its default, this is not a
+    change: the result is as before, or the step's version is raised (`Step.version`).
     """
     return changed(_completed(before, now, given_settings(now)), dict(now))
 
 
 def _completed(before: Any, now: Any, given: Any) -> Any:
-    """Return the settings of a manifest with those that it does not know where they are the default now."""
+    """Return the settings of a manifest, completed by those that it lacks and that now have their default."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         inside = given if isinstance(given, Mapping) else {}
         known = {key: _completed(value, now.get(key), inside.get(key)) for key, value in before.items()}
@@ -358,10 +358,10 @@ class Spent:
     """Time spent on a step."""
 
     seconds: float = 0.0
-    """Wall time of all calls that worked on it; of one that was killed, until the last change in its folder."""
+    """Wall time of all calls that worked on it; for a killed call, until the last change in its folder."""
     calls: int = 0
     running: float | None = None
-    """When the present call began, in seconds since 1970; None: none is at work."""
+    """Start of the current call, in seconds since 1970; None: no call is at work."""
 
 
 class Times:
@@ -379,17 +379,17 @@ class Times:
         return self._spent.get(step, Spent())
 
     def so_far(self, step: str, folder: Path) -> float:
-        """Return the seconds spent on a step, whose folder shows when a killed call ended."""
+        """Return the seconds spent on a step; its folder shows when a killed call ended."""
         before = self.of(step)
         killed = 0.0 if before.running is None else max(0.0, _last_change(folder) - before.running)
         return before.seconds + killed
 
     def restart(self, step: str) -> None:
-        """Forget the time of a step, which is restarted."""
+        """Reset the time of a step that is restarted."""
         self._spent.pop(step, None)
 
     def leave_running(self, step: str) -> None:
-        """Count time for a step from now, as for a call that is killed: parts of it may end in any order, or never."""
+        """Count time for a step from now on as for a killed call: its parts may end in any order, or never."""
         before = self.of(step)
         running = time.time() if before.running is None else before.running
         self._write(step, Spent(before.seconds, before.calls + 1, running))
@@ -420,32 +420,31 @@ def _last_change(folder: Path) -> float:
 
 
 DEAR = 600.0
-"""DEAR is the seconds of work from which results are set aside on a restart: a changed setting is often a slip."""
+"""DEAR is the work in seconds above which a restart sets results aside, since a changed setting is often a slip."""
 
 State = Literal["done", "begun", "running", "page", "new", "changed", "damaged", "forced", "after", "kept", "missing"]
 
 
 @dataclass(frozen=True)
 class StepStatus:
-    """Status of a step: what is to be done with it, and why."""
+    """Status of a step: what a call does with it, and why."""
 
     step: Step
     state: State
-    """`done`; `kept`: taken as it is; `begun`: goes on where it was interrupted; `running`: another call is at work
-    on it; `page`: done, but a page is gone or does not hold any more, and is made again; `new`, `changed`, `damaged`,
-    `forced`: done from its beginning; `after`: depends on the output of an earlier one; `missing`: to be taken as it
-    is, but not done."""
+    """`done`; `kept`: used unchecked; `begun`: resumes where it was interrupted; `running`: another call is at work on
+    it; `page`: done, but a page is missing or outdated and is made again; `new`, `changed`, `damaged`, `forced`: done
+    from scratch; `after`: depends on the output of an earlier step; `missing`: to be used unchecked, but not done."""
     why: str
     """The reason, in words."""
     spent: Spent
     finished: bool = False
-    """True if it has a result, if only one of other settings."""
+    """True if it has a result, even if with other settings."""
     spent_by_now: Callable[[], float] | None = None
-    """Reads the seconds spent on it again, which another call may be adding to; None: as in `spent`."""
+    """Function that rereads the seconds spent on it, to which another call may be adding; None: as in `spent`."""
 
     @property
     def settled(self) -> bool:
-        """True where nothing is to be done."""
+        """True if nothing has to be done."""
         return self.state in ("done", "kept")
 
     @property
@@ -455,16 +454,16 @@ class StepStatus:
 
     @property
     def explanation(self) -> str:
-        """The reason, and what becomes of the work so far where a step is restarted."""
+        """The reason, and what happens to the work so far if the step is restarted."""
         if self.state not in ("changed", "damaged", "forced") or self.spent.seconds < 1:
             return self.why
         goes = "moves to `earlier`" if self.spent.seconds >= DEAR else "is discarded"
         return f"{self.why}; it starts over, what took {duration(self.spent.seconds)} {goes}"
 
     def expected(self) -> Expected:
-        """Return what the rest of it will take: by its estimate, by what is done of it, or by the last time."""
+        """Return the expected cost of the rest, from its estimate, its progress or the previous time."""
         if self.state in ("begun", "running"):
-            # Of one moment, and first: another call may be at work, and costs take minutes to measure.
+            # Read at one moment and first: another call may be at work, and costs take minutes to measure.
             spent = self.spent.seconds if self.spent_by_now is None else self.spent_by_now()
             done = self.step.progress()
             return _rest(self.step.cost(), done, spent)

@@ -1,4 +1,4 @@
-"""The steps of a configuration, in their fixed order; those of sections that are left out are not there."""
+"""The steps of a configuration, in their fixed order, without those of missing sections."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def steps_of(context: PipelineContext) -> list[Step]:
 
 
 def _steps(context: PipelineContext) -> Iterator[Step]:
-    """Yield all steps but the report, each after those that it depends on."""
+    """Yield all steps except the report, each after its dependencies."""
     config = context.config
     there: list[ModelName] = [name for name in MODELS if getattr(config, name) is not None]
     existing = {name: context.model(name) for name in there if getattr(config, name).existing is not None}

@@ -1,7 +1,7 @@
 """Steps that make text and word links: back-translation, distillation by the teacher, its filter, alignment.
 
-All of them are jobs (ziggurat.corpora.jobs). Where many lines give no pair, a warning says whether the model or limits
-that do not suit these languages may be the reason.
+All of them are jobs (ziggurat.corpora.jobs). If many lines give no pair, a warning states whether the cause may be the
+model or limits that do not suit these languages.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from ziggurat.system.files import write_atomically
 from ziggurat.system.staging import discard
 
 NOTICES = "notices.json"
-"""Warnings of a step, for the report; none where the file is missing."""
+"""File with the warnings of a step, for the report; missing if there are none."""
 _SHARDS, _LEAST_SHARD_LINES, _MOST_SHARD_LINES = 100, 200, 2000
 _SHARD_PAIRS = 10_000
 """Pairs of a shard of the alignment."""
@@ -69,7 +69,7 @@ _OF_RESULT = set(TranslationConfig.model_fields) - {"workers", *_OF_MACHINE}
 
 
 class _ModelStep(Step):
-    """A step that makes a corpus with a model, in workers that each open it."""
+    """A step that makes a corpus with a model, which each worker opens."""
 
     outputs = _CORPUS
     is_job = True
@@ -80,18 +80,18 @@ class _ModelStep(Step):
         self._context, self._costs = context, costs
 
     def machine(self) -> dict[str, Any]:
-        """Return the settings of what computes, with the device that `auto` is here: a job is done by one kind."""
+        """Return the settings of the machine, with `auto` resolved: all of a job runs on one kind of device."""
         found = dict(settings_of(self._config, include=_OF_MACHINE))
         if self._config.device != "auto":
             return found
         return {**found, "device": f"{AUTO}{usable_device('auto', 'device').type}"}
 
     def inputs(self) -> dict[str, list[Path]]:
-        """Return the files of a model that is there already."""
+        """Return the files of an existing model."""
         return model_files(self._context, self.model)
 
     def check(self) -> None:
-        """Refuse a device that is not there, and decoding settings that contradict those of the model."""
+        """Refuse a missing device, and decoding settings that contradict those of the model."""
         self._context.execution.check(self.name, self._config.device)
         try:
             job_decoding(decoding_of(self._context, self.model), self._decoding())
@@ -99,7 +99,7 @@ class _ModelStep(Step):
             raise ConfigError(f"step {self.name}, with the {said(self.model)}: {error}") from None
 
     def _decoding(self) -> Mapping[str, Any]:
-        """Return the keys of `decoding` that replace those of the model."""
+        """Return the keys of `decoding` that override those of the model."""
         return {}
 
     def _work(self, noun: str) -> Work:
@@ -130,19 +130,19 @@ class _TranslationStep(_ModelStep):
         return [self._context.at(*self.text)]
 
     def _references(self) -> list[Path]:
-        """Return the files of its human translations, by which one of several candidates is chosen."""
+        """Return the files of its human translations, used to choose one of several candidates."""
         return []
 
     def _candidates(self) -> dict[str, Any]:
-        """Return how many candidates there are, and how one is chosen; nothing where there is one."""
+        """Return the number of candidates and how one is chosen; nothing if there is only one."""
         return {}
 
     def inputs(self) -> dict[str, list[Path]]:
-        """Return the files of a model that is there already, and the shortlist that it translates with."""
+        """Return the files of an existing model and of the shortlist that it translates with."""
         return super().inputs() | shortlists(self._context, self.model, changes=self._config.decoding)
 
     def cost(self) -> Expected:
-        """Return what translating takes."""
+        """Return the expected cost of translation."""
         config = self._config
         beam = config.decoding.get("beam_size", 4) if config.method in ("beam", "noised-beam") else 1
         beam = max(beam, self._candidates().get("n_best", 1))
@@ -190,27 +190,27 @@ class _TranslationStep(_ModelStep):
         return outcome.signal
 
     def _bitext(self) -> list[tuple[Path, Path]]:
-        """Return the files of both sides of the bitext, those of the language that the model reads first."""
+        """Return the files of both sides of the bitext, those in the model's source language first."""
         sides = [self._context.sides("clean", "train", corpus) for corpus in self._context.bitext_names()]
         return [(target, source) for source, target in sides] if self.model == "backward" else sides
 
 
 class BackTranslateStep(_TranslationStep):
-    """The step that translates text of the target language by the backward model."""
+    """The step that translates target-language text with the backward model."""
 
     name, section, verb = "backtranslate", "backtranslation", "back-translates"
     text = ("monolingual", "target.txt")
 
 
 class DistilTextStep(_TranslationStep):
-    """The step that translates text of the source language by the teacher."""
+    """The step that translates source-language text with the teacher."""
 
     name, section, model = DISTILLED[1], "distillation", "teacher"
     text = ("monolingual", "source.txt")
 
 
 class DistilStep(_TranslationStep):
-    """The step that translates the bitext's source side by the teacher, and takes the candidate nearest the target."""
+    """The step that translates the bitext's source side with the teacher and keeps the candidate nearest the target."""
 
     name, section, model = DISTILLED[0], "distillation", "teacher"
     text = ("clean", "train/*")
@@ -218,7 +218,7 @@ class DistilStep(_TranslationStep):
 
     def __init__(self, context: PipelineContext, config: DistillationConfig, costs: Costs) -> None:
         super().__init__(context, config, costs)
-        # Their order is that of the result.
+        # Their order determines that of the result.
         self.settings = joined(self.settings, StepSettings({"corpora": context.bitext_names()}, {}))
 
     def _texts(self) -> list[Path]:
@@ -233,11 +233,11 @@ class DistilStep(_TranslationStep):
 
 
 def _shard_lines(texts: Sequence[Path]) -> int:
-    """Return the lines of a shard, a function of the text alone, since the result depends on them.
+    """Return the lines of a shard, a function only of the text, since the result depends on them.
 
-    What an interruption loses is then small beside the whole, and progress is soon seen.
+    An interruption then loses only a small part of the whole, and progress is soon visible.
     """
-    there = [path for path in texts if path.is_file()]  # before anything is done, settings are checked without text
+    there = [path for path in texts if path.is_file()]  # at first, settings are checked without text
     return min(_MOST_SHARD_LINES, max(_LEAST_SHARD_LINES, count_lines(there) // _SHARDS))
 
 
@@ -257,7 +257,7 @@ class FilterStep(_ModelStep):
         self.after = {**{step: ["corpus/*.txt"] for step in self._made}, **of_model(context, self.model)}
 
     def cost(self) -> Expected:
-        """Return what scoring takes."""
+        """Return the expected cost of scoring."""
         return self._costs.scoring(CorpusSizes(self._context).read(self.name))
 
     def progress(self) -> StepProgress | None:
@@ -304,7 +304,7 @@ class AlignStep(Step):
         self.after = {step: patterns for step, patterns in read.items() if step not in (self.name, "sets")}
 
     def cost(self) -> Expected:
-        """Return what aligning takes."""
+        """Return the expected cost of alignment."""
         return by_rate(CorpusSizes(self._context).of("student"), PAIRS_ALIGNED)
 
     def work(self, folder: Path) -> int | None:
@@ -351,19 +351,19 @@ def _write_links(folder: Path, readers: list[CorpusReader], shards: Iterator[byt
         write_side(folder / f"{reader.name}.links", found)
 
 
-_USUALLY_KEPT = 0.9  # of the lines; with less a notice says what may be wrong
+_USUALLY_KEPT = 0.9  # share of the lines below which there is a notice on what may be wrong
 _COMPARED = 20_000
-"""Pairs of the bitext that limits are tried on: enough for a tenth of a percent, and half a second."""
+"""Pairs of the bitext on which limits are tried: precise to a tenth of a percent, in half a second."""
 _OF_LIMITS = ("ratio", "too_long")
 
 
 def drop_warning(
     report: Report, filters: PairFilter, section: str, bitext: Sequence[tuple[Path, Path]], vocabularies: Path
 ) -> str | None:
-    """Return what to say of a corpus where many lines gave no pair; None where that is not so.
+    """Return a notice on a corpus if many lines gave no pair; otherwise None.
 
-    `section` of the pipeline's file has the filters. Human pairs are in `bitext`: files of both sides, those of the
-    language that was translated first. `vocabularies` is the folder with those of the model that translated.
+    `section` is the section of the pipeline's file with the filters. `bitext` has the files of human pairs, those in
+    the translated language first. `vocabularies` is the folder with the vocabularies of the translating model.
     """
     if report.kept >= _USUALLY_KEPT * report.read:
         return None
@@ -376,12 +376,12 @@ def drop_warning(
     limits = f"`{section}.max_ratio: {filters.max_ratio:g}`, `ratio_slack: {filters.ratio_slack}`"
     limits += f" and `max_pieces: {filters.max_pieces}`"
     beside = f"{said}; by {limits} {_percent(human)} of the bitext's own pairs would be dropped, too"
-    # Where human translations fare half as badly, it is the limits; more than a few of them should never go.
+    # If human translations lose half as many, the limits are the cause: they should drop only a few of those.
     return f"{beside}: {'raise them' if 2 * human >= by_limits else 'the model may be weak'}"
 
 
 def share_beyond(filters: PairFilter, bitext: Sequence[tuple[Path, Path]], vocabularies: Path) -> float | None:
-    """Return the share of human pairs, the first ones of each corpus, beyond the limits; None where there are none."""
+    """Return the share of human pairs (the first ones of each corpus) beyond the limits; None if there are none."""
     tokenizers = load_tokenizers(vocabularies)
     beyond = tried = 0
     for sides in bitext:

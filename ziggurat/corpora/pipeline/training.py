@@ -1,8 +1,8 @@
-"""Steps that train a model: its data prepared, training, fine-tuning for int8.
+"""Steps that train a model: preparing its data, training, fine-tuning for int8.
 
-A run with checkpoints refuses other paths of files than it began with, since it cannot tell whether they hold the
-same; the manifests of the steps can. So a training resumes with the paths that it began with (`as_begun`), and of a
-store only whether there are files counts, not where they are (`_without_paths`).
+A run with checkpoints refuses file paths other than those it started with, since it cannot know whether the files have
+the same content; the manifests of the steps can. So training resumes with its original paths (`as_begun`), and for a
+store only the existence of files counts, not their location (`_without_paths`).
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ _NOT_OF_RESULT = {
     *("recompute", "distributed"),  # gradients stay the same bit for bit; one process trains
     *("log_every_updates", "diagnostics", "tensorboard", "wandb", "mlflow"),
 }
-"""Keys of `training` that the weights do not depend on; what `start_from` leads to is in `Step.after`."""
+"""Keys of `training` that do not affect the weights; the model of `start_from` is in `Step.after`."""
 _NOT_OF_KEEPING = {
     *("keep_last", "keep_every", "keep_best", "keep_around_best", "keep_best_per_direction", "asynchronous"),
 }
-"""The same of `training.checkpoint`: an average is of `average_last`, never more than what `keep_last` keeps."""
+"""The same for `training.checkpoint`: an average is over `average_last`, never more than `keep_last` keeps."""
 _MANIFEST = f"store/{MANIFEST}"
 _FOR_READERS = {"prepared_from", "notices", "held_out", "files", "checksum"}
-"""Keys of a store's manifest that concern no pair and no setting of it; its `fingerprint` is of all its files."""
+"""Keys of a store's manifest unrelated to its pairs and settings; its `fingerprint` covers all its files."""
 _COUNTS = {
     *("read", "kept", "dropped", "repaired", "aligned", "held_out", "origin"),
     *("carriage_returns", "byte_order_marks", "short_rows"),
 }
-"""The same of a corpus in it: what became of its lines."""
+"""The same for a corpus in it: counts of its lines."""
 
 
 class DataStep(Step):
-    """The step that prepares the store of a model from what cleaning and translating left of the corpora."""
+    """The step that prepares the store of a model from the cleaned and translated corpora."""
 
     outputs = (_MANIFEST, "store/vocabulary.json", "store/*.spm", "store/*.vocab", "store/train-*", "store/dev-*")
     is_job = True
@@ -76,7 +76,7 @@ class DataStep(Step):
         data = experiment_of(context, model).data
         subword, vocabulary = {}, dict[str, list[str]]()
         if self._chosen.without_layers is not None:
-            # By what it is, not by where: the whole may be moved. And of the teacher nothing but its vocabulary.
+            # By content, not by path, since the whole may be moved; of the teacher only its vocabulary.
             subword = {"subword": "the teacher's"}
             vocabulary = {step: [f"run/{file}" for file in VOCABULARIES] for step in of_model(context, "teacher")}
         train = [
@@ -94,7 +94,7 @@ class DataStep(Step):
         self.after = self._corpora.inputs(model) | vocabulary
 
     def inputs(self) -> dict[str, list[Path]]:
-        """Return the files of vocabularies that are there already."""
+        """Return the files of existing vocabularies."""
         if self._chosen.without_layers is not None:
             there = model_files(self._context, "teacher").items()
             return {key: [path for path in paths if any(map(path.match, VOCABULARIES))] for key, paths in there}
@@ -103,15 +103,15 @@ class DataStep(Step):
         return {key: _vocabulary(path, key) for key, path in named.items() if path}
 
     def cost(self) -> Expected:
-        """Return what preparing takes."""
+        """Return the expected cost of preparation."""
         return by_rate(CorpusSizes(self._context).of(self._model), PAIRS_PREPARED)
 
     def read_hash(self, name: str, path: Path) -> str | None:
-        """Return, of the store's manifest, a hash of what training reads."""
+        """Return, for the store's manifest, a hash of the parts that training reads."""
         return read_of_store(path) if name == _MANIFEST else None
 
     def work(self, folder: Path) -> int | None:
-        """Prepare the store, without the corpora of which cleaning left nothing."""
+        """Prepare the store, without the corpora that cleaning emptied."""
         context, name, corpora = self._context, self._model, self._corpora
         refuse_empty_stages(context)
         empty = corpora.empty()
@@ -133,10 +133,10 @@ class DataStep(Step):
 
 
 def read_of_store(manifest: Path) -> str:
-    """Return a hash of a store by its manifest: of all that training reads, so that it stays where that is the same.
+    """Return a hash of a store, from its manifest, that changes only if something that training reads changes.
 
-    Left out is only what no training reads: where the text was, and what became of its lines. All settings stay, such
-    as `max_pieces`, by which modifiers go.
+    It leaves out only what training does not read: the paths of the text and the counts of its lines. It includes all
+    settings, such as `max_pieces`, which modifiers use.
     """
     store = {key: value for key, value in read_manifest(manifest.parent).items() if key not in _FOR_READERS}
     corpora = {
@@ -147,7 +147,7 @@ def read_of_store(manifest: Path) -> str:
 
 
 def _prepared(context: PipelineContext, job: Path, data: DataConfig) -> JobOutcome[PrepareReport]:
-    """Prepare data; as a job, in the folder `job`, where others take part in it or have done so."""
+    """Prepare data; as a job, in the folder `job`, if other calls take part in it or have done so."""
     progress = Progress(context.say, "pairs")
     if not (context.execution.shared or job.exists()):
         return JobOutcome(None, prepare(data, progress=progress.phase))
@@ -174,7 +174,7 @@ class TrainStep(Step):
         before = f", grown from {growth.stages[0].layers}" if growth is not None else ""
         left_out = {}
         if self._pruned is not None:
-            before = f", begun as the teacher without {self._pruned}"
+            before = f", started as the teacher without {self._pruned}"
             left_out = {"without_layers": LeftOut.parse(self._pruned).names()}  # however it is written
         depth = f"{chosen.model.encoder.layers}-{chosen.model.decoder.layers}"
         self.name = model
@@ -186,15 +186,15 @@ class TrainStep(Step):
         self.outputs = _weights_of(experiment_of(context, model))
 
     def inputs(self) -> dict[str, list[Path]]:
-        """Return the files of a teacher that is there already, where the student begins as it."""
+        """Return the files of an existing teacher, if the student starts as it."""
         return {} if self._pruned is None else model_files(self._context, "teacher")
 
     def cost(self) -> Expected:
-        """Return what training takes."""
+        """Return the expected cost of training."""
         return self._costs.training(self._model)
 
     def progress(self) -> StepProgress | None:
-        """Return the share of updates that its newest checkpoint has."""
+        """Return the share of updates completed at its newest checkpoint."""
         return self._costs.trained(self._model, *updates_done(self._context.at(self.name, "run")))
 
     def work(self, folder: Path) -> int | None:
@@ -237,11 +237,11 @@ class QuantiseStep(Step):
         return self._context.config.quantised(student, str(self._context.model("student")))
 
     def cost(self) -> Expected:
-        """Return what fine-tuning takes."""
+        """Return the expected cost of fine-tuning."""
         return self._costs.quantising(self._updates)
 
     def progress(self) -> StepProgress:
-        """Return the share of updates that its newest checkpoint has."""
+        """Return the share of updates completed at its newest checkpoint."""
         done, seconds = updates_done(self._context.at(self.name, "run"))
         said = f"{min(done, self._updates):,} of {self._updates:,} updates"
         return StepProgress(min(1.0, done / self._updates), said, seconds)
@@ -253,9 +253,9 @@ class QuantiseStep(Step):
 
 
 def _of_result(training: TrainingConfig) -> StepSettings:
-    """Return the settings of a training without those that its weights do not depend on.
+    """Return the settings of a training without those that do not affect its weights.
 
-    Of the best checkpoints only whether there is one matters: with none the last one is the output.
+    Of the number of best checkpoints only whether it is 0 matters: the output is then the last checkpoint.
     """
     best = {"keep_best": min(1, training.checkpoint.keep_best)}
     kept = settings_of(training.checkpoint, exclude=_NOT_OF_KEEPING)
@@ -263,7 +263,7 @@ def _of_result(training: TrainingConfig) -> StepSettings:
 
 
 def _weights_of(experiment: Experiment) -> tuple[str, ...]:
-    """Return the files of a run that translation reads: an average that turns out worse than `best` gives way to it."""
+    """Return the files of a run that translation reads; `best` replaces an average that turns out worse."""
     checkpoint = experiment.training.checkpoint
     files = ["best/model.safetensors" if checkpoint.keep_best else "last/model.safetensors", "config.yaml"]
     if checkpoint.average_last:
@@ -287,7 +287,7 @@ _OF_SUBWORD = ("source_model", "target_model", "source_vocabulary", "target_voca
 
 
 def _without_paths(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dumped section `data` with only whether there are files in place of where they are."""
+    """Return a dumped section `data` in which paths are replaced by whether there are files."""
     kept = {**data, "store": None, "subword": _hidden(data["subword"], _OF_SUBWORD)}
     return kept | {split: [_hidden(corpus, _OF_CORPUS) for corpus in data[split]] for split in ("train", "dev")}
 
@@ -297,17 +297,17 @@ def _hidden(content: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def as_begun(run: Path, experiment: Experiment) -> Experiment:
-    """Return an experiment with the paths of files with which its training, in the folder `run`, began.
+    """Return an experiment with the file paths with which its training, in the folder `run`, started.
 
-    A run with checkpoints refuses any others, since it cannot tell whether they hold the same; the manifest of the step
-    can. None of these files is read any more then: a run goes on from the store and its checkpoint. Without a
-    checkpoint it begins with `training.start_from`, so there the present places stay.
+    A run with checkpoints refuses other paths, since it cannot know whether the files have the same content; the
+    manifest of the step can. These files are not read again: a run resumes from the store and its checkpoint. Without a
+    checkpoint it starts from `training.start_from`, so the current paths stay.
     """
     for folder in reversed(checkpoint_folders(run)):
         try:
             kept = read_meta(folder)["configuration"]
         except CheckpointError:
-            continue  # damaged; the configuration of the one before is the same
+            continue  # damaged; the configuration of the previous checkpoint is the same
         return _placed(experiment, kept)
     return experiment
 
@@ -335,5 +335,5 @@ def _corpora(now: Sequence[CorpusConfig], before: Sequence[Mapping[str, Any]]) -
 
 
 def _places(now: Mapping[str, Any], before: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Return the former values of `keys` that both have; one that only one of them has is another setting."""
+    """Return the former values of `keys` that both have; a key that only one has is a different setting."""
     return {key: before[key] for key in keys if before.get(key) is not None and now[key] is not None}

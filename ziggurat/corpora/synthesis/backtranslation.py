@@ -1,8 +1,8 @@
 """Back-translation and distillation as a job: its plan, the two stages of a shard, and the merge to a corpus.
 
-The plan holds everything that the result depends on, models and text by their content. A shard's lines are translated,
-then its pairs filtered, with noise on the translations if asked for: that of noised beam search, in which words are
-dropped, replaced by a filler, and moved a little (Edunov et al. 2018). Shards are merged, in order, for `prepare`.
+The plan contains everything that the result depends on, with models and text by their content. The lines of a shard are
+translated, then its pairs are filtered. Noised beam search also adds noise to the translations: words are dropped,
+replaced with a filler, and moved a little (Edunov et al. 2018). Shards are merged, in order, for `prepare`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ METHODS: Mapping[Method, Mapping[str, Any]] = {
     "beam": _BEAM,
     "noised-beam": _BEAM,
 }
-"""Decoding settings of each method, which replace the model's own: those of the other search among them, so that a
-method goes with every model."""
+"""Decoding settings of each method, which replace the model's own. They include the settings of the other search, so
+that every method works with every model."""
 
 Nearest = Literal["chrf", "bleu"]
-"""Score of a sentence by which the candidate nearest its reference is found."""
+"""Sentence score used to find the candidate nearest to its reference."""
 
 N_BEST = 8
-"""Candidates of each line where there are references."""
+"""Candidates of each line if there are references."""
 
 SHARD_LINES = 2000
 """Lines of a shard: the most work that an interruption loses per worker, and one window of the translator."""
@@ -62,7 +62,7 @@ SHARD_LINES = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesisJob:
-    """One call that makes or filters a synthetic corpus with models, as ModelChoice has them."""
+    """One call that makes or filters a synthetic corpus with models; see ModelChoice."""
 
     models: tuple[str, ...]
     out: Path
@@ -74,7 +74,7 @@ class SynthesisJob:
     decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)
     shard_lines: int = SHARD_LINES
     model_tag: str | None = None
-    """Tag that the models are given before every line that they read, of those that they were trained with."""
+    """Tag given to the models before every line; it must be one of those that they were trained with."""
 
     def settings(self) -> Mapping[str, Any]:
         """Return the decoding settings that replace the model's own."""
@@ -82,7 +82,7 @@ class SynthesisJob:
 
     @property
     def choice(self) -> ModelChoice:
-        """The models, as workers open them. Raises ConfigError as `settings`."""
+        """The models, as workers open them. Raises ConfigError as `settings` does."""
         return ModelChoice(
             self.models,
             which=self.which,
@@ -101,30 +101,30 @@ class BackTranslationJob(SynthesisJob):
     """Paths or globs of monolingual text."""
     method: Method = "sample"
     forward: bool = False
-    """The text is the source and its translation the target (sequence-level distillation, Kim and Rush 2016); else the
-    text is the target and its translation the source (back-translation)."""
+    """True: the text is the source and its translation the target (sequence-level distillation, Kim and Rush 2016).
+    False: the text is the target and its translation the source (back-translation)."""
     seed: int = 1
     """Seed of sampling and noise."""
     filters: PairFilter = field(default_factory=PairFilter)
     references: tuple[str, ...] = ()
-    """Paths or globs of the text's translations, line by line, with `forward`: of the `n_best` candidates of a line,
-    the one nearest its reference is kept (Kim and Rush 2016, section 3.3)."""
+    """Paths or globs of the text's translations, line by line, with `forward`: of a line's `n_best` candidates, the one
+    nearest to its reference is kept (Kim and Rush 2016, section 3.3)."""
     n_best: int = N_BEST
-    """Candidates of each line; the beam has this size, or one that `decoding` gives, which cannot be smaller."""
+    """Candidates of each line; the beam has this size, or that in `decoding`, which cannot be smaller."""
     nearest: Nearest = "chrf"
 
     @property
     def files(self) -> list[Path]:
-        """The input files, in order. Raises DataError where there is none, or one holds records."""
+        """The input files, in order. Raises DataError if there is none, or if one contains records."""
         return text_files(self.inputs, "--input")
 
     @property
     def reference_files(self) -> list[Path]:
-        """The files of references, in order. Raises DataError as `files`."""
+        """The files of references, in order. Raises DataError as `files` does."""
         return text_files(self.references, "--reference")
 
     def settings(self) -> dict[str, Any]:
-        """Return the decoding settings of the method and of the user. Raises ConfigError where these contradict."""
+        """Return the decoding settings of the method and the user. Raises ConfigError if they contradict each other."""
         if self.decoding.get("n_best", 1) != 1:
             raise ConfigError(
                 "`n_best`: backtranslate writes one translation for each line; leave it out, or let references choose "
@@ -137,15 +137,15 @@ class BackTranslationJob(SynthesisJob):
             return settings
         if not self.forward:
             raise ConfigError("`--reference` goes with `--forward`: there the text has true translations")
-        # A beam as wide as the list is long, unless another is asked for: `decoding` refuses one that is narrower.
+        # A beam as wide as the list is long, unless another is requested; `decoding` refuses a narrower one.
         beam = {"beam_size": self.n_best} if settings["search"] == "beam" else {}
         return {**beam, **settings, "n_best": self.n_best}
 
 
 def _sentence_metric(name: Nearest, language: str) -> Any:
-    """Return sacreBLEU's object for the score of single sentences in a language, whose BLEU has an effective order.
+    """Return sacreBLEU's metric for single sentences in a language; BLEU has an effective order.
 
-    Raises ConfigError when the language's tokenizer is missing.
+    Raises ConfigError if the language's tokenizer is missing.
     """
     metric = sacrebleu_metric(name, target_language=language)
     if name == "bleu":  # without it a sentence of three words scores 0
@@ -154,13 +154,13 @@ def _sentence_metric(name: Nearest, language: str) -> Any:
 
 
 def make_plan(job: BackTranslationJob) -> tuple[Plan, ModelChoice]:
-    """Return the plan of `job`, which is written into its folder unless it is there already, and the models.
+    """Return the models and the plan of `job`, which is written into its folder unless it already exists.
 
     The models are opened, so that errors appear before any work is done. Text that seems to be in the language that the
     models write gives a UserWarning.
 
-    Raises DataError: inputs that cannot be read or have no lines; a folder with another plan, or with other things;
-    ConfigError, CheckpointError: settings or models that cannot be used.
+    Raises DataError for inputs that cannot be read or have no lines, and for a folder with another plan or foreign
+    files; ConfigError or CheckpointError for settings or models that cannot be used.
     """
     files, watch = job.files, InputWatch()
     found = job.choice.identified()
@@ -208,21 +208,21 @@ _REPLACE = 0.1
 FILLER = "_"
 """Replacement of a word: one character that every vocabulary can spell."""
 _REACH = 3
-"""Most places that a word can move."""
+"""Most positions that a word can move."""
 
 
 def add_noise(text: str, *, seed: int, line: int) -> str:
-    """Return `text` with noise that is a function of `seed` and the number `line` alone.
+    """Return `text` with noise that depends only on `seed` and the number `line`.
 
-    In the order of Edunov et al. (2018, section 3): each word is dropped with probability DROP, but never all of them;
-    each remaining one is replaced by FILLER with probability REPLACE; then the words are sorted by i + u_i, where i is
-    a word's place and u_i uniform in [0, REACH + 1), so no word moves by more than REACH places (Lample et al. 2018,
-    section 2.3). Blanks separate words. A text of one word stays as it is.
+    The order is that of Edunov et al. (2018, section 3). Each word is dropped with probability _DROP, but never all of
+    them, and each remaining word is replaced with FILLER with probability _REPLACE. Then the words are sorted by
+    i + u_i, where i is a word's position and u_i is uniform in [0, _REACH + 1), so no word moves by more than _REACH
+    positions (Lample et al. 2018, section 2.3). Blanks separate words. A text of one word is unchanged.
     """
     words = text.split(" ")
     if len(words) < 2:
         return text
-    # Python promises the same numbers for the same seed in every version of `random()` alone, no other method.
+    # Python guarantees the same numbers for a seed in every version only for `random()`.
     # Different lines have different seeds.
     draw = random.Random(seed << 64 | line).random
     kept = [word for word in words if draw() >= _DROP] or [words[int(draw() * len(words))]]
@@ -233,12 +233,12 @@ def add_noise(text: str, *, seed: int, line: int) -> str:
 
 @dataclass(frozen=True)
 class Stages:
-    """Both stages, with the files, the model and the settings that they need."""
+    """Both stages with their files, model and settings."""
 
     job: BackTranslationJob
     translator: TextTranslator
     metric: Any
-    """Score of a sentence, by which a candidate is chosen; None: the best one is taken."""
+    """Sentence score for choosing a candidate; None: the model's best is used."""
     translated: StageFiles
     filtered: StageFiles
 
@@ -246,11 +246,11 @@ class Stages:
         """Write rows (line number, text, translation) of the lines that can be translated.
 
         All lines of the shard are one window of the translator, so its batches do not depend on earlier shards. A
-        dropped line stays as a blank one, so that the others keep their numbers, and their random numbers.
+        dropped line is kept as a blank line, so that the others keep their numbers, and thus their random numbers.
         """
         dropped: Counter[str] = Counter()
         texts = []
-        # Too long by the filter's measure: such a line would be dropped after its translation anyway.
+        # Too long by the filter's measure: the filter would drop such a line after its translation anyway.
         encode = self.translator.source_tokenizer.encode
         pieces = encode([line.text for line in shard.items])
         for line, ids in zip(shard.items, pieces, strict=True):
@@ -270,16 +270,16 @@ class Stages:
         return self.translated.write(shard.index, content_of(rows), read=len(texts), kept=len(rows), dropped=dropped)
 
     def _chosen(self, translation: Translation, reference: str) -> str | None:
-        """Return the text of the best candidate, or of the one nearest the reference; None: it is not complete."""
+        """Return the text of the best candidate, or of the one nearest to the reference; None: it is incomplete."""
         candidates = translation.hypotheses if reference and self.metric is not None else translation.hypotheses[:1]
         texts = normalise([found.text for found in candidates if found.finished], "none")
         if len(texts) < 2:
             return texts[0] if texts else None
-        # The first of several that are equally near: the one that the model likes best.
+        # Of several that are equally near, the first: the model's most likely one.
         return max(texts, key=lambda text: float(self.metric.sentence_score(text, [reference]).score))
 
     def filter(self, translated: Manifest) -> Manifest:
-        """Write rows (source, target) of the pairs that stay; noise comes last, so that no filter sees it."""
+        """Write rows (source, target) of the pairs that pass; noise comes last, so that no filter sees it."""
         rows = rows_of(self.translated.read(translated))
         texts, translations = ([row[field] for row in rows] for field in (1, 2))
         text_pieces = self.translator.source_tokenizer.encode(texts)
@@ -305,7 +305,7 @@ class Stages:
 
 
 def content_of(rows: Sequence[Sequence[str]]) -> bytes:
-    """Return rows as the content of a file; no field has tabs or line ends."""
+    """Return rows as the content of a file; fields must not have tabs or line ends."""
     return "".join("\t".join(row) + "\n" for row in rows).encode()
 
 
@@ -319,7 +319,7 @@ def _filtered_files(out: Path, plan: str) -> StageFiles:
 
 
 def make_shard(job: BackTranslationJob, choice: ModelChoice, plan: str, shard: Shard[Line]) -> Manifest:
-    """Do the stages of a shard that are not complete; return the last manifest. `plan` is the plan's fingerprint."""
+    """Do the incomplete stages of a shard; return the last manifest. `plan` is the plan's fingerprint."""
     translator = opened(choice)
     metric = _sentence_metric(job.nearest, translator.target_language) if job.references else None
     stages = Stages(job, translator, metric, StageFiles(job.out, "translated", plan), _filtered_files(job.out, plan))
@@ -344,11 +344,11 @@ class Report:
     files: Mapping[str, Mapping[str, Any]]
     """Size and checksum of each side, by file name."""
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Threshold and median of the pairs' scores (ziggurat.corpora.synthesis.cross_entropy), where they have any."""
+    """Threshold and median of the pairs' scores (ziggurat.corpora.synthesis.cross_entropy), if they have any."""
 
 
 def merged(out: Path, plan: Plan) -> Report | None:
-    """Return the report of a corpus of `plan` that is complete already, else None."""
+    """Return the report of a corpus of `plan` if it is already complete, otherwise None."""
     try:
         document = parse_json(read_bounded(out / MANIFEST_FILE), MANIFEST_FILE)
         same = document.pop("plan") == plan.fingerprint
@@ -360,7 +360,7 @@ def merged(out: Path, plan: Plan) -> Report | None:
 
 
 def merge(out: Path, plan: Plan) -> Report:
-    """Write the filtered shards as a corpus; see write_corpus. Raises DataError for a shard that is missing."""
+    """Write the filtered shards as a corpus; see write_corpus. Raises DataError for a missing shard."""
     shards = _filtered_files(out, plan.fingerprint)
     return write_corpus(
         out, plan, ((manifest, rows_of(shards.read(manifest)), {}) for manifest in complete_shards(plan, shards))
@@ -376,9 +376,9 @@ def write_corpus(
 ) -> Report:
     """Write both sides of the corpus and then its manifest, in memory that does not grow with the corpus.
 
-    `shards` are the manifest of each, the pairs of it that stay, and how many were dropped just now, by reason.
+    `shards` yields the manifest of each shard, its remaining pairs, and the numbers of pairs just dropped, by reason.
 
-    Raises DataError: a shard is incomplete or damaged, or no pair is left.
+    Raises DataError if a shard is incomplete or damaged, or if no pair is left.
     """
     read, kept, dropped = 0, 0, Counter[str]()
     # Hashed while it is written, so that the corpus is never in memory.
@@ -425,7 +425,7 @@ def write_snippet(out: Path, *, name: str, weight: float, tag: str | None) -> st
 
 
 def back_translate(job: BackTranslationJob, work: Work) -> JobOutcome[Report]:
-    """Do what `work` says of `job`; the corpus does not depend on interruptions or on the number of workers.
+    """Do this call's work on `job`; the corpus does not depend on interruptions or on the number of workers.
 
     Raises:
         DataError: inputs that cannot be used, a folder that is in the way or in use, shards missing for the merge.

@@ -1,9 +1,9 @@
 """Cross-entropy filter: a model scores every pair of a corpus, and the least likely share of them is dropped.
 
-The score of a pair is the mean log-probability of a target token, end-of-sentence counted, so that long sentences are
-not punished. With `reverse` the model translates the other way, and the score is of the source given the target: a
-backward model finds the translations of a teacher that say something else than their source. The shards are scored one
-by one, each as a whole; the threshold comes from the scores of all of them (ziggurat.corpora.jobs).
+The score of a pair is the mean log-probability per target token, including end-of-sentence, so that long sentences are
+not penalised. With `reverse` the model translates in the other direction and scores the source given the target: a
+backward model finds a teacher's translations that differ in meaning from their source. Each shard is scored separately,
+and the threshold comes from the scores of all shards (ziggurat.corpora.jobs).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FilterJob(SynthesisJob):
     targets: tuple[str, ...]
     """Paths or globs of its translations, line by line."""
     keep: float = 0.95
-    """Share of the scored pairs that is kept, above 0, at most 1."""
+    """Share of the scored pairs to keep, above 0 and at most 1."""
     reverse: bool = False
     """The models translate targets into sources."""
     max_pieces: int = FilterConfig().max_pieces or 250
@@ -48,7 +48,7 @@ class FilterJob(SynthesisJob):
 
     @property
     def files(self) -> tuple[list[Path], list[Path]]:
-        """The files of both sides, in order. Raises DataError where one is missing or holds records."""
+        """The files of both sides, in order. Raises DataError if one is missing or contains records."""
         return text_files(self.sources, "--source"), text_files(self.targets, "--target")
 
 
@@ -58,7 +58,7 @@ class _Pair(NamedTuple):
 
 
 def filter_pairs(job: FilterJob, work: Work) -> JobOutcome[Report]:
-    """Do what `work` says of `job`; the corpus does not depend on interruptions or on the number of workers.
+    """Do this call's work on `job`; the corpus does not depend on interruptions or on the number of workers.
 
     Raises:
         DataError: text that cannot be used or does not pair up, a folder that is in the way or in use.
@@ -118,7 +118,7 @@ def _score(job: FilterJob, choice: ModelChoice, files: StageFiles, shard: Shard[
     given, expected = (translator.source_tokenizer, translator.target_tokenizer)
     if job.reverse:
         given, expected = expected, given
-    taken = 1 + (job.model_tag is not None)  # positions, by the end of the sentence and the tag
+    taken = 1 + (job.model_tag is not None)  # positions for end-of-sentence and the tag
     limit = min(job.max_pieces, translator.max_positions - taken) if translator.max_positions else job.max_pieces
     dropped: Counter[str] = Counter()
     pairs: list[tuple[str, str]] = []
@@ -135,7 +135,7 @@ def _score(job: FilterJob, choice: ModelChoice, files: StageFiles, shard: Shard[
     sides = (targets, sources) if job.reverse else (sources, targets)
     scores = translator.score(*sides, tag=job.model_tag)
     means = (score.log_probability / len(score.token_log_probabilities) for score in scores)
-    # A model that overflows somewhere gives no number; such a pair is the least likely.
+    # A model that overflows gives NaN; such a pair counts as the least likely.
     rows = [
         (f"{mean if math.isfinite(mean) else -math.inf:.6f}", *pair) for mean, pair in zip(means, pairs, strict=True)
     ]
@@ -148,7 +148,7 @@ def _merge(job: FilterJob, plan: Plan, files: StageFiles) -> Report:
     scores = np.fromiter(every, np.float64, sum(manifest.kept for manifest in manifests))
     if not len(scores):
         raise DataError(f"{job.out}: no pair of {plan.lines:,} could be scored")
-    # At most the share is dropped; of pairs that are equally likely, all or none.
+    # At most the share is dropped; equally likely pairs are all dropped or all kept.
     scores.sort()
     threshold = float(scores[int((1 - job.keep) * len(scores) + 1e-9)])
     median = float(np.median(scores, overwrite_input=True))

@@ -1,6 +1,6 @@
-"""Lines of text files and the pairs that are made of them: counted, read, and dropped for one reason each.
+"""Lines of text files and the pairs made from them: counting, reading, and dropping for one reason each.
 
-A line is decoded to text, or to the reason why no pair can be made of it; filters drop pairs of a synthetic corpus.
+A line is decoded to text or to the reason why it gives no pair; filters drop pairs of a synthetic corpus.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 def readable(raw: bytes | None, *, first_of_file: bool = False) -> tuple[str, Reason | None]:
     """Return the text of a line, trimmed and without its line end, and None; or "" and the reason to drop it.
 
-    `raw` is None where there were too many bytes to keep; a byte order mark is removed at the beginning of a file.
+    `raw` is None if the line had too many bytes to keep; a byte order mark is removed at the start of a file.
     """
     if raw is None:
         return "", "too_long"
@@ -58,17 +58,17 @@ def readable(raw: bytes | None, *, first_of_file: bool = False) -> tuple[str, Re
 
 @dataclass(frozen=True)
 class PairFilter:
-    """The filters of fairseq's back-translation recipe (Edunov et al. 2018), milder with short sentences; and copies.
+    """The filters of fairseq's back-translation recipe (Edunov et al. 2018), milder for short sentences; and copies.
 
-    The longer side may have `max_ratio` times the pieces of the shorter one and `ratio_slack` more. The ratio alone is
-    a rule for long sentences: a true translation of four pieces by seven breaks it.
+    The longer side may have `max_ratio` times the pieces of the shorter side, plus `ratio_slack`. The ratio alone suits
+    only long sentences: a correct translation of four pieces by seven exceeds it.
     """
 
     max_pieces: int = FilterConfig().max_pieces or 250
     """Most subword pieces of either side, by the tokenizers of the model that translated."""
     max_ratio: float = MAX_RATIO
     ratio_slack: int = RATIO_SLACK
-    """Pieces that the longer side may have beyond that."""
+    """Pieces that the longer side may have beyond the ratio."""
 
     def reason(self, text: str, translation: str, text_pieces: int, translation_pieces: int) -> Reason | None:
         """Return the first reason, in this order, to drop the pair, or None."""
@@ -93,15 +93,15 @@ _MAX_BYTES = 4 * MAX_CHARACTERS + 5  # a UTF-8 character has up to 4 bytes, a by
 class Line:
     """A line of text, unchanged from its file.
 
-    It is decoded, which takes ten times as long as reading it, when its text is asked for: by the worker that has its
-    shard, and not where other calls do the shard.
+    Decoding takes ten times as long as reading, so it is done only when the text is requested, by the worker that does
+    the shard.
     """
 
     raw: bytes | None
-    """Its bytes; None: too many to keep."""
+    """Bytes of the line; None: too many to keep."""
     first_of_file: bool = False
     translation: Line | None = None
-    """Its translation as somebody else has it."""
+    """The line's reference translation."""
 
     @cached_property
     def _found(self) -> tuple[str, Reason | None]:
@@ -109,7 +109,7 @@ class Line:
 
     @property
     def text(self) -> str:
-        """The text, or "" where there is a reason."""
+        """The text, or "" if there is a reason to drop it."""
         return self._found[0]
 
     @property
@@ -119,7 +119,7 @@ class Line:
 
     @property
     def reference(self) -> str:
-        """The text of its translation; "" where there is none, or none that can be read."""
+        """The text of its translation; "" if there is none or it cannot be read."""
         return "" if self.translation is None else self.translation.text
 
 
@@ -132,11 +132,11 @@ def text_files(patterns: Sequence[str], option: str) -> list[Path]:
 
 
 def raw_lines(path: Path) -> Iterator[bytes | None]:
-    """Yield the lines of a file as bytes without LF, unpacked by its name's ending; None for a line that is too long.
+    """Yield the lines of a file as bytes without LF, decompressed by its suffix; None for a line that is too long.
 
-    Memory does not grow with the file or a line. Raises DataError for a file that cannot be read or unpacked.
+    Memory does not grow with the file or a line. Raises DataError for a file that cannot be read or decompressed.
     """
-    begun, too_long = b"", False  # the beginning of a line whose end is in a later block
+    begun, too_long = b"", False  # the start of a line whose end is in a later block
     for block in byte_blocks(path):
         *ended, rest = block.split(b"\n")
         for piece in ended:
@@ -144,7 +144,7 @@ def raw_lines(path: Path) -> Iterator[bytes | None]:
             yield None if too_long or len(whole) > _MAX_BYTES else whole
             begun, too_long = b"", False
         begun += rest
-        # Forget the beginning of a line that is too long, so that memory does not grow with it.
+        # Forget the start of a line that is too long, so that memory does not grow with it.
         if len(begun) > _MAX_BYTES:
             begun, too_long = b"", True
     if begun or too_long:
@@ -157,9 +157,9 @@ def count_lines(files: Sequence[Path]) -> int:
 
 
 def readable_lines(files: Sequence[Path], references: Sequence[Path] = ()) -> Iterator[Line]:
-    """Yield the lines of all files, in order, with those of `references`, if there are any, as their references.
+    """Yield the lines of all files, in order, with the lines of `references`, if any, as their references.
 
-    Raises DataError as `raw_lines` does, or where there are not as many references as lines.
+    Raises DataError as `raw_lines` does, or if the numbers of references and lines differ.
     """
     lines = _lines(files)
     if not references:

@@ -1,1 +1,1 @@
-"""Cleaning of parallel text: what is repaired, told apart, compared and scored, on blocks of texts without files."""
+"""Cleaning of parallel text: repair, filters, comparison and scoring of blocks of text, without files."""

@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 
 Scorers = Mapping[tuple[str, str], PairScorer]
-"""The pair score of each direction that is filtered by it, by the codes of source and target language."""
+"""Codes of source and target language -> pair score, for each direction that is filtered by it."""
 
 _EXAMPLES = 5
-_EXAMPLE_CHARACTERS = 300  # of a side
+_EXAMPLE_CHARACTERS = 300  # most characters of a side of an example
 
 
 class Examples:
-    """A few dropped pairs for each reason: those of the smallest hashes, a random choice that depends on nothing else.
+    """A few dropped pairs for each reason: those with the smallest hashes, a random choice that depends only on pairs.
 
-    So the examples of two blocks, joined, are those of both blocks together.
+    So the joined examples of two blocks are those of both blocks together.
     """
 
     def __init__(self, record: Mapping[str, Sequence[tuple[int, str, str]]] | None = None) -> None:
-        """`record`: what `record` returned."""
+        """`record`: return value of the method `record`."""
         self._kept = {reason: {key: (s, t) for key, s, t in pairs} for reason, pairs in (record or {}).items()}
 
     def see(self, reason: str, keys: NDArray[np.uint64], text: Callable[[int], tuple[str, str]]) -> None:
-        """Look at pairs that were dropped for a reason: their hashes [pairs], and the texts of the pair at a place."""
+        """Look at pairs dropped for a reason; `keys` are their hashes [pairs], `text` returns the pair at an index."""
         kept = self._kept.setdefault(reason, {})
         smallest, places = np.unique(keys, return_index=True)
         for key, place in zip(smallest[:_EXAMPLES].tolist(), places[:_EXAMPLES].tolist(), strict=True):
@@ -58,24 +58,24 @@ class Examples:
                 del kept[max(kept)]
 
     def join(self, other: Examples) -> None:
-        """Take over the examples of other pairs."""
+        """Add the examples of other pairs."""
         for reason, pairs in other._kept.items():
             every = {**self._kept.get(reason, {}), **pairs}
             self._kept[reason] = {key: every[key] for key in sorted(every)[:_EXAMPLES]}
 
     def record(self) -> dict[str, list[tuple[int, str, str]]]:
-        """Return them for JSON: hash, source and target of each, by reason."""
+        """Return the examples for JSON: hash, source and target of each, by reason."""
         return {reason: [(key, *kept[key]) for key in sorted(kept)] for reason, kept in sorted(self._kept.items())}
 
     def listed(self, most: int = _EXAMPLES) -> dict[str, list[list[str]]]:
-        """Return source and target of at most so many pairs by reason."""
+        """Return source and target of at most `most` pairs for each reason."""
         return {reason: [[s, t] for _, s, t in kept[:most]] for reason, kept in self.record().items()}
 
 
 class Cleaner:
     """The filters of a corpus; a dropped pair is counted under the first filter that applies.
 
-    `scorer` is the pair score, where it is trained already. Raises ConfigError: an unknown script or language, or a
+    `scorer` is the pair score, if it is already trained. Raises ConfigError for an unknown script or language, or a
     package that is not installed.
     """
 
@@ -98,7 +98,7 @@ class Cleaner:
         return cleaner
 
     def mended(self, source: list[str], target: list[str], form: UnicodeForm) -> tuple[list[str], list[str], Mask]:
-        """Return both sides repaired, if that is asked for, and normalised; and a mask of the repaired pairs."""
+        """Return both sides repaired (if requested) and normalised, and a mask of the repaired pairs."""
         changed = np.zeros(len(source), np.bool_)
         if self._repair is not None:
             (source, first), (target, second) = self._repair(source), self._repair(target)
@@ -113,10 +113,10 @@ class Cleaner:
         unwanted: Mask | None = None,
         examples: Examples | None = None,
     ) -> tuple[list[str], list[str], Mask]:
-        """Return the remaining pairs of a block, mended before, and their mask over the block [pairs].
+        """Return the remaining pairs of a mended block, and their mask over the block [pairs].
 
-        Dropped pairs are added to `counts` by reason, and `examples` sees them. `unwanted` is the mask of pairs to be
-        dropped for a score that another tool gave them.
+        Dropped pairs are added to `counts` by reason, and `examples` sees them. `unwanted` is the mask of pairs to drop
+        because of another tool's score.
         """
         kept = np.ones(len(source), np.bool_)
         left = source, target
@@ -161,9 +161,9 @@ def cleaner_of(config: DataConfig, corpus: CorpusConfig, scorers: Scorers | None
 
 
 def predicates(filters: FilterConfig, languages: tuple[str, str]) -> list[tuple[str, Predicate]]:
-    """Return the filters of a pair alone, with their reasons; their order decides under which one a pair is counted.
+    """Return the filters of single pairs, with their reasons; a pair is counted under the first one that drops it.
 
-    Raises ConfigError: see Cleaner.
+    Raises ConfigError as Cleaner does.
     """
     named: list[tuple[str, Predicate]] = [("empty", clean.empty), ("nul", clean.nul)]
     if filters.max_characters is not None:
@@ -219,10 +219,10 @@ def _unlikely(source: Sequence[str], target: Sequence[str], *, scorer: PairScore
 
 
 CONTAMINATION = "CONTAMINATION:"
-"""Beginning of a notice on held-out sentences in training pairs."""
+"""Prefix of a notice on held-out sentences in training pairs."""
 
 MANY = 0.01
-"""Share of a held-out set's sentences in training pairs from which that is worth a notice."""
+"""Share of a held-out set's sentences in training pairs at which there is a notice."""
 
 
 class PairHashes(NamedTuple):
@@ -231,12 +231,12 @@ class PairHashes(NamedTuple):
     keys: NDArray[np.uint64]
     """A hash of the pair, [pairs]."""
     bands: NDArray[np.uint64] | None = None
-    """Bands of its sketch, [pairs, BANDS]; None where near-duplicates are not looked for."""
+    """Bands of its sketch, [pairs, BANDS]; None without a search for near-duplicates."""
     sides: NDArray[np.uint64] | None = None
-    """A hash of each side, [pairs, 2]; None where there are no held-out sets."""
+    """A hash of each side, [pairs, 2]; None without held-out sets."""
 
     def select(self, stay: Mask) -> PairHashes:
-        """Return those of the pairs of the mask `stay` [pairs]."""
+        """Return the hashes of the pairs of the mask `stay` [pairs]."""
         return PairHashes(*(None if array is None else array[stay] for array in self))  # type: ignore[arg-type]
 
 
@@ -251,9 +251,7 @@ def compared_hashes(config: DataConfig, corpus: int, source: Sequence[str], targ
 
 
 class Comparisons:
-    """The filters with what they remember of the pairs so far; None: near-duplicates, or pairs held out, are not looked
-    for.
-    """
+    """The filters that compare pairs, with their memory of earlier pairs; None switches one off."""
 
     def __init__(self, config: DataConfig, near: NearDuplicates | None = None, held_out: HeldOut | None = None) -> None:
         self._filters = [config.filters_of(corpus) for corpus in config.train]
@@ -263,7 +261,7 @@ class Comparisons:
 
     @classmethod
     def of_all(cls, config: DataConfig, corpora: Sequence[Corpus]) -> Comparisons:
-        """Return all comparisons that `config` asks for; the held-out sets are read.
+        """Return all comparisons that `config` requests, after reading the held-out sets.
 
         Raises DataError as readers do, and for a missing file of `data.held_out`.
         """
@@ -272,9 +270,9 @@ class Comparisons:
         return cls(config, table, _held_out_sets(config, corpora))
 
     def checks(self, corpus: int) -> Iterator[tuple[str, Callable[[PairHashes], Mask]]]:
-        """Yield the filters of a training corpus with their reasons, in order: from traces to the pairs to be dropped.
+        """Yield the filters of a training corpus with their reasons, in order; each maps hashes to the pairs to drop.
 
-        Each is to see the pairs that those before left.
+        Each must see only the pairs that passed the previous filters.
         """
         filters = self._filters[corpus]
         if filters.duplicates:
@@ -285,7 +283,7 @@ class Comparisons:
             yield "held_out", lambda traces: self._in_held_out(corpus, traces)
 
     def _in_held_out(self, corpus: int, traces: PairHashes) -> Mask:
-        """Return the pairs that are to be dropped because a held-out set has them; they are counted in any case."""
+        """Return the pairs to drop because a held-out set contains them; all overlaps are counted."""
         before = self._held_out.overlaps()
         both, either = self._held_out.look(_given(traces.sides), self._languages[corpus])
         own = self._overlaps[corpus]
@@ -295,7 +293,7 @@ class Comparisons:
         return {"pairs": both, "sides": either, "keep": np.zeros_like(both)}[self._filters[corpus].held_out]
 
     def overlaps(self, corpus: int) -> dict[str, Overlap]:
-        """Return what a training corpus was found to share with the held-out sets, by set."""
+        """Return the overlaps of a training corpus with the held-out sets, by set."""
         return self._overlaps[corpus]
 
 
@@ -305,7 +303,7 @@ def _given(array: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
 
 
 def held_out_label(corpus: Corpus) -> str:
-    """Return what a development corpus is called among the held-out sets."""
+    """Return the name of a development corpus among the held-out sets."""
     return f"{corpus.key} ({corpus.reader.name})"
 
 
@@ -333,7 +331,7 @@ def _lines(path: Path, form: UnicodeForm) -> Iterator[list[str]]:
 
 
 def total_overlap(corpora: Sequence[Corpus]) -> dict[str, Overlap]:
-    """Return what all these training corpora together have in common with each held-out set."""
+    """Return the total overlap of training corpora with each held-out set."""
     total: dict[str, Overlap] = {}
     for corpus in corpora:
         for name, found in corpus.overlap.items():
@@ -342,9 +340,9 @@ def total_overlap(corpora: Sequence[Corpus]) -> dict[str, Overlap]:
 
 
 def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Problem]:
-    """Return warnings on held-out sets of which something stays in training pairs, whatever `held_out` drops.
+    """Return warnings on held-out sets that overlap with the training pairs left after `held_out`.
 
-    `corpora`: those of both splits.
+    `corpora`: the corpora of both splits.
     """
     of_pairs = {held_out_label(corpus) for corpus in corpora if corpus.split == "dev"}
     training = [corpus for corpus in corpora if corpus.split == "train"]
@@ -357,9 +355,9 @@ def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Probl
 
 
 def overlap_notice(name: str, found: Overlap, *, of_pairs: bool, way_out: str | None = None) -> Problem | None:
-    """Return a warning on what training pairs share with the set `name`; None where it is next to nothing.
+    """Return a warning on the overlap of training pairs with the set `name`; None if it is negligible.
 
-    `of_pairs`: whether it is a set of pairs. `way_out`: how such pairs are dropped; None: by `data.filters.held_out`.
+    `of_pairs`: whether it is a set of pairs. `way_out`: how to drop such pairs; None: by `data.filters.held_out`.
     """
     if not found.pairs and found.found < _many(found):
         return None

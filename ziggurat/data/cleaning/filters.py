@@ -1,7 +1,7 @@
 """Filters of sentence pairs, as pure predicates over blocks of pairs, and repair of their text.
 
-Lengths and characters; agreement of both sides in numbers, punctuation and addresses; languages (py3langid) and
-scripts; `HashSet`, which finds duplicates. ziggurat.data.cleaning.cleaner applies them as a configuration says.
+The filters check lengths and characters; agreement of both sides in numbers, punctuation and addresses; and languages
+(py3langid) and scripts. `HashSet` finds duplicates. ziggurat.data.cleaning.cleaner applies them by a configuration.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ziggurat.system.errors import ConfigError
 Mask = NDArray[np.bool_]
 """Mask over the pairs of a block."""
 Predicate = Callable[[Sequence[str], Sequence[str]], Mask]
-"""From source and target texts to a mask `[pairs]`, True where the pair is to be dropped."""
+"""Function from source and target texts to a mask `[pairs]`, True for pairs to drop."""
 
 
 def empty(source: Sequence[str], target: Sequence[str]) -> Mask:
-    """Either side has nothing that anyone sees, as ziggurat.data.lines.is_blank has it."""
+    """Either side is blank as defined by ziggurat.data.lines.is_blank."""
     return _mask((is_blank(s) or is_blank(t) for s, t in zip(source, target, strict=True)), len(source))
 
 
@@ -56,10 +56,9 @@ _FEW_WORDS = 2
 def length_ratio(source: Sequence[str], target: Sequence[str], *, limit: float) -> Mask:
     """The longer side is more than `limit` times as long as the shorter.
 
-    Lengths are in words, which white space separates, or in characters where a side has only one word; where it has
-    two, both must be too unlike. Where either side has text of a script without blanks, they are in visible
-    characters of both sides, each weighed by what it says (ziggurat.data.lines): blanks that somebody put into such
-    text make no difference.
+    Lengths are in words separated by white space, or in characters if a side has only one word; if it has two, both
+    ratios must be too large. If either side has text in a script without blanks, lengths are in visible characters,
+    weighted by the meaning they carry (ziggurat.data.lines), so that blanks inserted into such text do not matter.
     """
     sides = source, target
     lengths = [_lengths((len(text.split()) for text in side), len(side)) for side in sides]
@@ -107,9 +106,9 @@ def wrong_script(
 
 
 def script_pattern(scripts: str, key: str) -> regex.Pattern[str]:
-    """Return a pattern for letters in a row of `scripts`: one Unicode script name, or several joined by `+`.
+    """Return a pattern for runs of letters in `scripts`: one Unicode script name, or several joined by `+`.
 
-    Raises ConfigError: a name that Unicode does not have; `key` is its key in the configuration.
+    Raises ConfigError for an unknown script; `key` is its key in the configuration.
     """
     try:
         names = "".join(rf"\p{{Script={name}}}" for name in scripts.split("+"))
@@ -147,7 +146,7 @@ def _lengths(values: object, count: int) -> NDArray[np.int64]:
 
 
 def _either(source: Sequence[str], target: Sequence[str], test: Callable[[str], bool]) -> Mask:
-    """Return a mask of the pairs where `test` is true of either side."""
+    """Return a mask of the pairs for which `test` is true on either side."""
     drop = np.zeros(len(source), np.bool_)
     for side in (source, target):
         if test("".join(side)):  # once on the whole block, since it is rarely true of any text
@@ -157,7 +156,7 @@ def _either(source: Sequence[str], target: Sequence[str], test: Callable[[str], 
 
 def pair_hashes(source: Sequence[str], target: Sequence[str]) -> NDArray[np.uint64]:
     """Return a 64-bit xxHash for each pair, uint64 [pairs]."""
-    # Texts contain no line feed, so no two different pairs are joined to the same text.
+    # Texts contain no line feed, so different pairs are never joined to the same text.
     digest = xxhash.xxh3_64_intdigest
     pairs = zip(source, target, strict=True)
     return np.fromiter((digest(f"{s}\n{t}".encode()) for s, t in pairs), np.uint64, len(source))
@@ -166,9 +165,9 @@ def pair_hashes(source: Sequence[str], target: Sequence[str]) -> NDArray[np.uint
 class HashSet:
     """A growing set of 64-bit hashes: 8 bytes per element, and a sixteenth more while a part is merged.
 
-    Hashes are kept by their first four bits, each part as sorted runs of which the next is less than an eighth as long.
-    So a look-up goes through few runs, however many hashes there are. The probability that any two of n different pairs
-    share a hash is about n^2 / 2^65 (4e-5 for 40 million, 0.2 % for 300 million).
+    Hashes are grouped by their first four bits, each group as sorted runs, each less than an eighth as long as the
+    previous one. So a look-up searches few runs, however many hashes there are. The probability that any two of n
+    different pairs share a hash is about n^2 / 2^65 (4e-5 for 40 million, 0.2 % for 300 million).
     """
 
     _BORDERS = np.arange(1, 16, dtype=np.uint64) << np.uint64(60)
@@ -193,7 +192,7 @@ class HashSet:
         """Add sorted hashes to the runs of a part; return a mask of those that were there."""
         known = np.zeros(len(hashes), np.bool_)
         for run in runs:
-            # A hash above all of the run would be looked up behind its end.
+            # A hash above all of the run would be looked up after its end.
             places = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
             known |= run[places] == hashes
         new = hashes[~known]
@@ -207,12 +206,12 @@ class HashSet:
 
 _WORDS = 12  # numbers up to this one are often written as words
 
-# Digits by `re`, which has the Unicode tables of `unicodedata`: those of `regex` are newer, with digits that have no
-# value there. A digit is looked for first, and then what stands before it: `re` finds that in less than half the time.
+# Digits by `re`, which has the Unicode tables of `unicodedata`: those of `regex` are newer, with digits unknown there.
+# The pattern finds a digit first and then the text before it, which takes `re` less than half the time.
 _GROUPED = re.compile(r"(\d(?<![\d.,]\d)\d{0,2})((?:[.,'’ \u00A0\u202F\u2009]\d{3})+)(?!\d)")
 _DIGITS = re.compile(r"\d+")
 _URL = regex.compile(r"(?:https?://|ftp://|www\.)[^\s<>\"“”„«»]+", flags=regex.IGNORECASE)
-# A name is tried from its first character on alone (or behind the address before, \G), not from each of a long word.
+# A name is matched only from its first character (or after the previous address, \G), not from each of a long word.
 _EMAIL = regex.compile(r"(?:\G|(?<![\p{L}\p{N}._%+-]))[\p{L}\p{N}._%+-]++@[\p{L}\p{N}-]+(?:\.[\p{L}\p{N}-]+)+")
 _TRAILING = ".,;:!?)]}'…。，、）」』"
 
@@ -238,7 +237,7 @@ _INNER = regex.compile(r"(?<=[\p{L}\p{N}])[.:](?=[\p{L}\p{N}])")
 def numbers(text: str) -> Counter[str]:
     """Return the numbers of a text by their digits 0 to 9, without leading zeros and separators of thousands.
 
-    The parts of a date, of a time or around a decimal sign are numbers of their own: languages order them as they like.
+    The parts of a date or time, or around a decimal sign, are separate numbers, because their order varies by language.
     """
     grouped = _GROUPED.sub(lambda found: found[1] + "".join(_DIGITS.findall(found[2])), text)
     return Counter(_plain(digits) for digits in _DIGITS.findall(grouped))
@@ -251,9 +250,9 @@ def _plain(digits: str) -> str:
 
 
 def number_share(source: str, target: str) -> float:
-    """Return the share of the numbers of both texts that have their like on the other side; 1 without any.
+    """Return the share of the numbers in both texts that also occur on the other side; 1 without any numbers.
 
-    A number up to 12 that has none does not count: it may be a word there.
+    An unmatched number up to 12 does not count, because it may be a word on the other side.
     """
     first, second = numbers(source), numbers(target)
     common = sum((first & second).values())
@@ -264,10 +263,10 @@ def number_share(source: str, target: str) -> float:
 
 
 def unmatched_marks(source: str, target: str) -> int:
-    """Return the number of marks of both texts that have none of their sort on the other side.
+    """Return the number of marks in both texts without a mark of the same kind on the other side.
 
-    Sorts are full stops, question marks, exclamation marks, colons, ellipses, brackets, and quotation marks; a stop or
-    colon inside a word or number is none.
+    Kinds are full stops, question marks, exclamation marks, colons, ellipses, brackets, and quotation marks; a stop or
+    colon inside a word or number does not count.
     """
     first, second = _marks(source), _marks(target)
     return sum(abs(first[name] - second[name]) for name in first.keys() | second.keys())
@@ -304,15 +303,15 @@ def addresses_differ(
     return drop
 
 
-# Text of plain ASCII without entities has nothing that is repaired; most lines of English are looked at only so far.
+# Plain ASCII text without entities needs no repair, so most lines of English are checked no further.
 _SUSPICIOUS = regex.compile(r"[^\x20-\x7E\t]|&")
 
 
 def repair_with() -> Callable[[Sequence[str]], tuple[list[str], NDArray[np.bool_]]]:
     """Return a function from texts to the repaired texts and a mask of those that it changed.
 
-    Quotation marks, ligatures and full-width letters stay as they are, and so does text with NUL, which is no text.
-    Raises ConfigError where ftfy is not installed.
+    Quotation marks, ligatures and full-width letters are left unchanged, and so are texts with NUL, which are not text.
+    Raises ConfigError if ftfy is not installed.
     """
     try:
         mended = _fixer()
@@ -334,7 +333,7 @@ def repair_with() -> Callable[[Sequence[str]], tuple[list[str], NDArray[np.bool_
 def _fixer() -> Callable[[str], str]:
     from ftfy import TextFixerConfig, fix_text
 
-    # What is a matter of taste, or of `data.unicode`, is left out.
+    # Repairs that are a matter of taste, or of `data.unicode`, are left out.
     settings = TextFixerConfig(
         uncurl_quotes=False, fix_latin_ligatures=False, fix_character_width=False, normalization=None, explain=False
     )
@@ -342,7 +341,7 @@ def _fixer() -> Callable[[str], str]:
 
 
 MOST_CHARACTERS = 2000
-"""Characters of a text that are looked at."""
+"""Most characters of a text that are examined."""
 
 
 _OTHER_SCRIPT = "other"
@@ -354,9 +353,9 @@ _SCRIPTS = (
 
 
 def scripts(texts: Sequence[str]) -> dict[str, int]:
-    """Return how many letters of the texts are in each script, the most frequent first; OTHER_SCRIPT is all others.
+    """Return the number of letters in each script, most frequent first; OTHER_SCRIPT stands for all others.
 
-    A letter without a script of its own, such as U+30FC (which lengthens vowels), is among the others.
+    A letter that belongs to no single script, such as U+30FC (which lengthens vowels), is among the others.
     """
     joined = "".join(texts)
     letters = len(_script("").findall(joined))
@@ -367,14 +366,14 @@ def scripts(texts: Sequence[str]) -> dict[str, int]:
 
 @lru_cache(maxsize=64)
 def _script(name: str) -> regex.Pattern[str]:
-    """Return the pattern of a letter of a script; of any letter where it has no name."""
+    """Return the pattern of a letter of a script, or of any letter if the script has no name."""
     return regex.compile(rf"[\p{{L}}&&\p{{Script={name}}}]" if name else r"\p{L}", flags=regex.V1)
 
 
 def known_language(code: str, side: str) -> str:
-    """Return py3langid's name of the language `code`, which is that of `side`: `source` or `target`.
+    """Return py3langid's name of the language `code` of `side`: `source` or `target`.
 
-    Raises ConfigError where it does not know the language, or is not installed.
+    Raises ConfigError if py3langid does not know the language, or is not installed.
     """
     try:
         known = identifier(None).labels
@@ -394,14 +393,14 @@ def known_language(code: str, side: str) -> str:
 
 
 def confidences(texts: Sequence[str], language: str, min_letters: int = 0) -> NDArray[np.float64]:
-    """Return how probable it is that each text is in `language`, [texts], among all languages that py3langid knows.
+    """Return the probability of each text being in `language`, [texts], among all languages that py3langid knows.
 
-    A text with fewer than `min_letters` letters has 1.
+    It is 1 for a text with fewer than `min_letters` letters.
     """
     found = np.ones(len(texts))
     for number, text in enumerate(texts):
         if sum(map(str.isalpha, text)) >= max(1, min_letters):
-            # Most texts are in their language, and then ranking all others would take as long again.
+            # Most texts are in their language, and ranking all others would double the time.
             first, found[number] = identifier(None).classify(text[:MOST_CHARACTERS])
             if first != language:
                 found[number] = dict(identifier(None).rank(text[:MOST_CHARACTERS]))[language]

@@ -1,8 +1,8 @@
-"""Sentences of development and test sets that training pairs have too, and near-duplicates among training pairs.
+"""Sentences of development and test sets in training pairs, and near-duplicates among training pairs.
 
-Near-duplicates are found by MinHash (Broder 1997) in bands. A pair is the set of the sequences of four characters of
-its two sides. For a random hash the least value over the sequences is the same in two sets with the probability of
-their Jaccard similarity s. A band combines `rows` such values: equal with probability s^rows. A pair is a
+Near-duplicates are found by MinHash (Broder 1997) in bands. A pair is the set of the four-character sequences of its
+two sides. For a random hash, the smallest value over the sequences is the same in two sets with a probability equal to
+their Jaccard similarity s. A band combines `rows` such values, so bands are equal with probability s^rows. A pair is a
 near-duplicate if two of its BANDS bands were seen before.
 """
 
@@ -24,18 +24,18 @@ from ziggurat.config.languages import main_language
 Keys = NDArray[np.uint64]
 
 BANDS = 8
-_NEEDED = 2  # bands in common: one by chance is not enough
+_NEEDED = 2  # bands in common: a single one may be a coincidence
 _GRAM = 4  # characters of a sequence
 _SEED = 19_97
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_TARGET = np.uint64(0xD6E8FEB86659FD93)  # tells the target's sequences from the source's
+_TARGET = np.uint64(0xD6E8FEB86659FD93)  # distinguishes the target's sequences from the source's
 _PART = 1 << 16  # sequences that are hashed at a time, so that they stay in the processor's cache
 
 
 def folded(texts: Sequence[str], *, digits: bool = True) -> list[str]:
-    """Return texts, which hold no line feed, in lower case (casefold) with nothing but letters, marks and numbers.
+    """Return texts, which must have no line feed, in lower case (casefold) and reduced to letters, marks and numbers.
 
-    Without `digits` numbers are left out too.
+    Without `digits` numbers are also removed.
     """
     # On all texts at once: many times faster than a regular expression.
     joined = "\n".join(texts).casefold().encode("utf-32-le")
@@ -46,7 +46,7 @@ def folded(texts: Sequence[str], *, digits: bool = True) -> list[str]:
 
 @lru_cache(maxsize=2)
 def _telling(digits: bool) -> NDArray[np.bool_]:
-    """Return a mask over all characters: those that `folded` keeps, and the line feed."""
+    """Return a mask over all characters, true for those that `folded` keeps and for the line feed."""
     classes = "LMN" if digits else "LM"
     kept = (unicodedata.category(chr(code))[0] in classes for code in range(sys.maxunicode + 1))
     mask = np.fromiter(kept, np.bool_, sys.maxunicode + 1)
@@ -55,7 +55,7 @@ def _telling(digits: bool) -> NDArray[np.bool_]:
 
 
 def rows_for(similarity: float) -> int:
-    """Return the most rows in a band with which half of the pairs of this similarity are found."""
+    """Return the largest number of rows in a band that finds half of the pairs of this similarity."""
     rows = 1
     while _found(similarity ** (rows + 1)) >= 0.5:
         rows += 1
@@ -68,7 +68,7 @@ def _found(equal: float) -> float:
 
 
 def sketches(sources: Sequence[str], targets: Sequence[str], rows: int) -> Keys:
-    """Return the bands of each pair, uint64 [pairs, BANDS]; all are 0 of a pair without letters.
+    """Return the bands of each pair, uint64 [pairs, BANDS], which are all 0 for a pair without letters.
 
     Case, digits, punctuation and blanks do not count. `rows`: see `rows_for`.
     """
@@ -89,9 +89,9 @@ def sketches(sources: Sequence[str], targets: Sequence[str], rows: int) -> Keys:
 
 
 def _grams(texts: Sequence[str]) -> tuple[Keys, NDArray[np.int64]]:
-    """Return a hash of each sequence of characters, one text after the other, and the number of each text's.
+    """Return a hash of each sequence of characters, one text after the other, and the number of sequences per text.
 
-    Each text stands between marks, so that one of a single character has sequences too.
+    Each text is enclosed in marks, so that a text of a single character also has sequences.
     """
     joined = "".join(f"\x02\x02\x02{text}\x03" for text in texts)
     codes = np.frombuffer(joined.encode("utf-32-le"), np.uint32).astype(np.uint64)
@@ -106,7 +106,7 @@ def _grams(texts: Sequence[str]) -> tuple[Keys, NDArray[np.int64]]:
 
 
 def _mixed(values: Keys) -> Keys:
-    """Return values whose bits depend on all bits of those given (the finaliser of SplitMix64)."""
+    """Return values whose bits depend on all bits of the given values (the finaliser of SplitMix64)."""
     values = values + _MULTIPLIER
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -114,11 +114,11 @@ def _mixed(values: Keys) -> Keys:
 
 
 def _bands(values: Keys, starts: NDArray[np.int64], rows: int) -> Keys:
-    """Return the bands of each set of hashes, the sets beginning at `starts`, uint64 [sets, BANDS]."""
+    """Return the bands of each set of hashes, where sets start at `starts`, uint64 [sets, BANDS]."""
     generator = np.random.default_rng(_SEED)
     factors = generator.integers(1 << 63, size=(BANDS, rows), dtype=np.uint64) << np.uint64(1) | np.uint64(1)
     found = np.zeros((len(starts), BANDS), np.uint64)
-    # Sets are taken together up to _PART sequences.
+    # Sets are processed together, up to _PART sequences.
     cuts = [0]
     for number in range(1, len(starts)):
         if starts[number] - starts[cuts[-1]] >= _PART:
@@ -135,18 +135,18 @@ def _bands(values: Keys, starts: NDArray[np.int64], rows: int) -> Keys:
 
 
 class NearDuplicates:
-    """The bands of the pairs so far, two bytes for each and the newest in each place, in a table of `memory` bytes."""
+    """The bands of earlier pairs, two bytes for each, with the newest in each slot, in a table of `memory` bytes."""
 
     def __init__(self, memory: int) -> None:
         self._places = memory // (2 * BANDS)
-        # 0: nothing yet. The system gives the memory when it is first written.
+        # 0: empty. The system allocates the memory when it is first written.
         self._table = np.zeros((BANDS, self._places), np.uint16)
 
     def add(self, bands: Keys) -> NDArray[np.bool_]:
         """Add pairs by their bands [pairs, BANDS], see `sketches`; return a mask [pairs].
 
-        True where a pair is nearly the same as an earlier one, also of these; never of a pair without letters. What is
-        found does not depend on how the pairs are divided into calls.
+        The mask is true for pairs nearly equal to an earlier one, including those in this call, but never for a pair
+        without letters. The result does not depend on how the pairs are divided into calls.
         """
         chosen = np.flatnonzero(bands.any(1))
         common = np.zeros(len(chosen), np.int64)
@@ -157,10 +157,10 @@ class NearDuplicates:
         return found
 
     def _seen(self, table: NDArray[np.uint16], keys: Keys) -> NDArray[np.bool_]:
-        """Write the keys into a table one after another; return which found themselves there."""
+        """Write the keys into a table one after another; return a mask of those that were already there."""
         places = (keys % np.uint64(self._places)).astype(np.int64)
         marks = np.maximum(keys >> np.uint64(48), 1).astype(np.uint16)
-        # In order of places: the key before one at the same place is what it finds there.
+        # In order of slots: a key finds there the previous key with the same slot.
         order = np.argsort(places, kind="stable")
         places, marks = places[order], marks[order]
         begins = np.concatenate([[True], places[1:] != places[:-1]])[: len(places)]
@@ -183,46 +183,46 @@ class Overlap(NamedTuple):
     sentences: int
     """Distinct sentences of the set that have letters or digits."""
     found: int
-    """Those of them that are in a training pair."""
+    """Sentences of these that are in a training pair."""
     pairs: int
     """Training pairs with both sides in the set."""
     sides: int
     """Training pairs with one side in the set, or both."""
 
     def since(self, before: Overlap) -> Overlap:
-        """Return what was found after `before`."""
+        """Return the overlap found after `before`."""
         new = (now - then for now, then in zip(self[1:], before[1:], strict=True))
         return Overlap(self.sentences, *new)
 
     def joined(self, later: Overlap) -> Overlap:
-        """Return what was found in both of two stretches of pairs, of which `later` was counted by `since`."""
+        """Return the overlap over two stretches of pairs, the second of which (`later`) was counted by `since`."""
         return Overlap(self.sentences, *map(sum, zip(self[1:], later[1:], strict=True)))
 
     def staying(self, rule: str) -> tuple[int, int]:
-        """Return how many of `pairs` and of `sides` are trained on under this rule (`data.filters.held_out`).
+        """Return the numbers of `pairs` and `sides` that stay in training under a rule (`data.filters.held_out`).
 
-        That many at most: filters that come later, and other sets, may drop more of them.
+        They are upper bounds, because later filters and other sets may drop more of them.
         """
         return {"pairs": (0, self.sides - self.pairs), "sides": (0, 0)}.get(rule, (self.pairs, self.sides))
 
 
 class HeldOut:
-    """Sentences that must not be trained on, by set, and what training pairs were found to share with them.
+    """Sentences that must not be trained on, by set, and their overlap with training pairs.
 
     Either side of a training pair is compared with the sentences of its language on either side of a set, so a set is
     found in pairs of the other direction, and half of it in pairs with a third language. Pairs of a set's own two
-    languages are compared whatever is said to be on which side: two directions in one file of two languages need not
-    say. A pair is in a set as a whole where its sides are two sides of the set.
+    languages are compared regardless of the declared sides, because a file with two directions does not declare them. A
+    pair as a whole is in a set if its sides are two sides of the set.
 
-    Sentences of unknown language are compared with all. The two sides of a test set are such sentences, in two files:
-    so a pair is in a set of them as a whole where one side is in it and the other in any such set.
+    Sentences of unknown language are compared with all. The two sides of a test set are such sentences, in two files.
+    So a pair as a whole is in such a set if one side is in it and the other in any such set.
     """
 
     def __init__(self) -> None:
         self._sets: dict[str, _Set] = {}
         self._pairs: Counter[str] = Counter()
         self._sides: Counter[str] = Counter()
-        self._any: SentenceSet | None = None  # all sets together; None: they changed since
+        self._any: SentenceSet | None = None  # all sets together; None: they have changed since
 
     def __bool__(self) -> bool:
         return bool(self._sets)
@@ -230,9 +230,9 @@ class HeldOut:
     def add_pairs(
         self, name: str, blocks: Iterable[tuple[Sequence[str], Sequence[str]]], languages: Languages | None = None
     ) -> None:
-        """Add a set of pairs, in blocks of its two sides; `languages`: codes of these, None where they do not matter.
+        """Add a set of pairs, in blocks of its two sides; `languages` are their codes, None if they do not matter.
 
-        They do not where all pairs are of the set's two languages.
+        They do not matter if all pairs are in the set's two languages.
         """
         hashes = [(sentence_hashes(source), sentence_hashes(target)) for source, target in blocks]
         sides = SentenceSet(source for source, _ in hashes), SentenceSet(target for _, target in hashes)
@@ -245,10 +245,10 @@ class HeldOut:
         self._any = None
 
     def look(self, hashes: Hashes, languages: Languages | None = None) -> tuple[Mask, Mask]:
-        """Count what pairs share with each set; return masks of the pairs with both sides, and with either, in one.
+        """Count the overlap of pairs with each set; return masks of pairs with both sides, and with either, in a set.
 
-        `hashes` are of both sides of each pair, [pairs, 2], by `side_hashes`; without `languages`, all sentences are
-        compared.
+        `hashes` are those of both sides of each pair, [pairs, 2], from `side_hashes`; without `languages`, all
+        sentences are compared.
         """
         both, either = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
         # First in all sets at once: few pairs have a sentence of any, and there may be many sets.
@@ -262,7 +262,7 @@ class HeldOut:
             if found.shape[2] == 1:
                 in_lines |= found[:, :, 0]
         for name, found in looked.items():
-            # Both sides of the pair, each in the other side of the set; of sentences of either language in any set.
+            # Both sides of the pair in different sides of the set or, for sentences of either language, in any set.
             others = in_lines[:, ::-1, None] if found.shape[2] == 1 else found[:, ::-1, ::-1]
             whole, one = (found & others).any((1, 2)), found.any((1, 2))
             self._pairs[name] += int(whole.sum())
@@ -272,7 +272,7 @@ class HeldOut:
         return both, either
 
     def overlaps(self) -> dict[str, Overlap]:
-        """Return what was found so far, by set."""
+        """Return the overlaps found so far, by set."""
         return {
             name: Overlap(
                 sum(len(side.hashes) for side in known.sides),
@@ -288,7 +288,7 @@ class _Set(NamedTuple):
     sides: tuple[SentenceSet, ...]
     """Its sources and its targets, or its sentences of either language."""
     languages: Languages | None
-    """Main language of each side, where that matters."""
+    """Main language of each side, if that matters."""
 
     def look(self, hashes: Hashes, languages: Languages | None) -> Mask:
         """Return which side of each pair is in which side of the set, [pairs, 2, sides]."""
@@ -302,12 +302,12 @@ class _Set(NamedTuple):
 
 
 def _main(languages: Languages) -> Languages:
-    """Return codes without what they say of region and script: `pt-BR` is compared with `pt`."""
+    """Return codes without region and script: `pt-BR` is compared with `pt`."""
     return main_language(languages[0]), main_language(languages[1])
 
 
 class SentenceSet:
-    """Hashes of sentences (`sentence_hashes`), with those that were found."""
+    """Hashes of sentences (`sentence_hashes`), and which of them were found."""
 
     def __init__(self, blocks: Iterable[Hashes]) -> None:
         hashes = np.unique(np.concatenate([np.zeros(0, np.uint64), *blocks]))
@@ -325,11 +325,11 @@ class SentenceSet:
 
 
 NOTHING = np.uint64(xxhash.xxh3_64_intdigest(b""))
-"""Hash of what has neither letters nor digits; it is in no set."""
+"""Hash of texts with neither letters nor digits; it is not in any set."""
 
 
 def side_hashes(sources: Sequence[str], targets: Sequence[str]) -> Hashes:
-    """Return what `HeldOut.look` looks at: a hash of each side of each pair, uint64 [pairs, 2]."""
+    """Return the input of `HeldOut.look`: a hash of each side of each pair, uint64 [pairs, 2]."""
     return np.stack([sentence_hashes(sources), sentence_hashes(targets)], 1)
 
 

@@ -1,10 +1,10 @@
-"""The pair score: how likely two sentences are to translate each other, learned from the corpus itself.
+"""The pair score: how likely two sentences are to be translations of each other, learned from the corpus itself.
 
-The corpus is cut in halves. Each half trains a lexicon in both directions (IBM Model 1) and counts of neighbouring
-words, and a pair is described by the half that it is not in; otherwise the two sides of a wrong pair would have taught
-the model each other's rare words. A logistic regression then separates the corpus's pairs from wrong ones made of them:
-targets exchanged, words left out at an end, words shuffled, sides copied, sentences joined. A fifth of the corpus may
-be wrong itself (experiments/cleaning).
+The corpus is split into halves. Each half trains a lexicon in both directions (IBM Model 1) and counts of neighbouring
+words. A pair's features come from the other half; otherwise the two sides of a wrong pair would have taught the model
+each other's rare words. A logistic regression then separates the corpus's pairs from wrong ones made from them:
+targets swapped, words left out at an end, words shuffled, sides copied, sentences joined. A fifth of the corpus itself
+may be wrong (experiments/cleaning).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ziggurat.system.small_files import arrays_content, read_arrays
 
 Floats = NDArray[np.float64]
 Tokens = Sequence[NDArray[np.int32]]
-"""Word ids of each sentence; -1: a word that the vocabulary does not have."""
+"""Word ids of each sentence; -1: a word that is not in the vocabulary."""
 
 _DIRECTED = ("translation", "covered", "uncovered run", "unknown", "order")
 _OF_PAIR = ("length ratio", "character ratio", "copied words", "words", "same start", "same end")
@@ -34,22 +34,22 @@ FEATURES = (*(f"{name}, {way}" for way in ("forward", "backward") for name in _D
 """Names of the columns of `features`."""
 
 _WAYS = ("forward", "backward")
-_FLOOR = 1e-6  # least probability of a word given the other side, so that one strange word does not decide
-_COVERED = 0.1  # t(f | e) from which a word counts as the translation of another
+_FLOOR = 1e-6  # floor for the probability of a word given the other side, so that one strange word is not decisive
+_COVERED = 0.1  # t(f | e) at which a word counts as the translation of another
 _KEPT = 100  # translations of a word
 _ITERATIONS = 4  # of IBM Model 1
 _BIGRAMS = 1 << 21  # counts of neighbouring words, by hash
 
 
 class PairTokens(NamedTuple):
-    """Pairs as the features see them."""
+    """Pairs in the form needed for the features."""
 
     words: tuple[Tokens, Tokens]
     characters: tuple[Floats, Floats]
     copied: Floats
-    """Share of the words of both sides that are on the other too, [pairs]."""
+    """Share of the words of both sides that are also on the other side, [pairs]."""
     marks: tuple[NDArray[np.bool_], NDArray[np.bool_]]
-    """True where first and last characters are of one sort, [pairs] each."""
+    """True if first and last characters are of the same kind, [pairs] each."""
 
 
 class CorpusStatistics(NamedTuple):
@@ -61,7 +61,7 @@ class CorpusStatistics(NamedTuple):
 
 
 class WordOrder:
-    """Counts of words and of neighbouring words of one side: does a sentence have the order of the others?
+    """Counts of words and of neighbouring words of one side, for judging the word order of a sentence.
 
     `words` are counts of each word, int64 [words], `pairs` of each hash of two neighbouring words, int32 [_BIGRAMS].
     """
@@ -80,37 +80,37 @@ class WordOrder:
 
     @staticmethod
     def _keys(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return for each word the place of its count together with the word before."""
+        """Return for each word the index of its count with the previous word."""
         before = np.concatenate([[-1], ids[:-1]])
         mixed = (before + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ (ids + 2).astype(np.uint64)
         mixed *= np.uint64(0xC2B2AE3D27D4EB4F)
         return (mixed >> np.uint64(64 - 21)).astype(np.int64)
 
     def unigram(self, ids: NDArray[np.int64]) -> Floats:
-        """Return the probability of each word; one that is not known has that of a rare one."""
+        """Return the probability of each word; an unknown word has that of a rare one."""
         return np.where(ids >= 0, self._words[ids], 0.1) / self._words_total
 
     def scores(self, sentences: Tokens) -> Floats:
-        """Return the mean of log p(word | word before) / p(word) over each sentence, 0 where there is one word only."""
+        """Return the mean of log p(word | previous word) / p(word) over each sentence, 0 if it has only one word."""
         ids, inner = _joined(sentences)
         before = np.concatenate([[-1], ids[:-1]])
         alone = self.unigram(ids)
         of_before = np.where(before >= 0, self._words[before], 0.1)
-        # Interpolated with the word's own probability: a pair of words that was never seen tells little.
+        # Interpolated with the word's own probability, because an unseen pair of words means little.
         both = (self.pairs[self._keys(ids)] + 2.0 * alone) / (of_before + 2.0)
         gain = np.where(inner, np.log(both / alone), 0.0)
         return _means(gain, sentences, less=1)
 
 
 class HalfModel(NamedTuple):
-    """What one half of the corpus teaches: lexicons of both directions, and the order of words on both sides."""
+    """Model learned from one half of the corpus: lexicons of both directions, and word order on both sides."""
 
     lexicons: tuple[Lexicon, Lexicon]
     order: tuple[WordOrder, WordOrder]
 
     @classmethod
     def learn(cls, words: tuple[Tokens, Tokens], sizes: tuple[int, int]) -> HalfModel:
-        """Return what the pairs teach, of which `words` has both sides; `sizes` of both vocabularies."""
+        """Return the model of pairs; `words` has both sides, `sizes` those of both vocabularies."""
         known = [[ids[ids >= 0] for ids in side] for side in words]
 
         def lexicon(source: int) -> Lexicon:
@@ -121,7 +121,7 @@ class HalfModel(NamedTuple):
         return cls((lexicon(0), lexicon(1)), (WordOrder.learn(words[0], sizes[0]), WordOrder.learn(words[1], sizes[1])))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return it as named arrays; see `of_arrays`."""
+        """Return the model as named arrays; see `of_arrays`."""
         found: dict[str, NDArray[Any]] = {}
         for way, lexicon, order in zip(_WAYS, self.lexicons, self.order, strict=True):
             found |= {f"{way}.keys": lexicon.keys, f"{way}.probabilities": lexicon.probabilities}
@@ -130,7 +130,7 @@ class HalfModel(NamedTuple):
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[Any]], sizes: tuple[int, int]) -> HalfModel:
-        """Return what `arrays` gave. Raises KeyError where one is missing."""
+        """Return the model from the result of `arrays`. Raises KeyError if an array is missing."""
         lexicons, orders = [], []
         for way, ends in zip(_WAYS, (sizes, sizes[::-1]), strict=True):
             lexicons.append(Lexicon(arrays[f"{way}.keys"], arrays[f"{way}.probabilities"], *ends))
@@ -173,7 +173,7 @@ def _explained(source: Tokens, target: Tokens, lexicon: Lexicon) -> tuple[Floats
     lengths, of_target = _lengths(source), _lengths(target)
     ids, _ = _joined(source)
     words, _ = _joined(target)
-    # For each target word all words of its source: one long list, with the places where each word's part begins.
+    # For each target word all words of its source: one long list, with the start of each word's part.
     repeats = np.repeat(lengths, of_target)
     ends = repeats.cumsum()
     starts = np.repeat(lengths.cumsum() - lengths, of_target)
@@ -185,7 +185,7 @@ def _explained(source: Tokens, target: Tokens, lexicon: Lexicon) -> tuple[Floats
 
 
 def _usual_ratio(first: Sequence[int], second: Sequence[int]) -> tuple[float, float]:
-    """Return mean and deviation of the log ratio of two lengths, as medians, which noise does not move."""
+    """Return mean and deviation of the log ratio of two lengths, as medians, which are robust to noise."""
     ratio = np.log((np.array(first) + 1.0) / (np.array(second) + 1.0))
     mean = float(np.median(ratio))
     away = np.abs(ratio - mean) * np.sqrt(np.minimum(first, second) + 1.0)
@@ -193,9 +193,9 @@ def _usual_ratio(first: Sequence[int], second: Sequence[int]) -> tuple[float, fl
 
 
 def _strangeness(first: Floats, second: Floats, usual: tuple[float, float]) -> Floats:
-    """Return by how many deviations the log ratio of two lengths is off the usual one; at most 6.
+    """Return by how many deviations the log ratio of two lengths differs from the usual one; at most 6.
 
-    The deviation of a ratio falls with length: 10 words beside 14 are more likely than 50 beside 70.
+    The deviation of a ratio decreases with length: 10 words with 14 are more likely than 50 with 70.
     """
     mean, deviation = usual
     away = np.abs(np.log((first + 1) / (second + 1)) - mean) * np.sqrt(np.minimum(first, second) + 1)
@@ -216,7 +216,7 @@ def _lengths(sentences: Tokens) -> NDArray[np.int64]:
 
 
 def _means(values: Floats, sentences: Tokens, less: int = 0) -> Floats:
-    """Return the means of the values of each sentence's words, over `less` words less than it has."""
+    """Return the sums of the values of each sentence's words, divided by its number of words minus `less`."""
     lengths = _lengths(sentences)
     return np.add.reduceat(values, lengths.cumsum() - lengths) / np.maximum(lengths - less, 1)
 
@@ -225,7 +225,7 @@ def _longest_runs(mask: NDArray[np.bool_], sentences: Tokens) -> Floats:
     """Return the length of the longest run of True among each sentence's words."""
     lengths = _lengths(sentences)
     starts = lengths.cumsum() - lengths
-    # A run is counted up, and restarts behind a False and at the start of a sentence.
+    # A run is counted up, and restarts after a False and at the start of a sentence.
     places = np.arange(len(mask))
     resets = np.where(mask, -1, places)
     resets[starts] = np.where(mask[starts], starts - 1, starts)
@@ -234,23 +234,23 @@ def _longest_runs(mask: NDArray[np.bool_], sentences: Tokens) -> Floats:
 
 
 def vocabulary(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the ids of the words that occur twice or more: others cannot be in both halves."""
+    """Return the ids of the words that occur twice or more, since others cannot be in both halves."""
     return {word: number for number, word in enumerate(word for word, count in counts.items() if count > 1)}
 
 
 LEAST_PAIRS = 100
 """LEAST_PAIRS is the fewest pairs that a score can be learned from."""
-_MOST_WORDS = 250  # of a side, for training and scoring: the rest of a longer one is not looked at
-_PART = 2000  # pairs that are split up into words at a time
+_MOST_WORDS = 250  # most words of a side used for training and scoring; the rest of a longer one is ignored
+_PART = 2000  # pairs that are split into words at a time
 _CELLS = 1 << 20
-"""About the most pairs of words, one of either side, that are compared at a time; each takes some 60 bytes."""
+"""Approximate limit on pairs of words, one from either side, compared at a time; each takes about 60 bytes."""
 _TAUGHT = 100_000  # pairs that the regression sees
 _SEED = 20_24  # any number: the score must only be the same every time
 _RIDGE = 1e-2
-_ROUNDS = 25  # of Newton's method, at most
+_ROUNDS = 25  # most rounds of Newton's method
 _FORMAT = "ziggurat-pair-score-1"
 _SIDES = ("source", "target")
-_CREDIBLE = 0.5  # score from which a pair of the corpus is an example of a right one
+_CREDIBLE = 0.5  # score at which a pair of the corpus is an example of a right pair
 
 
 class PairScorer:
@@ -258,10 +258,10 @@ class PairScorer:
 
     Args:
         words: vocabularies of both sides.
-        corpus: lengths.
-        halves: what the pairs of even and of odd hash teach.
+        corpus: statistics of all pairs.
+        halves: models of the pairs with even and with odd hashes.
         scale: mean and deviation of each feature, [2, FEATURES].
-        weights: of the scaled features and their squares, and the bias, [2 FEATURES + 1].
+        weights: weights of the scaled features and their squares, and the bias, [2 FEATURES + 1].
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class PairScorer:
     def train(cls, pairs: Iterable[tuple[str, str]]) -> PairScorer:
         """Return a score learned from `pairs`, which must have text on both sides.
 
-        Raises DataError where there are too few, or no word of a side occurs twice.
+        Raises DataError if there are too few, or if no word of a side occurs twice.
         """
         sources, targets = ([*side] for side in zip(*pairs, strict=True)) if (pairs := [*pairs]) else ([], [])
         if len(pairs) < LEAST_PAIRS:
@@ -309,7 +309,7 @@ class PairScorer:
         untrained = cls(
             (words[0], words[1]), corpus, halves, np.zeros((2, len(FEATURES))), np.zeros(2 * len(FEATURES) + 1)
         )
-        # (3) Right and wrong pairs, told apart
+        # (3) Separation of right and wrong pairs
         chosen = np.linspace(0, len(pairs) - 1, min(len(pairs), _TAUGHT)).astype(np.int64)
         right = [sources[n] for n in chosen], [targets[n] for n in chosen]
         of = odd[chosen]
@@ -320,20 +320,20 @@ class PairScorer:
         inputs = _expanded(both, scale)
         labels = np.repeat([1.0, 0.0], len(chosen))
         weights = _regression(inputs, labels)
-        # (4) Once more without the corpus's pairs that look wrong: it is not clean, or it needed no score.
+        # (4) Repeated without the corpus's pairs that look wrong, since a clean corpus would need no score.
         credible = (labels == 0.0) | (_sigmoid(inputs @ weights) >= _CREDIBLE)
         weights = _regression(inputs[credible], labels[credible])
         return cls((words[0], words[1]), corpus, halves, scale, weights)
 
     def scores(self, sources: Sequence[str], targets: Sequence[str]) -> Floats:
-        """Return the score of each pair, [pairs]: the probability that it is right, where half of all pairs are.
+        """Return the score of each pair, [pairs]: the probability that it is right if half of all pairs are.
 
-        It is a function of the pair's text alone.
+        It depends only on the pair's text.
         """
         if not sources:
             return np.zeros(0)
         found = self._features(sources, targets, _odd(sources, targets))
-        # Summed by rows: a product of matrices gives other last digits for other numbers of rows.
+        # Summed by rows: the last digits of a matrix product depend on the number of rows.
         return _sigmoid((_expanded(found, self._scale) * self._weights).sum(1))
 
     def content(self) -> bytes:
@@ -348,7 +348,7 @@ class PairScorer:
         return arrays_content(tensors, {"format": _FORMAT})
 
     def _features(self, sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> Floats:
-        """Return the features of pairs of the even or odd half, by what the other half has learned."""
+        """Return the features of pairs of the even or odd half from the model of the other half."""
         found = np.zeros((len(sources), len(FEATURES)))
         for first in range(0, len(sources), _PART):
             part = slice(first, first + _PART)
@@ -365,7 +365,7 @@ class PairScorer:
 
 
 def read_pair_score(path: Path) -> PairScorer:
-    """Read the file that PairScorer.content made. Raises DataError where it is damaged or missing."""
+    """Read a file made by PairScorer.content. Raises DataError if it is damaged or missing."""
     try:
         _, tensors = read_arrays(path, _FORMAT, "pair score", "remove it and run this again")
         texts = (bytes(tensors[f"{side}_words"]).decode() for side in _SIDES)
@@ -383,7 +383,7 @@ def wrong_pairs(sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.
     """Return a wrong pair made of each right one, with text only of pairs of the same half."""
     generator = np.random.default_rng(_SEED)
     lengths = np.array([len(t) for t in targets])
-    # The neighbour by length, or any other: its target is wrong whatever its length.
+    # The neighbour by length, or any other pair, since its target is wrong whatever its length.
     by_length = np.lexsort((lengths, odd))
     near = np.empty(len(sources), np.int64)
     near[by_length] = np.roll(by_length, 1 + int(generator.integers(3)))
@@ -399,7 +399,7 @@ def wrong_pairs(sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.
         if kind < 2:
             pair[1] = targets[(near, others)[kind][number]]
         elif kind < 4:
-            text = pair[side].strip()  # else nothing but white space may be left; below: characters without blanks
+            text = pair[side].strip()  # otherwise only white space may be left; below: characters without blanks
             blank, words = (" ", text.split()) if " " in text else ("", [*text])
             left = _cut(words, generator) if kind == 2 else [words[n] for n in generator.permutation(len(words))]
             pair[side] = blank.join(left)
@@ -423,7 +423,7 @@ def _words(text: str) -> list[str]:
 
 
 def _numbered(texts: Sequence[str]) -> tuple[dict[str, int], list[NDArray[np.int32]], list[int]]:
-    """Return the vocabulary of texts, the word ids of each (-1: a word that it does not have), and their lengths."""
+    """Return the vocabulary of texts, the word ids of each (-1: unknown), and their lengths."""
     numbers: dict[str, int] = {}
     found = []
     for text in texts:
@@ -439,7 +439,7 @@ def _ids(words: dict[str, int], text: Sequence[str]) -> NDArray[np.int32]:
 
 
 def _odd(sources: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
-    """Return for each pair whether its hash is odd: copies of a pair are in one half."""
+    """Return for each pair whether its hash is odd, so that copies of a pair are in one half."""
     digest = xxhash.xxh3_64_intdigest
     pairs = zip(sources, targets, strict=True)
     return np.fromiter((digest(f"{s}\n{t}".lower().encode()) & 1 for s, t in pairs), np.bool_, len(sources))
@@ -470,7 +470,7 @@ _ENDS = {mark: sort for sort, marks in enumerate((".。．｡।۔…", "?？؟\
 
 
 def _sort(mark: str) -> int | str:
-    """Return the sort of a character: capital, other letter, digit, a mark's sort, or other."""
+    """Return the kind of a character: capital, other letter, digit, a kind of mark, or other."""
     if mark.isalpha():
         return "capital" if mark.isupper() else "letter"
     return "digit" if mark.isdigit() else _ENDS.get(mark, "other")
@@ -486,7 +486,7 @@ def _sigmoid(x: Floats) -> Floats:
 
 
 def _regression(inputs: Floats, labels: Floats) -> Floats:
-    """Return the weights of a logistic regression with a little ridge, by Newton's method."""
+    """Return the weights of a logistic regression with a small ridge term, by Newton's method."""
     weights = np.zeros(inputs.shape[1])
     penalty = np.full(inputs.shape[1], _RIDGE)
     penalty[-1] = 0.0
@@ -498,5 +498,5 @@ def _regression(inputs: Floats, labels: Floats) -> Floats:
         weights = weights - step
         if np.abs(step).max() < 1e-8:
             break
-    # The last digits of a product of matrices depend on the number of threads; what is dropped must not.
+    # The last digits of a matrix product depend on the number of threads, but the dropped pairs must not.
     return weights.round(6)

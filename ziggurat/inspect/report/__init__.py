@@ -1,1 +1,1 @@
-"""Reports of runs: figures, and one HTML page that holds them."""
+"""Reports of runs: figures, and an HTML page that contains them."""

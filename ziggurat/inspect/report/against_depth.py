@@ -1,4 +1,4 @@
-"""The figure and the table of runs against depth: loss, scores, size, training time and decoding speed by method."""
+"""The figure and table of runs against depth: loss, scores, size, training time and decoding speed by method."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _KINDS = {
     "model.encoder.init.kind": None,
     "model.decoder.init.kind": None,
 }
-"""Settings that tell methods apart at any depth, each with the usual value, which labels leave out."""
+"""_KINDS maps the settings that distinguish methods at any depth to their usual value, which labels leave out."""
 _SHOWN = (*_KINDS, _DECODER, "growth", "start")
-"""Settings that a label has wherever methods differ in them; the kind of residual is always in it."""
+"""_SHOWN lists the settings that labels include if methods differ in them; the residual kind is always included."""
 _NO_METHOD = (
     "data.store",
     "training.seed",
@@ -47,11 +47,12 @@ _NO_METHOD = (
     "training.wandb",
     "training.mlflow",
 )
-"""Beginnings of the settings that make no other model, but for the seed, which is what error bars are over."""
+"""_NO_METHOD lists prefixes of settings that do not change the model, except the seed, over which error bars are
+computed."""
 
 
 class _Measure(NamedTuple):
-    """A number of each run: title of its panel and column, unit of its axis, the number, how a table spells it."""
+    """A number of each run: title of its panel and column, unit of its axis, the number, and its table format."""
 
     title: str
     unit: str
@@ -84,7 +85,7 @@ def against_depth(runs: Sequence[ReportRun]) -> Figure | None:
 
 
 def _measures(runs: Sequence[ReportRun]) -> list[_Measure]:
-    """Return what is drawn of the runs; each test set has a measure for every signature of its first score."""
+    """Return the measures to draw; each test set has a measure for every signature of its first score."""
     measures = [
         _Measure("dev loss", "nats per token", lambda run: _best(run, "nll", min), lambda v: f"{v:.3f}", True),
         _Measure("dev BLEU", "BLEU", lambda run: _best(run, "bleu", max), lambda v: f"{v:.1f}"),
@@ -127,11 +128,11 @@ def _speed_of(how: str | None) -> Callable[[ReportRun], float | None]:
 
 
 def _seconds(run: ReportRun, unit: float = 1.0) -> float | None:
-    """Return the time of training without validations in units of so many seconds; None without a record."""
+    """Return the training time without validations in units of the given seconds; None without a record."""
     if not run.train:
         return None
     (last,) = finite([run.train[-1].get("seconds")])
-    # A validation comes after the record of its update, whose seconds do not have it yet.
+    # A validation follows the record of its update, whose seconds do not include it yet.
     before = [r for r in run.validations if r["update"] < run.train[-1]["update"]]
     validating = sum(v for v in finite(r.get("seconds") for r in before) if v is not None)
     return None if last is None else max(0.0, last - validating) / unit
@@ -143,8 +144,8 @@ def _update_seconds(run: ReportRun) -> float | None:
 
 
 def _parameters(runs: Sequence[ReportRun]) -> dict[int, float | None]:
-    """Return the parameters of each run's model in millions, by number of the run; None without its vocabularies."""
-    known: dict[tuple[str, int, int], float] = {}  # seeds share a model, and building one takes a tenth of a second
+    """Return the parameters of each run's model in millions, by run number; None without its vocabularies."""
+    known: dict[tuple[str, int, int], float] = {}  # shared by seeds, since building takes 0.1 s
     found: dict[int, float | None] = {}
     for run in runs:
         try:
@@ -174,7 +175,7 @@ def _panel(measure: _Measure, x_label: str, methods: Sequence[MethodRuns]) -> tu
             means = tuple(statistics.mean(values) for values in by_depth.values())
             bars = tuple(statistics.stdev(v) if len(v) > 1 else None for v in by_depth.values())
             spread = bars if any(bar is not None for bar in bars) else ()
-            # Colours repeat after the last; then dashes tell lines apart.
+            # Colours repeat after the last; then dashes distinguish lines.
             variant, colour = divmod(number, MAX_DRAWN)
             lines.append(Series(method.label, tuple(map(float, by_depth)), means, colour, variant, spread))
     panel = Panel(measure.title, x_label, measure.unit, tuple(lines), perplexity=measure.perplexity)
@@ -208,13 +209,13 @@ def _cell(measure: _Measure, runs: Sequence[ReportRun]) -> str:
 
 @dataclass(frozen=True)
 class MethodRuns:
-    """Runs of one method, which differ in depth and seed alone: a line against depth.
+    """Runs of one method, which differ only in depth and seed: a line against depth.
 
-    Its runs of equal depth differ in the seed alone, so their spread is that of seeds.
+    Runs of equal depth differ only in the seed, so their spread is that of seeds.
 
     Attributes:
-        label: the settings that tell it from the other methods.
-        runs: its runs by place on the axis, the shallowest first.
+        label: the settings that distinguish it from other methods.
+        runs: its runs by position on the axis, shallowest first.
     """
 
     label: str
@@ -222,10 +223,10 @@ class MethodRuns:
 
 
 def runs_by_method(runs: Sequence[ReportRun]) -> tuple[str, list[MethodRuns]] | None:
-    """Return the label of the depth to draw against, and the methods in the order of their first runs.
+    """Return the label of the depth axis, and the methods in the order of their first runs.
 
-    None where depths are equal. The depth is the encoder's where it varies, else the decoder's. A decoder that varies
-    independently of the encoder makes separate methods.
+    None if all depths are equal. The depth is the encoder's if it varies, otherwise the decoder's. A decoder that
+    varies independently of the encoder makes separate methods.
     """
     settings = [settings_by_key(run.experiment.model_dump(mode="json")) for run in runs]
     depths = [(its[_ENCODER], its[_DECODER]) for its in settings]
@@ -241,7 +242,7 @@ def runs_by_method(runs: Sequence[ReportRun]) -> tuple[str, list[MethodRuns]] | 
     groups: dict[tuple[Any, ...], list[int]] = {}
     for number, its in enumerate(kinds):
         groups.setdefault(tuple(its.values()), []).append(number)
-    # (2) By whatever else differs between runs of equal depth; what differs with the depth alone belongs to it.
+    # (2) By whatever else differs between runs of equal depth; settings that differ only with depth belong to it.
     split: dict[tuple[Any, ...], list[int]] = {}
     marks: dict[int, dict[str, Any]] = {}
     for members in groups.values():
@@ -260,7 +261,7 @@ def runs_by_method(runs: Sequence[ReportRun]) -> tuple[str, list[MethodRuns]] | 
 
 
 def _kinds(settings: Mapping[str, Any], more: Iterable[str]) -> dict[str, Any]:
-    """Return what tells methods apart whatever the depth; growth and a trained model to start from count as such."""
+    """Return what distinguishes methods at any depth, including growth and starting from a trained model."""
     kinds = {key: settings.get(key) for key in (*_KINDS, *more)}
     grows = any(key.startswith("training.growth.") for key in settings)
     started = settings.get("training.start_from") is not None
@@ -268,7 +269,7 @@ def _kinds(settings: Mapping[str, Any], more: Iterable[str]) -> dict[str, Any]:
 
 
 def _other_keys(settings: Sequence[Mapping[str, Any]], depths: Sequence[tuple[int, int]]) -> list[str]:
-    """Return the keys in which runs of equal depth differ, besides those that make no other model."""
+    """Return the keys in which runs of equal depth differ, except those that do not change the model."""
     by_depth: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for its, depth in zip(settings, depths, strict=True):
         by_depth.setdefault(depth, []).append(its)
@@ -281,7 +282,7 @@ def _other_keys(settings: Sequence[Mapping[str, Any]], depths: Sequence[tuple[in
 
 
 def _labels(marks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a name for each method: as few of the settings in which they differ as tell them all apart."""
+    """Return a name for each method, with as few differing settings as distinguish them all."""
     keys = list(dict.fromkeys(key for its in marks for key in its))
     differing = [key for key in keys if len({repr(its.get(key)) for its in marks}) > 1]
     chosen = ["model.residual", *(key for key in differing if key in _SHOWN and key != "model.residual")]
@@ -294,7 +295,7 @@ def _labels(marks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _said(marks: Mapping[str, Any], key: str) -> str:
-    """Return a setting as part of a label: a kind by its value, another with the end of its key; "" for a usual one."""
+    """Return a setting as part of a label: a kind by value, others with the end of their key; "" for a usual one."""
     value = marks.get(key)
     if key not in marks or (key in _KINDS and value == _KINDS[key]):
         return ""

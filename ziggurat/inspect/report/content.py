@@ -53,16 +53,16 @@ LEVELS: Mapping[Verdict, str] = {
 }
 
 _LEARNT_NATS = 0.3
-"""Distance below the loss of word frequencies alone, from which a loss counts as learning.
+"""_LEARNT_NATS is the distance below the loss of word frequencies at which a loss counts as learning.
 
 Stalled deep post-norm models get 0.2 below it (experiments/depth-trainability, 18-18 layers).
 """
 _WORSE_NATS = 0.5
-"""Distance above its best from which a dev loss has got worse."""
+"""_WORSE_NATS is the distance above its best at which a dev loss has become worse."""
 _EARLY_UPDATES = 100
-"""Updates up to which a run without signs of learning is not judged."""
+"""_EARLY_UPDATES is the number of updates up to which a run without signs of learning is not judged."""
 _LONGER = 1.1
-"""Factor from which runs are of unlike length."""
+"""_LONGER is the factor above which runs count as different in length."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class Standing:
         verdict: the judgement in a few words.
         level: `good`, `warning`, `bad` or `unknown`.
         reasons: sentences with the numbers behind the verdict.
-        complaints: sentences on everything unhealthy, in training or over depth.
-        remedies: sentences on what to do about it.
+        complaints: sentences about everything unhealthy, in training or over depth.
+        remedies: sentences about what to do about it.
         figures: the numbers of the table: `update`, `seconds`, `tokens_per_second`, `train_nll`, `best_nll`,
-            `best_update`, `last_nll`, `bleu`, `chrf`; None where there is none.
+            `best_update`, `last_nll`, `bleu`, `chrf`; None if missing.
     """
 
     verdict: Verdict
@@ -90,7 +90,7 @@ class Standing:
 def standing(run: ReportRun, floor: float | None) -> Standing:
     """Return the state of `run`.
 
-    `floor` is the loss that word frequencies alone give on the text that its losses are of, None if unknown
+    `floor` is the loss of word frequencies alone on the text of its losses, None if unknown
     (ziggurat.data.corpus.unigram_entropy).
     """
     figures = _figures(run)
@@ -131,7 +131,7 @@ def _judged(
     if not _finite(now):
         return "diverged", (f"Its latest {where} loss is not a finite number.",)
     best = figures["best_nll"] if of_dev else now
-    assert best is not None  # the latest is finite
+    assert best is not None  # the latest loss is finite
     # (2) Has it learned more than word frequencies?
     loss = f"{'Best dev' if of_dev else 'Latest training'} loss {best:.2f} nats per token"
     update = run.train[-1]["update"]
@@ -164,7 +164,7 @@ def _judged(
 
 
 def _arrives(run: ReportRun, best: float, bar: float) -> bool:
-    """Return True for a loss that comes below `bar` if it falls again by as much as in the second half of the run."""
+    """Return True for a loss that is below `bar` after falling as much again as in the second half of the run."""
     records = run.validations if len(run.validations) > 1 else run.train
     losses = [(record["update"], record["nll"]) for record in records if _finite(record.get("nll"))]
     before = [nll for update, nll in losses if 2 * update <= losses[-1][0]]
@@ -172,7 +172,7 @@ def _arrives(run: ReportRun, best: float, bar: float) -> bool:
 
 
 def unlike(runs: Sequence[ReportRun]) -> dict[str, str]:
-    """Return in what else runs differ that decides which is better, in words: `updates`, `width` and `depth`."""
+    """Return other differences between runs that affect which is better, as text: `updates`, `width` and `depth`."""
     updates = [int(run.train[-1]["update"]) for run in runs if run.train]
     models = [run.experiment.model for run in runs]
     widths = sorted({model.d_model for model in models})
@@ -232,7 +232,7 @@ def _unhealthy(run: ReportRun) -> tuple[list[str], list[str]]:
         )
         if not reading.healthy
     ]
-    # Remedies repeat between measures, and some contain others: each is told once, in its longest form.
+    # Remedies repeat between measures, and some contain others, so each is given once, in its longest form.
     remedies = list(dict.fromkeys(remedy for _, _, remedy in found if remedy))
     longest = [one for one in remedies if not any(one in other for other in remedies if other != one)]
     return [_as_sentence(problem) for problem, _, _ in found], [_as_sentence(remedy) for remedy in longest]
@@ -255,9 +255,9 @@ def _finite(value: Any) -> TypeGuard[float]:
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of the configuration, with its values as YAML would show them.
+    """One key of the configuration, with its values in YAML notation.
 
-    There is one for each run; from `set_away` the default, then that of the run.
+    There is one value for each run; from `set_away`, the default and then the run's value.
     """
 
     key: str
@@ -273,7 +273,7 @@ def differing(experiments: Sequence[Experiment]) -> list[Setting]:
 
 
 def set_away(experiment: Experiment) -> list[Setting]:
-    """Return the settings of one experiment that are not the defaults; corpora and languages have no defaults."""
+    """Return the settings of one experiment that differ from the defaults; corpora and languages have no defaults."""
     required = {
         key: getattr(experiment.data, key)
         for key, field in type(experiment.data).model_fields.items()
@@ -307,7 +307,7 @@ class SampleTranslations:
         by_run: translations of each run of the report; None where a run has none.
         comparison: scores, tests and counts of the runs that have translations, in their order.
         groups: sentences worth reading.
-        which: the weights of every run, `best` or `last`; None: those that verbs take by default, of one kind.
+        which: the weights of every run, `best` or `last`; None: the default of other commands, of one kind.
     """
 
     sentences: Sentences
@@ -325,10 +325,10 @@ class Content:
         runs: the runs, in the order given.
         standings: one for each run.
         figures: figures of all runs.
-        settings: settings that differ between runs; for a single run those that are not the default, the default first.
-        translations: None where none were asked for, or no run has any.
+        settings: settings that differ between runs; for a single run those that differ from the default, default first.
+        translations: translations of the runs; None if none were requested, or no run has any.
         missing: everything that cannot be shown.
-        environment: versions and machine of this report; those of the runs are in ReportRun.environment.
+        environment: versions and machine of this report; those of runs are in ReportRun.environment.
     """
 
     runs: tuple[ReportRun, ...]
@@ -350,9 +350,9 @@ def gather(
     Args:
         runs: from ziggurat.inspect.report.runs.read_runs.
         sentences: reads the sentences to translate; a DataError becomes part of the report. None: no translations.
-        say: takes messages on steps that take time.
+        say: receives messages about steps that take time.
 
-    Raises ConfigError for more than MAX_DRAWN runs that are all of one depth: nothing could be drawn of them.
+    Raises ConfigError for more than MAX_DRAWN runs of one depth, for which nothing could be drawn.
     """
     figures = figures_of(runs)
     if len(runs) > MAX_DRAWN and not figures:
@@ -405,7 +405,7 @@ def _lacks(run: ReportRun) -> list[Missing]:
 
 
 def _floor(run: ReportRun) -> tuple[float | None, list[Missing]]:
-    # A dev loss is judged by the dev text: training text that a teacher wrote is simpler, and so is its loss.
+    # A dev loss is judged by the dev text, because training text written by a teacher is simpler and has a lower loss.
     try:
         store = Store.open(Path(run.experiment.data.store).expanduser())
         return unigram_entropy(store, on_dev=bool(run.validations and store.dev)), []
@@ -440,7 +440,7 @@ def _translate_all(
         comparison = compare(
             systems, [chosen.references], chosen.sources, target_language=chosen.target_language, say=say
         )
-    except ConfigError as error:  # BLEU's tokenizer for Japanese or Korean is an extra, which may not be installed
+    except ConfigError as error:  # BLEU's tokenizer for Japanese or Korean is an extra that may not be installed
         return None, [*failed, *(Missing(run.colour, "scores and translations", f"{error}.") for run in runs)]
     names, outputs = [run.name for run in runs], [None if of_run is None else of_run.outputs for of_run in found]
     groups = sample_groups(names, outputs, chosen.sources, chosen.references)
@@ -448,7 +448,7 @@ def _translate_all(
 
 
 def _common_weights(runs: Sequence[ReportRun]) -> str | None:
-    # An averaged model on one side alone would win or lose for being one.
+    # An averaged model on only one side would win or lose because it is averaged.
     kinds = set()
     for run in runs:
         with contextlib.suppress(CheckpointError):

@@ -1,8 +1,7 @@
-"""The report on a store as one HTML file without scripts that fetches nothing.
+"""The report on a store as one HTML file without scripts that loads nothing.
 
-Everything in it comes from the store: its manifest, the examples of dropped pairs, and a sample of its pairs. It has
-the counts of each corpus, lengths of sentences and how those of the two sides compare, scripts, languages, what was
-dropped, and test sets.
+Everything in it comes from the store: its manifest, the examples of dropped pairs, and a sample of its pairs. It shows
+the counts of each corpus, lengths of sentences and their ratios, scripts, languages, dropped pairs, and test sets.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ class Side:
     """One side of a corpus.
 
     Attributes:
-        language: its code, by the configuration.
+        language: its code in the configuration.
         pieces: mean length in subword pieces.
-        longest: longest sentence, in subword pieces.
-        scripts: share of the letters of the sample in each script, the largest first.
-        languages: share of the sampled sentences by the likeliest language; None without py3langid.
-        confidence: mean confidence that the sampled sentences are in `language`; None where that is not known.
+        longest: length of the longest sentence in subword pieces.
+        scripts: share of the letters of the sample in each script, largest first.
+        languages: share of the sampled sentences by the most likely language; None without py3langid.
+        confidence: mean confidence that the sampled sentences are in `language`; None if unknown.
     """
 
     language: str
@@ -53,15 +52,15 @@ class Side:
 
 @dataclass(frozen=True)
 class CorpusFacts:
-    """One corpus of a store, or several that are summed up in a line.
+    """One corpus of a store, or several summarised in a line.
 
     Attributes:
         name, split, tag, weight, read, kept, dropped, repaired, licences: as in the manifest.
         examples: source and target of a few dropped pairs, by reason.
-        overlap: what its pairs share with each held-out set, before any is dropped for it.
-        held_out: the rule by which such pairs are dropped (`data.filters.held_out`); "" of corpora that are summed up.
-        sides: source and target; None of corpora that are summed up, or without a pair.
-        sampled: pairs that scripts and languages are of.
+        overlap: overlap of its pairs with each held-out set, before any are dropped.
+        held_out: the rule by which such pairs are dropped (`data.filters.held_out`); "" for summarised corpora.
+        sides: source and target; None for summarised corpora, or without pairs.
+        sampled: number of pairs from which scripts and languages were determined.
     """
 
     name: str
@@ -92,7 +91,7 @@ class _Overlaps(JsonForm):
 
 
 def _overlaps_in(entry: Mapping[str, Any]) -> dict[str, Overlap]:
-    """Return the overlaps in the manifest or in its entry of a corpus. Raises DataError where they are nonsense."""
+    """Return the overlaps in the manifest or in its entry of a corpus. Raises DataError if they are invalid."""
     found = shaped({"held_out": entry.get("held_out", {})}, _Overlaps, "manifest: held_out")
     return {name: Overlap(**overlap.model_dump()) for name, overlap in found.held_out.items()}
 
@@ -103,7 +102,7 @@ def _held_out_rule(config: Mapping[str, Any], corpus: int) -> str:
 
 
 def _corpus_range(table: PairTable, corpus: int) -> tuple[int, int]:
-    """Return the first pair of a corpus, and the one after its last: corpora follow each other."""
+    """Return the first pair of a corpus and the one after its last; corpora are consecutive."""
     return int(np.searchsorted(table.corpora, corpus)), int(np.searchsorted(table.corpora, corpus, "right"))
 
 
@@ -138,13 +137,13 @@ def _corpus_facts(
 
 
 def _sentence_lengths(table: PairTable, chosen: slice, tag: str | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the pieces of sources and targets of a corpus; its tag, which is stored with the source, is none of it."""
+    """Return the pieces of sources and targets of a corpus, without its tag, which is stored with the source."""
     source, target = np.array(table.source_lengths[chosen]), np.array(table.target_lengths[chosen])
     return source - (tag is not None), target
 
 
 def decoded(store: Store, table: PairTable, places: Any) -> tuple[list[str], list[str]]:
-    """Return the texts of pairs, as their ids spell them."""
+    """Return the texts of pairs, decoded from their ids."""
     sources, targets = table.pairs(places)
     return [store.source.decode(ids.tolist()) for ids in sources], [store.target.decode(i.tolist()) for i in targets]
 
@@ -177,12 +176,12 @@ def _summed_facts(split: str, entries: Sequence[Mapping[str, Any]]) -> CorpusFac
 
 
 _MOST_CURVES = 8
-"""Corpora that have a curve: as many as there are colours."""
+"""_MOST_CURVES is the largest number of corpora with a curve, limited by the number of colours."""
 
 _SECTION = "Lengths"
 _PER_DOUBLING = 4  # bins of lengths
 _RATIO_STEP = 0.25  # width of a bin of ratios, in doublings
-_WIDEST_FIGURE = 3.0  # doublings; ratios beyond it count in the last bins
+_WIDEST_FIGURE = 3.0  # doublings; larger ratios count in the last bins
 
 
 class LengthCurve(NamedTuple):
@@ -195,7 +194,7 @@ class LengthCurve(NamedTuple):
 
 
 def length_figures(curves: Sequence[LengthCurve]) -> list[Figure]:
-    """Return the figures of these corpora, the largest first."""
+    """Return the figures of these corpora, largest first."""
     panels = tuple(
         Panel(
             f"{side} sentences",
@@ -231,7 +230,7 @@ def length_figures(curves: Sequence[LengthCurve]) -> list[Figure]:
 
 
 def _lengths(name: str, colour: int, lengths: NDArray[np.int32]) -> Series:
-    """Return the share of sentences in each bin, at the bin's geometric middle."""
+    """Return the share of sentences in each bin, at the bin's geometric mean."""
     bins = np.round(np.log2(np.maximum(lengths, 1)) * _PER_DOUBLING).astype(np.int64)
     counts = np.bincount(bins)
     first = int(bins.min())
@@ -247,11 +246,11 @@ def _ratios(curve: LengthCurve, colour: int) -> Series:
     return Series(curve.name, x, tuple(float(100 * count / len(bins)) for count in counts), colour)
 
 
-_MOST_CORPORA = 60  # that are shown one by one
-_SAMPLED = 20_000  # pairs of all corpora together that are looked at for scripts and languages
+_MOST_CORPORA = 60  # shown individually
+_SAMPLED = 20_000  # pairs of all corpora together whose scripts and languages are examined
 _SAMPLED_OF_CORPUS = 500
-_MEASURED = 200_000  # pairs of a corpus whose lengths are looked at
-_CHUNK = 10_000  # pairs that are decoded at a time
+_MEASURED = 200_000  # pairs of a corpus whose lengths are examined
+_CHUNK = 10_000  # pairs decoded at a time
 
 
 @dataclass(frozen=True)
@@ -261,14 +260,14 @@ class DataContent:
     Attributes:
         store: its folder.
         languages: codes of source and target.
-        corpora: its corpora, training corpora first; those beyond the largest summed up.
-        contamination: sentences on held-out sets in training pairs.
+        corpora: its corpora, training corpora first; all but the largest are summarised.
+        contamination: sentences about held-out sets in training pairs.
         notices: other suspicious findings.
-        overlap: what the training pairs share with each held-out set, before any is dropped for it.
-        staying: by set, the pairs with both sides there and those with one at least that are trained on.
+        overlap: overlap of the training pairs with each held-out set, before any are dropped.
+        staying: for each set, the number of remaining training pairs with both sides in it, and with at least one.
         figures: figures.
-        missing: what cannot be shown, and why.
-        vocabulary: ids of source and target; one number where both sides share theirs.
+        missing: items that cannot be shown, and why.
+        vocabulary: number of ids of source and target; one number if both sides share a vocabulary.
     """
 
     store: str
@@ -289,7 +288,7 @@ class DataContent:
 
 
 class _Cleaning(JsonForm):
-    """Form of CLEANING."""
+    """Format of CLEANING."""
 
     train: list[dict[str, list[Annotated[list[str], Field(min_length=2, max_length=2)]]]]
 
@@ -303,10 +302,10 @@ def gather_data(
 
     Args:
         store: the store.
-        test_set: name, sources and references of a test set that the training pairs are to be compared with.
+        test_set: name, sources and references of a test set to compare with the training pairs.
         say: takes messages on steps that take time.
 
-    Raises DataError where a file of the store is damaged.
+    Raises DataError if a file of the store is damaged.
     """
     manifest, config = store.manifest, store.manifest["config"]
     missing = []
@@ -323,7 +322,7 @@ def gather_data(
     if test_set is not None:
         say(f"comparing {len(store.train):,} training pairs with {test_set[0]}")
         overlap = {**overlap, test_set[0]: (found := _compared(store, *test_set))}
-        staying[test_set[0]] = found.staying("keep")  # the store's pairs are those that stayed
+        staying[test_set[0]] = found.staying("keep")  # the store has only the remaining pairs
         drops = "pairs` (or `sides`)" if found.pairs else "sides`"
         way_out = f"name its files in `data.held_out`, set `data.filters.held_out: {drops}, and prepare again"
         notice = overlap_notice(test_set[0], found, of_pairs=True, way_out=way_out)
@@ -344,7 +343,7 @@ def gather_data(
 
 
 def _staying(manifest: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return by held-out set the training pairs with both sides there, and with one at least, that were not dropped."""
+    """Return, by held-out set, how many remaining training pairs have both sides in it, and at least one."""
     found: dict[str, tuple[int, int]] = {}
     for number, entry in enumerate(manifest["corpora"]["train"]):
         for name, overlap in _overlaps_in(entry).items():
@@ -364,7 +363,7 @@ def _examples(store: Store) -> list[dict[str, list[list[str]]]]:
 def _all_facts(
     store: Store, split: str, table: PairTable, examples: Sequence[Mapping[str, Sequence[Sequence[str]]]]
 ) -> list[CorpusFacts]:
-    """Return the facts of the corpora of one split; beyond the largest ones in one line."""
+    """Return the facts of the corpora of one split; those beyond the largest share one line."""
     entries = store.manifest["corpora"][split]
     shown = _largest(entries, _MOST_CORPORA) if len(entries) > _MOST_CORPORA + 1 else range(len(entries))
     most = min(_SAMPLED_OF_CORPUS, max(2, _SAMPLED // max(1, len(shown))))
@@ -374,12 +373,12 @@ def _all_facts(
 
 
 def _largest(entries: Sequence[Mapping[str, Any]], most: int) -> list[int]:
-    """Return the numbers of the corpora with most pairs in the store, the largest first."""
+    """Return the numbers of the corpora with the most pairs in the store, largest first."""
     return sorted(range(len(entries)), key=lambda number: -entries[number]["kept"])[:most]
 
 
 def _curves(store: Store) -> list[LengthCurve]:
-    """Return the lengths of the largest training corpora, of at most _MEASURED pairs each."""
+    """Return the lengths in the largest training corpora, for at most _MEASURED pairs each."""
     entries, table, found = store.manifest["corpora"]["train"], store.train, []
     for number in _largest(entries, _MOST_CURVES):
         first, last = _corpus_range(table, number)
@@ -422,8 +421,8 @@ def data_record(content: DataContent) -> dict[str, Any]:
 
 
 _WIDEST = 14.0
-"""Length in rem of the bar of the reason that dropped most pairs."""
-_LISTED = 5  # scripts and languages of a side
+"""_WIDEST is the width (rem) of the longest bar."""
+_LISTED = 5  # most scripts and languages shown per side
 
 REASONS = {
     "empty": "a side with no text",
@@ -447,7 +446,7 @@ REASONS = {
     "held_out": "in a development or test set",
     "too_many_pieces": "a side with too many subword pieces",
 }
-"""Reason for which pairs are dropped -> its meaning."""
+"""REASONS maps each reason for dropping pairs to its description."""
 
 
 def data_page(content: DataContent, *, subject: str = "") -> str:
@@ -469,7 +468,7 @@ def data_page(content: DataContent, *, subject: str = "") -> str:
 
 
 def _example_rows(corpora: list[CorpusFacts], reason: str) -> list[tuple[str, str, str]]:
-    """Return corpus, source and target of the examples of a reason, one corpus after the other in turns; at most 20."""
+    """Return corpus, source and target of examples for a reason, alternating between corpora; at most 20."""
     lists = [[(corpus.name, pair[0], pair[1]) for pair in corpus.examples.get(reason, [])] for corpus in corpora]
     turns = [found[turn] for turn in range(max(map(len, lists), default=0)) for found in lists if turn < len(found)]
     return turns[:20]

@@ -1,11 +1,12 @@
 """Drawing with matplotlib: the same code draws the panels of a page and the figures of a paper.
 
-pyplot is not used, and no global setting remains changed. Text is never read as mathematics. Sizes are in points: a
-panel is 340 wide, which fits a phone unscaled. A page has inline SVG with colours from the page, a paper one file a
+pyplot is not used, and no global setting stays changed. Text is never parsed as mathematics. Sizes are in points: a
+panel is 340 wide, which fits a phone unscaled. A page has inline SVG with colours from the page, a paper one file per
 figure.
 
-Each run has one colour, on light and on dark pages: a test holds both sets to a contrast of 3 : 1, and to a distance
-between runs for readers with protanopia and deuteranopia. Markers and dashes tell the same without colour.
+Each run has one colour on light pages and one on dark pages. A test checks that both sets have a contrast of 3 : 1, and
+a distance between runs for readers with protanopia and deuteranopia. Markers and dashes carry the same information
+without colour.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from ziggurat.system.files import write_atomically
 # Colours
 
 INK, MUTED, GRID = "--figure-ink", "--figure-muted", "--figure-grid"
-"""CSS variables of text, of lines that belong to no run, and of the grid."""
+"""CSS variables for text, for lines that belong to no run, and for the grid."""
 
 _LIGHT_RUNS = ("#22659c", "#df681b", "#119d7b", "#69144c", "#503e03", "#12197e", "#66635a", "#4e0f04")
 _DARK_RUNS = ("#98cdf1", "#ef7d3b", "#5cebb1", "#df3eb6", "#f4cc4d", "#9a9ff9", "#aba8ad", "#e0321e")
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-"""Marker of each run, in matplotlib's letters."""
+"""MARKERS lists the marker of each run, in matplotlib's notation."""
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (4.0, 2.0), (1.0, 1.6), (6.0, 1.8, 1.0, 1.8), (8.0, 2.5), (2.5, 1.0))
-"""Lengths of dashes and gaps for each variant of a run's lines, in line widths; the first is solid."""
+"""DASHES lists lengths of dashes and gaps for each variant of a run's lines, in line widths; the first is solid."""
 
 
 def name_of_run(run: int) -> str:
@@ -61,7 +62,7 @@ def _colour_of_run(run: int | None) -> str:
 
 
 def variable(colour: str) -> str | None:
-    """Return CSS that lets a page replace a colour of `LIGHT` (`#rrggbb`) by a variable; None for other colours."""
+    """Return CSS that lets a page replace a colour of `LIGHT` (`#rrggbb`) by a variable; None for others."""
     name = _NAMES.get(colour.lower())
     return None if name is None else f"var({name}, {colour.lower()})"
 
@@ -71,10 +72,10 @@ def _palette(ink: str, muted: str, grid: str, runs: tuple[str, ...]) -> dict[str
 
 
 LIGHT: Mapping[str, str] = _palette("#1f2328", "#6a7079", "#dfe2e6", _LIGHT_RUNS)
-"""CSS variable -> colour, for a white page."""
+"""LIGHT maps CSS variables to colours for a white page."""
 
 DARK: Mapping[str, str] = _palette("#e6e8eb", "#969da7", "#3a3f47", _DARK_RUNS)
-"""CSS variable -> colour, for a page with a background of about #16181d."""
+"""DARK maps CSS variables to colours for a page with a background of about #16181d."""
 
 _NAMES = {colour: name for name, colour in LIGHT.items()}
 
@@ -85,15 +86,15 @@ WIDTH, HEIGHT, FONT = 340.0, 250.0, 11.0
 """Size of a panel and of its text, in points (pixels on a page)."""
 
 _LONGEST_LABEL = 45
-_MARKED = 40  # a line with more points has markers at about eight of them
+_MARKED = 40  # lines with more points have about eight markers
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @contextlib.contextmanager
 def settings(salt: str, *, scale: float = 1.0) -> Iterator[None]:
-    """Context for drawing and writing; sizes are `scale` times those of a page, identifiers depend only on `salt`."""
+    """Context for drawing and writing; sizes are `scale` times those of a page, ids depend only on `salt`."""
     options: dict[Any, Any] = {
-        "svg.fonttype": "none",  # text stays text: searchable, readable aloud, in the page's font
+        "svg.fonttype": "none",  # text stays text: searchable, accessible to screen readers, in the page's font
         "svg.hashsalt": salt,
         "pdf.fonttype": 42,  # fonts that journals take
         "text.parse_math": False,
@@ -124,12 +125,12 @@ def settings(salt: str, *, scale: float = 1.0) -> Iterator[None]:
 
 
 def clean(text: str) -> str:
-    """Return text on one line, without characters that XML forbids or that reverse the text around them."""
-    return printable(text, 12 * len(text))  # 12: no character is escaped to more, so nothing is cut
+    """Return text on one line, without characters that XML forbids or that reverse the text direction."""
+    return printable(text, 12 * len(text))  # 12, since no character is escaped to more, so nothing is cut
 
 
 def shown(text: str) -> str:
-    """Return a label as it is drawn: clean, and with the middle of a long one left out."""
+    """Return a label in the form in which it is drawn: clean, with the middle of a long one left out."""
     text = clean(text)
     keep = (_LONGEST_LABEL - 1) // 2
     return text if len(text) <= _LONGEST_LABEL else f"{text[:keep]}…{text[-keep:]}"
@@ -138,7 +139,7 @@ def shown(text: str) -> str:
 def draw_panel(axes: Axes, panel: Panel, beside: Sequence[Panel]) -> None:
     """Draw `panel` on empty axes, inside `settings`, without a legend (see `_legend_entries`).
 
-    The y axis covers the values of the panels `beside` it that show the same quantity, so that they can be compared.
+    The y axis also covers the values of the neighbouring panels `beside` that show the same quantity, for comparison.
     """
     axes.set_title(shown(panel.title), loc="left")
     axes.set_xlabel(panel.x_label)
@@ -190,7 +191,7 @@ def _legend_entries(panels: Sequence[Panel]) -> list[Series]:
 
 
 def _drawable(panel: Panel) -> list[float]:
-    """Return what of a panel's lines and error bars can be drawn: on a logarithmic axis only positive values."""
+    """Return the drawable parts of a panel's lines and error bars; on a logarithmic axis, only positive values."""
     found = []
     for series in panel.series:
         for y, bar in zip(series.y, series.spread or (None,) * len(series.y), strict=True):
@@ -216,7 +217,7 @@ def _scale_axes(axes: Axes, panel: Panel) -> None:
 
 
 def _powers(low: float, high: float) -> Locator:
-    """Return the locator of a logarithmic axis with this range, so that there are several ticks in any range."""
+    """Return a locator for a logarithmic axis that gives several ticks in any range."""
     decades = math.log10(high / low)
     if decades < 1:
         return MaxNLocator(nbins=6)
@@ -224,7 +225,7 @@ def _powers(low: float, high: float) -> Locator:
 
 
 def _add_perplexity(axes: Axes) -> None:
-    """Add an axis on the right with e to the power of the left one, with ticks at round values."""
+    """Add an axis on the right with e to the power of the left one, and ticks at round values."""
     low, high = axes.get_ylim()
     for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8)):
         ticks = [d * 10**power for power in range(7) for d in digits if low <= math.log(d * 10**power) <= high]
@@ -240,8 +241,8 @@ def _add_perplexity(axes: Axes) -> None:
 
 
 def _power(value: float, _: int | None = None) -> str:
-    """Return a tick of a logarithmic axis: from 0.001 to 1000 as a number, beyond as a power of ten."""
-    if value <= 0:  # locators propose it, but it is outside the axis
+    """Return a tick label of a logarithmic axis: from 0.001 to 1000 as a number, otherwise as a power of ten."""
+    if value <= 0:  # proposed by locators, but outside the axis
         return ""
     exponent = math.log10(value)
     if abs(exponent - round(exponent)) > 1e-6 or -4 < exponent < 4:
@@ -250,7 +251,7 @@ def _power(value: float, _: int | None = None) -> str:
 
 
 def _plain(value: float, _: int | None = None) -> str:
-    """Return a tick of a linear axis: above 10,000 in thousands (k), above ten million in millions (M)."""
+    """Return a tick label of a linear axis: above 10,000 in thousands (k), above ten million in millions (M)."""
     for unit, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * unit:
             return f"{value / unit:.4g}{letter}"
@@ -261,12 +262,12 @@ def _draw_heat(axes: Axes, heat: Heat) -> None:
     cells = np.array([[math.nan if v is None else v for v in row] for row in heat.values], dtype=float)
     image = axes.imshow(
         np.ma.masked_invalid(cells),
-        cmap="viridis",  # its lightness grows evenly, so it reads without colour
+        cmap="viridis",  # its lightness grows evenly, so it is readable without colour
         vmin=heat.low,
         vmax=heat.high,
         origin="lower",
         aspect="auto",
-        interpolation="none",  # one pixel per cell: a page scales it
+        interpolation="none",  # one pixel per cell, which a page scales
     )
     for axis, labels in ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows)):
         step = max(1, math.ceil(len(labels) / 7))
@@ -291,7 +292,7 @@ _SAMPLE = 30.0  # length of a line in the legend
 def to_svg(figure: Figure) -> str:
     """Return `figure` as markup: a `div` with an SVG for each entry of the legend and for each panel.
 
-    The panels stand side by side where the page is wide enough, and below each other on a phone. Colours are the CSS
+    The panels are side by side if the page is wide enough, and stacked on a phone. Colours are the CSS
     variables of `drawing.LIGHT` (or `DARK`), which the page defines; without them the figure suits a white page.
     Nothing external is referenced; heat maps are images in `data:` URLs. Title and caption are left to the page.
     The same figure gives the same markup.
@@ -338,10 +339,10 @@ def _svg_of(canvas: Canvas) -> bytes:
 
 
 def _inline(svg: bytes, name: str, title: str, description: str) -> str:
-    """Return matplotlib's SVG changed so that many of them fit into one page.
+    """Return matplotlib's SVG, changed so that a page can contain many of them.
 
-    Identifiers get the prefix `name`, since they are global in a page. So would be its style sheet, which is removed:
-    the page-wide rules become attributes of the root.
+    Identifiers get the prefix `name`, since they are global in a page. The style sheet would also be global, so it is
+    removed, and its page-wide rules become attributes of the root.
     """
     root = ElementTree.fromstring(svg)
     # (1) Metadata and the style sheet
@@ -349,7 +350,7 @@ def _inline(svg: bytes, name: str, title: str, description: str) -> str:
         styles = child.tag == f"{_SVG}defs" and child.find(f"{_SVG}style") is not None
         if child.tag == f"{_SVG}metadata" or styles:
             root.remove(child)
-    # (2) Identifiers: those that nothing refers to are dropped, to save space
+    # (2) Identifiers: unreferenced ones are dropped to save space
     referred = {
         identifier
         for element in root.iter()
@@ -396,22 +397,22 @@ def _attribute(key: str, value: str, name: str) -> str:
     return _COLOUR.sub(lambda found: variable(found[0]) or found[0], value)
 
 
-_SCALE = 0.72  # a panel is 245 points wide, a column of a two-column paper, and its text 8 points high
+_SCALE = 0.72  # a panel is 245 points wide, a column of a two-column paper, and its text has 8 points
 _DOTS_PER_INCH = 300
-_ACROSS = 3  # panels in a row, at most
+_ACROSS = 3  # most panels in a row
 
 FORMATS: dict[str, tuple[type[Any], dict[str, None]]] = {
     "png": (FigureCanvasAgg, {}),
     "svg": (FigureCanvasSVG, {"Date": None}),
     "pdf": (FigureCanvasPdf, {"CreationDate": None}),
 }
-"""Format -> its canvas, and the dates to leave out so that the same figure gives the same bytes."""
+"""FORMATS maps each format to its canvas and the dates to leave out, so that the same figure gives the same bytes."""
 
 
 def save(figure: Figure, folder: Path, formats: Sequence[str] = tuple(FORMATS)) -> list[Path]:
     """Write `figure` on white, without title and caption, to `folder/KEY.FORMAT` for each format; return the paths.
 
-    A file has either its old content or the complete new one. Text in SVG and PDF stays text.
+    Files are replaced atomically. Text in SVG and PDF stays text.
 
     Raises ConfigError for a format that is not in `FORMATS`.
     """
@@ -420,7 +421,7 @@ def save(figure: Figure, folder: Path, formats: Sequence[str] = tuple(FORMATS)) 
     paths = []
     with settings(figure.key, scale=_SCALE):
         for name in formats:
-            canvas = _drawn(figure)  # for each format, since writing one may move parts of the layout
+            canvas = _drawn(figure)  # redone for each format, since writing one may change the layout
             writer, left_out = FORMATS[name]
             file = io.BytesIO()
             writer(canvas)
@@ -443,7 +444,7 @@ def _drawn(figure: Figure) -> Canvas:
     if entries:
         legend = canvas.legend(
             [_line_of(series) for series in entries],
-            ["?"] * len(entries),  # set below: matplotlib drops labels that begin with an underscore
+            ["?"] * len(entries),  # set below, because matplotlib drops labels that start with an underscore
             loc="outside lower center",
             ncols=columns,
             frameon=False,

@@ -1,6 +1,6 @@
 """The content of a figure, before it is drawn: panels of lines or heat maps, and a table.
 
-Two forms need no drawing: the numbers as CSV, and a description in words for readers who cannot see the figure.
+Two forms need no drawing: the numbers as CSV, and a text description for readers who cannot see the figure.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Series:
         variant: number of the line among those of its run, which gives the dashes; 0 is solid.
         spread: half the length of each point's error bar, in the unit of `y`; None: a point without one. Empty: no
             point has one.
-        name: run, method or corpus that it is of, where that is not the whole label.
-        update: update of the record that it is of; None for a line over training.
+        name: its run, method or corpus, if that is not the whole label.
+        update: update of its record; None for a line over training.
     """
 
     label: str
@@ -52,10 +52,10 @@ class Heat:
     Args:
         values: rows of equal length, the lowest row first; None leaves a cell blank.
         columns: labels below the columns.
-        rows: labels beside the rows.
+        rows: labels of the rows.
         unit: label of the colour bar.
-        low, high: values at the ends of the colour bar; equal in maps that are to be compared.
-        name, update: run and record that it is of; None for a map over training.
+        low, high: values at the ends of the colour bar; equal in maps that should be comparable.
+        name, update: its run and record; None for a map over training.
     """
 
     values: tuple[Row, ...]
@@ -77,7 +77,7 @@ class Panel:
     """One pair of axes, with lines or a heat map.
 
     Args:
-        title: short, and unique in the figure.
+        title: short title, unique in the figure.
         x_label, y_label: labels of the axes, with units.
         series: the lines.
         heat: a heat map, instead of lines.
@@ -97,7 +97,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text; numbers are formatted already."""
+    """A table of text, with formatted numbers."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -108,13 +108,13 @@ class Figure:
     """One figure of a report.
 
     Args:
-        key: a slug, unique in a report: name of the figure's files, prefix of its identifiers.
-        section: heading of the report above it; figures of a section follow each other.
-        title: one line.
-        caption: the quantities drawn, the paper's figure they follow, and how to read them; plain text.
-        alt: the values in words, for readers who cannot see the figure; plain text.
-        panels: drawn side by side.
-        table: the same as numbers, where a paper has a table; shown below the panels.
+        key: a slug, unique in a report, used as file name and prefix of identifiers.
+        section: heading in the report; figures of a section are consecutive.
+        title: title on one line.
+        caption: the quantities drawn, the figure of a paper that they follow, and how to read them; plain text.
+        alt: description of the values for readers who cannot see the figure; plain text.
+        panels: the panels, drawn side by side.
+        table: the same as numbers, if a paper has a table; shown below the panels.
     """
 
     key: str
@@ -129,8 +129,8 @@ class Figure:
 def numbers(figure: Figure) -> str:
     """Return the numbers of a figure as CSV with the columns panel, series, run, update, x, y, value.
 
-    A point of a line has no `value`, a cell of a heat map no `series`; gaps and blank cells are empty. `run` is a
-    method or a corpus in figures of these. A figure with error bars has a column `spread`.
+    A point of a line has no `value`, a cell of a heat map no `series`; gaps and blank cells are empty. In figures of
+    methods or corpora, `run` is one of these. A figure with error bars has a column `spread`.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -151,18 +151,18 @@ def numbers(figure: Figure) -> str:
 
 # In words
 
-_DESCRIBED = 12  # lines of a panel described one by one
+_DESCRIBED = 12  # lines of a panel described individually
 
 
 def described(
     key: str, section: str, title: str, caption: str, panels: tuple[Panel, ...], table: Table | None = None
 ) -> Figure | None:
-    """Return a figure with the description of its panels; None where there are no panels."""
+    """Return a figure with the description of its panels; None without panels."""
     return Figure(key, section, title, caption, in_words(panels), panels, table) if panels else None
 
 
 def in_words(panels: Sequence[Panel]) -> str:
-    """Return a description: of each line the ends and the range, of each heat map the extremes and their cells."""
+    """Return a description: ends and range of each line, extremes of each heat map and their cells."""
     return " ".join(_panel(panel) for panel in panels)
 
 

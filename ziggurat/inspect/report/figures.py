@@ -1,7 +1,7 @@
-"""Figures of a report about training: each function makes one from the records of all runs, None if none has the data.
+"""Figures of a training report: each function makes one from the records of all runs, None if no run has the data.
 
-Learning curves, scores, speed and gradient norm; learned connections and similarities between layers; the worth of each
-layer.
+They show learning curves, scores, speed and gradient norm; learned connections and similarities between layers; and the
+worth of each layer.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ziggurat.inspect.report.panels import (
 from ziggurat.inspect.report.runs import MAX_DRAWN, ReportRun
 
 _CONNECTIONS = "Connections across depth"
-_FLOOR, _SHARE = 0.1, 0.05  # of the rule that leaves cells blank
+_FLOOR, _SHARE = 0.1, 0.05  # threshold of the rule that leaves cells blank
 _SOURCE = 10  # the layer whose weights Wang et al. 2019 draw as a separate curve
 
 
 def blanked(weights: Sequence[Sequence[float | None]]) -> tuple[Row, ...]:
-    """Return DLCL weights [consumer][source] as Wang et al. 2019 draw them (figure 5).
+    """Return DLCL weights [consumer][source] as drawn by Wang et al. 2019 (figure 5).
 
-    A weight is blank where its magnitude is below 0.1, or below 5 % of the largest magnitude in its row, and where the
-    consumer does not have the source: row l has the sources 0 to l.
+    A weight is blank if its magnitude is below 0.1 or below 5 % of the largest magnitude in its row, or if the consumer
+    lacks the source: row l has the sources 0 to l.
     """
     rows = []
     for consumer, row in enumerate(square(weights)):
@@ -66,8 +66,8 @@ def history_weights(runs: Sequence[ReportRun]) -> Figure | None:
 def source_curves(runs: Sequence[ReportRun]) -> tuple[Panel, ...]:
     """Return the weight of one source over its consumers, a panel for each stack.
 
-    The source is y_10, as in the paper; in a stack of 10 layers or fewer it is the one half way up. Where that source
-    has a single consumer (inside a block of sparse connections), the nearest one with several is taken.
+    The source is y_10, as in the paper, or the middle one in a stack of 10 layers or fewer. If that source has a single
+    consumer (inside a block of sparse connections), the nearest one with several is used.
     """
     panels = []
     for stack in STACKS:
@@ -95,7 +95,7 @@ def _source(weights: Sequence[Sequence[float | None]]) -> int:
 
 
 def transparent_weights(runs: Sequence[ReportRun]) -> Figure | None:
-    """Return transparent attention's weights over training, and of all decoder layers (Bapna et al. 2018, figure 4)."""
+    """Return transparent attention's weights over training and for all decoder layers (Bapna et al. 2018, figure 4)."""
     caption = (
         "Transparent attention: share of each encoder layer (row; 0 is the embedding) in what the last decoder layer "
         "attends to, over training, as figure 4 of Bapna et al. 2018; and in what each decoder layer attends to at the "
@@ -123,7 +123,7 @@ _COSINE = "cosine"
 
 
 def similarity_profiles(runs: Sequence[ReportRun]) -> Figure | None:
-    """Return similarity to the embedding, to the layer below, and between positions, by encoder layer."""
+    """Return similarities to the embedding, to the layer below, and between positions, by encoder layer."""
     caption = (
         "Mean cosine between the states of an encoder layer and the embedding, between those of neighbouring layers "
         "(from layer 2), and between a layer's states and their mean over the sentence (layer 0 is the embedding). A "
@@ -157,7 +157,7 @@ _WORTH = "What each layer is worth"
 
 
 def pruning_curve(runs: Sequence[ReportRun]) -> Figure | None:
-    """Return the loss, and BLEU where it was measured, without the layers worth least, with the effective depths."""
+    """Return the loss, and BLEU if measured, without the least valuable layers, with the effective depths."""
     caption = (
         "Rise of the loss of one fixed batch, and BLEU of sentences of the dev set, without the n layers whose absence "
         "alone costs least, at the last record. The effective depth is the number of layers that are left when the "
@@ -181,7 +181,7 @@ def pruning_curve(runs: Sequence[ReportRun]) -> Figure | None:
 
 
 def _depths_over_training(run: ReportRun, stack: str) -> list[Series]:
-    """Return the effective depth of a stack as a line over training; none of a single record, which the table has."""
+    """Return the effective depth of a stack as a line over training; none for one record, shown in the table."""
     lines = lines_of_records(run, ("effective_depth", stack), what=stack, variant=int(stack == "decoder"))
     return [line for line in lines if len(line.x) > 1]
 
@@ -198,7 +198,7 @@ def _depths(runs: Sequence[ReportRun]) -> Table | None:
 
 
 class _Map(NamedTuple):
-    """A figure of a measure of pairs of layers: of the values `unit`, of the columns the name, and the first layer.
+    """A figure of a measure of layer pairs, with the values' `unit`, the columns' name and the first layer.
 
     Layer 0 is the stack's input.
     """
@@ -244,11 +244,11 @@ _MAPS: dict[str, _Map] = {
         1,
     ),
 }
-"""Measure -> its figure."""
+"""_MAPS maps measures to their figures."""
 
 
 def pair_map(runs: Sequence[ReportRun], key: str) -> Figure | None:
-    """Return the heat maps of a measure of pairs of layers, a key of _MAPS."""
+    """Return the heat maps of a measure of layer pairs, a key of _MAPS."""
     made = _MAPS[key]
     maps = stack_maps(runs, key, square)
     columns = [[str(made.first + number) for number in range(len(rows[0]))] for _, rows, *_ in maps]
@@ -259,7 +259,7 @@ def pair_map(runs: Sequence[ReportRun], key: str) -> Figure | None:
 
 
 def logit_lens(runs: Sequence[ReportRun]) -> Figure | None:
-    """Return what the decoder would give if it ended after each of its layers."""
+    """Return the decoder's results if it ended after each of its layers."""
     caption = (
         "The decoder ended after layer l (0: before the first): its loss, and the share of words that are those of the "
         "whole decoder, at the last record. Upper layers between which neither moves refine what is settled already."
@@ -281,10 +281,10 @@ _NATS = "nats per token"
 
 
 def figures_of(runs: Sequence[ReportRun]) -> list[Figure]:
-    """Return every figure that at least one of the runs has data for, in the order of the report.
+    """Return every figure for which at least one run has data, in the order of the report.
 
-    A run without the data is left out of a figure; its colour (`ReportRun.colour`) is the same in all figures but the
-    one against depth, whose lines are methods. It is the only one of more than MAX_DRAWN runs.
+    Figures leave out runs without data. A run's colour (`ReportRun.colour`) is the same in all figures except the one
+    against depth, whose lines are methods. With more than MAX_DRAWN runs, that is the only figure.
     """
     of_methods = against_depth(runs)
     if len(runs) > MAX_DRAWN:

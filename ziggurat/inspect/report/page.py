@@ -1,6 +1,6 @@
-"""Pages of reports, each one HTML file: of training runs, of a pipeline, and of what disturbances cost.
+"""Report pages, each one HTML file: on training runs, on a pipeline, and on the cost of perturbations.
 
-They have no script, fetch nothing and escape all text; each begins with its answer in plain sentences.
+They have no script, load nothing and escape all text; each starts with its answer in plain sentences.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SIGNIFICANT = 0.05  # p-value
 
 
 def compared(content: Content) -> str:
-    """Return one or two sentences on the runs and the settings they differ in."""
+    """Return one or two sentences about the runs and the settings in which they differ."""
     runs = content.runs
     if len(runs) == 1:
         return f"One run: {method(runs[0])}, {_size(runs[0])}."
@@ -52,7 +52,7 @@ def method(run: ReportRun) -> str:
 
 
 def answer(content: Content) -> list[str]:
-    """Return sentences on the best run, and whether its lead may be chance; none for a single run."""
+    """Return sentences about the best run and whether its lead may be chance; none for a single run."""
     if len(content.runs) < 2:
         return []
     sentences = []
@@ -61,7 +61,7 @@ def answer(content: Content) -> list[str]:
     if content.translations is not None and (tested := _tested(content.translations.comparison.scores)):
         sentences.append(tested)
     if sentences and (found := list(unlike(content.runs).values())):
-        sentences.append(f"The runs are not alike otherwise: {_listed(found)}.")
+        sentences.append(f"The runs also differ in other ways: {_listed(found)}.")
     failed = [
         run.name for run, standing in zip(content.runs, content.standings, strict=True) if standing.level == "bad"
     ]
@@ -73,20 +73,20 @@ def answer(content: Content) -> list[str]:
 
 
 def differences(content: Content) -> list[str]:
-    """Return in what the runs of a report are unlike, in words: none should be read off its figures as a method's."""
+    """Return other differences between runs, in words, whose effects must not be attributed to a method."""
     runs = content.runs
     found = list(unlike(runs).values())
     if any(run.experiment.data.train != runs[0].experiment.data.train for run in runs):
         found.append("they are on different data")
     if any(_dev_set(run) != _dev_set(runs[0]) for run in runs):
-        found.append("their dev sets are not the same")
+        found.append("their dev sets differ")
     if len(runs) > 1 and not _vocabularies_agree(runs):
-        found.append("their vocabularies differ or cannot be read, over whose tokens losses are means")
+        found.append("their vocabularies, whose tokens losses are averaged over, differ or cannot be read")
     return found
 
 
 def _ahead_in_training(content: Content) -> str | None:
-    """Return a sentence on the best dev score in training: BLEU where all runs have it, otherwise the loss.
+    """Return a sentence about the best dev score in training: BLEU if all runs have it, otherwise the loss.
 
     Runs that did not train are not ranked.
     """
@@ -107,7 +107,7 @@ def _ahead_in_training(content: Content) -> str | None:
         order = sorted(range(len(known)), key=lambda i: -sign * known[i])
         best, second = order[:2]
         gap = abs(known[best] - known[second])
-        # A lead that rounds to 0.0 (0.00) is not one.
+        # A lead that rounds to 0.0 (0.00) does not count.
         if math.isclose(gap, 0.0, abs_tol=0.5 * 10**-digits):
             return f"No run is ahead: {runs[best].name} and {runs[second].name} have equal {name}."
         return (
@@ -118,15 +118,15 @@ def _ahead_in_training(content: Content) -> str | None:
 
 
 def _dev_set(run: ReportRun) -> list[list[str]]:
-    """Return what tells one dev set from another: the names of its files, since folders differ between machines."""
+    """Return what identifies a dev set: the names of its files, since folders differ between machines."""
     dev = run.experiment.data.dev
     return [[Path(path).name for path in (corpus.source, corpus.target, corpus.path) if path] for corpus in dev]
 
 
 def _vocabularies_agree(runs: Sequence[ReportRun]) -> bool:
-    """Return True where a dev set is cut into the same target tokens, over which losses are means, in all runs.
+    """Return True if all runs split a dev set into the same target tokens, over which losses are means.
 
-    Settings would not tell: the same ones give other vocabularies on other training corpora.
+    Settings do not show this: the same ones give different vocabularies on other training corpora.
     """
     try:
         first, *others = [load_tokenizers(run.folder)[1] for run in runs]
@@ -136,7 +136,7 @@ def _vocabularies_agree(runs: Sequence[ReportRun]) -> bool:
 
 
 def _tested(scores: Sequence[Scores]) -> str | None:
-    """Return a sentence on both tests of the best two systems under the first metric."""
+    """Return a sentence about both tests of the best two systems under the first metric."""
     if not scores or len(scores[0].systems) < 2:
         return None
     first = scores[0]
@@ -185,18 +185,18 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-_DOWNLOADS = 2_500_000  # bytes of all links with numbers
+_DOWNLOADS = 2_500_000  # total bytes of all links with numbers
 
 
 _OPEN = 2
-"""Sections of figures that the page shows unfolded: learning curves, and gradients or speed."""
+"""_OPEN is the number of figure sections that the page shows unfolded: learning curves, and gradients or speed."""
 
 
 def page(content: Content, *, now: float | None = None, subject: str = "") -> str:
     """Return the report as HTML.
 
-    `now`, in seconds since 1970, is the date shown in it (default: the present); `subject` is what tells its page from
-    those of other reports (ziggurat.inspect.report.template.subject_mark).
+    `now`, in seconds since 1970, is the date shown in it (default: the present); `subject` identifies the report's page
+    (ziggurat.inspect.report.template.subject_mark).
     """
     environment = page_templates(now)
     environment.filters |= {
@@ -221,9 +221,9 @@ def page(content: Content, *, now: float | None = None, subject: str = "") -> st
 
 
 def _downloads(content: Content) -> dict[str, tuple[str, str] | None]:
-    """Return file name and link of each figure's table, and of `translations`; None where there is no room for it.
+    """Return file name and link of each figure's table, and of `translations`; None if there is no room.
 
-    The shortest are taken first, so only large tables are left out: heat maps of many deep runs.
+    The shortest are taken first, so only large tables are left out, such as heat maps of many deep runs.
     """
     tables = {figure.key: numbers(figure) for figure in content.figures}
     if (translations := _translations(content)) is not None:
@@ -247,7 +247,7 @@ def _translations(content: Content) -> str | None:
 
 @dataclass(frozen=True)
 class StepRow:
-    """A step: what it does, its seconds over all calls that worked on it, and the bytes of its output."""
+    """A step: its description, its total seconds over all calls, and the bytes of its output."""
 
     name: str
     title: str
@@ -258,7 +258,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class CorpusRow:
-    """A corpus: lines or pairs read and kept, those dropped by reason with examples, licences of what was fetched."""
+    """A corpus: lines or pairs read and kept, dropped ones by reason with examples, licences of downloaded data."""
 
     name: str
     read: int
@@ -281,9 +281,9 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """Speed of a system: lines, words of the source and pieces of the output a second, on so many CPU threads.
+    """Speed of a system: lines, source words and output pieces per second, and the number of CPU threads.
 
-    `others` is the share of the processors that other programs took, where they were in the way; else 0.
+    `others` is the share of CPU time that other programs took if they interfered, otherwise 0.
     """
 
     system: str
@@ -297,23 +297,23 @@ class SpeedRow:
 
 @dataclass(frozen=True)
 class PipelineSummary:
-    """All that the report of a pipeline tells; plain values that can be written as JSON.
+    """The content of a pipeline's report; plain values that can be written as JSON.
 
     Attributes:
         languages: codes of source and target.
-        steps: in their order.
-        corpora: of the bitext, monolingual and synthetic.
-        models: those that were trained, or are used as they are.
-        systems: name of each evaluated system, and what it is.
+        steps: the steps, in order.
+        corpora: bitext, monolingual and synthetic corpora.
+        models: models that were trained, or are used unchanged.
+        systems: name and description of each evaluated system.
         scores: test set -> system -> sacreBLEU's scores (ziggurat.evaluate.scores.Score).
-        speed: of the systems; none where it was not measured.
-        effects: what disturbances cost (ziggurat.evaluate.significance.Effect).
-        disturbed_lines: lines of the first test set that were disturbed, the first ones.
-        cases: perturbation -> how many cases of these lines it changes.
-        exports: target -> what it was verified by.
+        speed: speed of the systems; empty if it was not measured.
+        effects: effects of perturbations (ziggurat.evaluate.significance.Effect).
+        disturbed_lines: number of lines of the first test set, from its start, that were perturbed.
+        cases: perturbation -> number of cases of these lines that it changes.
+        exports: target -> how it was verified.
         environment: versions and machine.
         notices: suspicious findings, such as sentences of a test set in training text.
-        existing: models that were there before, which no step trained.
+        existing: models that existed before, which no step trained.
     """
 
     languages: tuple[str, str]
@@ -338,7 +338,7 @@ class PipelineSummary:
 
     @property
     def took(self) -> str:
-        """The parts of the time of all steps, in words."""
+        """A description of the time of all steps."""
         steps = f"{len(self.steps)} step{'' if len(self.steps) == 1 else 's'} below, each as it was done last,"
         without = "".join(f"; the {name}, which was there before, is not counted" for name in self.existing)
         return f"The {steps} took {duration(self.seconds)} together{without}."
@@ -351,13 +351,13 @@ class PipelineSummary:
 
 @dataclass(frozen=True)
 class PipelineVerdict:
-    """What a pipeline's measurements say of the last of its systems beside the first.
+    """The comparison of a pipeline's last system with its first.
 
     Attributes:
         of: the test set, or `speed`.
         kind: `useless` below USELESS_BLEU, `none` for a difference within its error, `better`, `worse`, or `alone`;
             of speeds `faster`, `slower`, or `disturbed` by other programs.
-        said: the same in a sentence, with the numbers.
+        said: the verdict in a sentence, with the numbers.
     """
 
     of: str
@@ -366,7 +366,7 @@ class PipelineVerdict:
 
 
 def pipeline_verdicts(summary: PipelineSummary) -> list[PipelineVerdict]:
-    """Return what the scores on each test set say, then the speeds."""
+    """Return the verdicts on the scores of each test set, then on the speeds."""
     names = [name for name, _ in summary.systems]
     found = []
     for test, by_system in summary.scores.items():
@@ -412,8 +412,8 @@ def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None) ->
     """Return the report as HTML, without scripts and fetching nothing.
 
     Args:
-        summary: what it tells.
-        robustness: address of the page on disturbances; None: there is none.
+        summary: content of the report.
+        robustness: address of the page on perturbations; None: no such page.
     """
     environment = page_templates()
     environment.filters["size"] = decimal
@@ -432,7 +432,7 @@ def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None) ->
 
 
 _WIDEST = 9.0
-"""Length in rem of the bar of the greatest difference under a metric."""
+"""_WIDEST is the width (rem) of the bar of the largest difference under a metric."""
 
 
 def robustness_page(results: Robustness) -> str:
@@ -461,7 +461,7 @@ def _worse(results: Robustness, effect: Effect) -> bool:
 
 
 def _sentence(results: Robustness, system: str) -> str:
-    """Return which perturbations harm a system significantly, the worst first, under the first metric."""
+    """Return a sentence about which perturbations harm a system significantly under the first metric, worst first."""
     metric = results.metrics[0]
     own = [e for e in results.effects if e.system == system and e.metric == metric]
     if not own:

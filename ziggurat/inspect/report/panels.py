@@ -14,13 +14,13 @@ from ziggurat.inspect.report.runs import ReportRun
 from ziggurat.train.records import Record
 
 STACKS = {"encoder": "encoder", "decoder": "decoder"}
-"""Stack -> title of its panel."""
+"""STACKS maps stacks to the titles of their panels."""
 
-_POINTS = 400  # of a line at most: more cannot be seen and would make the page heavy
+_POINTS = 400  # most points of a line, since more would be invisible and make the page large
 
 
 def finite(values: Iterable[Any]) -> Row:
-    """Return the values with None for what is missing or not finite."""
+    """Return the values, with None for missing or non-finite ones."""
     return tuple(float(v) if v is not None and math.isfinite(v) else None for v in values)
 
 
@@ -28,7 +28,7 @@ def finite(values: Iterable[Any]) -> Row:
 
 
 def line_over_training(label: str, run: int, x: Sequence[float], y: Row, variant: int = 0, name: str = "") -> Series:
-    """Return a line over training. In a long one, each point is the mean of several, drawn at the last of them."""
+    """Return a line over training. In a long line, each point is the mean of several, drawn at the last of them."""
     each = math.ceil(len(x) / _POINTS)  # 0 without points
     if each > 1:
         bins = [slice(i, i + each) for i in range(0, len(x), each)]
@@ -42,12 +42,12 @@ def _mean(values: Row) -> float | None:
 
 
 def lines_of_records(run: ReportRun, path: Sequence[str | int], *, what: str = "", variant: int = 0) -> list[Series]:
-    """Return one number of the depth records as a line over training; empty where no record has it.
+    """Return one number of the depth records as a line over training; empty if no record has it.
 
     Args:
         run: the run with the records.
         path: keys and indices that lead to the number in a record's values.
-        what: words after the run's name in the label.
+        what: text after the run's name in the label.
         variant: number of the line among those of the run in a panel.
     """
     x, y = [], []
@@ -68,7 +68,7 @@ def lines_of_records(run: ReportRun, path: Sequence[str | int], *, what: str = "
 def line_of_record(
     run: ReportRun, record: Record, values: Sequence[Any], *, first: int = 0, what: str = "", variant: int = 0
 ) -> Series:
-    """Return values of one record as a line, from position `first` on; `what` follows the run's name in the label."""
+    """Return values of one record as a line from position `first`; `what` follows the run's name in the label."""
     label = ", ".join(part for part in (run.name, what, when(record)) if part)
     x = tuple(float(place) for place in range(first, first + len(values)))
     return Series(label, x, finite(values), run.colour, variant, name=run.name, update=record.update)
@@ -81,12 +81,12 @@ def moments(run: ReportRun, key: str) -> list[Record]:
 
 
 def when(record: Record) -> str:
-    """Return the moment of a record in words."""
+    """Return a description of the time of a record."""
     return f"update {record.update:,}" if record.update else "before training"
 
 
 def part_of(record: Record, key: str, part: str) -> list[Any] | None:
-    """Return a measure of one part: a stack or a sub-layer type, '' for a measure without parts; None if empty."""
+    """Return a measure for one part: a stack or a sub-layer type, '' for a measure without parts; None if empty."""
     values = record.values[key]
     return (values.get(part) if part else values) or None
 
@@ -100,7 +100,7 @@ def training_panel(
     log_y: bool = False,
     perplexity: bool = False,
 ) -> tuple[Panel, ...]:
-    """Return a panel of lines over training, by update unless `x_label` says otherwise; empty where there are none."""
+    """Return a panel of lines over training, by update unless `x_label` differs; empty if there are none."""
     return (Panel(title, x_label, y_label, tuple(lines), log_y=log_y, perplexity=perplexity),) if lines else ()
 
 
@@ -143,7 +143,7 @@ def depth_panels(
 
 
 class RecordMap(NamedTuple):
-    """A heat map before it is drawn: its title, its rows (the lowest first), and the run and update it is of."""
+    """A heat map before drawing: its title, its rows (lowest first), its run and update."""
 
     title: str
     rows: tuple[Row, ...]
@@ -181,7 +181,7 @@ def heat_panels(
 
     Args:
         maps: the maps.
-        x_label: name of the columns; a list where the maps differ.
+        x_label: name of the columns; a list if the maps differ.
         y_label: name of the rows.
         unit: name of the values.
         columns: labels below the columns of each map; default: numbers from 0.
@@ -246,7 +246,7 @@ def first_and_last_layer(runs: Sequence[ReportRun]) -> Figure | None:
 
 
 def _over_batches(runs: Sequence[ReportRun]) -> str:
-    """Return over how many batches the records' gradient norms are means, in words."""
+    """Return a description of how many batches the records' gradient norms are averaged over."""
     of_run = {
         run.name: sorted({int(record.values.get("gradient_batches", 1)) for record in run.depth if _has_norms(record)})
         for run in runs
@@ -310,7 +310,7 @@ def source_dependence(runs: Sequence[ReportRun]) -> Figure | None:
     for key, title, unit in wanted:
         lines = [line for run in runs for line in lines_of_records(run, (key,))]
         panels += training_panel(title, unit, lines)
-    # A figure of the loss alone would not be about the source.
+    # A figure with only the loss would not show the dependence on the source.
     shown = tuple(panels) if any(panel.title != "loss" for panel in panels) else ()
     return described("source-dependence", _GRADIENTS, "Dependence on the source", caption, shown)
 
@@ -325,7 +325,7 @@ SUB_LAYERS = {
     "decoder.merged_attn": "decoder merged attention",
     "decoder.ffn": "decoder FFN",
 }
-"""Type of sub-layer in the records -> its name in figures."""
+"""SUB_LAYERS maps the type of a sub-layer in the records to its name in figures."""
 
 _SUB_LAYER_SECTION = "Sub-layers"
 _MEASURES = {"beta_ln": "β_LN", "beta_rc": "β_RC", "beta": "β", "variance": "Var(r)"}
@@ -348,7 +348,7 @@ def variance(runs: Sequence[ReportRun]) -> Figure | None:
 
 
 def backward_ratios(runs: Sequence[ReportRun]) -> list[Figure]:
-    """Return a figure for each of beta_LN, beta_RC and beta by layer (the rows of table 1 of Zhang et al. 2019)."""
+    """Return figures for beta_LN, beta_RC and beta by layer (the rows of table 1 of Zhang et al. 2019)."""
     meaning = {
         "beta_ln": "β_LN = ‖δ_r‖/‖δ_o‖: the factor by which the layer normalisation scales the gradient's norm.",
         "beta_rc": "β_RC = ‖δ_z‖/‖δ_r‖: the factor of the residual connection, skip and branch together.",
@@ -365,7 +365,7 @@ def backward_ratios(runs: Sequence[ReportRun]) -> list[Figure]:
 def sub_layer_table(runs: Sequence[ReportRun]) -> Table | None:
     """Return the means over layers of beta_LN, beta_RC, beta and Var(r) by sub-layer type at the first and last record.
 
-    Types that no run has are left out; a dash stands where there is no finite value.
+    Types that no run has are left out; a dash stands for a missing or non-finite value.
     """
     rows: list[list[str]] = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""Runs as reports read them: configuration, records, and their translations of the same sentences."""
+"""The runs of a report: configuration, records, and their translations of the same sentences."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ from ziggurat.translate.results import TranslationWarning, translate_tagged
 from ziggurat.translate.translator import load_translator
 
 MAX_DRAWN = 8
-"""Runs at most whose own curves a report draws: the number of colours that can be told apart."""
+"""MAX_DRAWN is the most runs with individual curves in a report, limited by the number of distinguishable colours."""
 MAX_RUNS = 200
-"""Runs in one report at most. Of more than MAX_DRAWN it has only what is drawn against depth, a line for a method."""
+"""MAX_RUNS is the most runs in one report. With more than MAX_DRAWN, it has only the figure against depth, with a line
+per method."""
 
 _METRICS = "metrics.jsonl"
 _LOG = "log.txt"
@@ -57,8 +58,8 @@ class Ending:
     """The end of the latest training in a run.
 
     Attributes:
-        finished: True when a limit of `training.stop` was reached; False when it was stopped, failed, was killed, or
-            still trains.
+        finished: True if a limit of `training.stop` was reached; False if it was stopped, failed, was killed, or is
+            still training.
         text: a description.
     """
 
@@ -73,15 +74,15 @@ class ReportRun:
     Attributes:
         name: unique among the runs of the report.
         folder: folder of the run.
-        colour: index of its colour, from 0; the same in every figure.
+        colour: index of its colour, from 0, which is the same in every figure.
         experiment: its configuration.
         train: records of kind `train` from `metrics.jsonl`, by update; a number may be NaN or infinite.
         validations: records of kind `validation`, by update.
-        depth: diagnostics, by update; empty where none were collected.
+        depth: diagnostics, by update; empty if none were collected.
         ending: the end of the latest training.
-        environment: versions and hardware at its latest start, by name; empty where the file is missing.
+        environment: versions and hardware at its latest start, by name; empty if the file is missing.
         scores: scores on test sets, by name of the test set; see ziggurat.model.run_folder.
-        speed: decoding speed; None where none was measured.
+        speed: decoding speed; None if it was not measured.
     """
 
     name: str
@@ -98,7 +99,7 @@ class ReportRun:
 
     @property
     def late_depth(self) -> Record | None:
-        """The last diagnostics, where they say how the run stands: from the second half of its updates."""
+        """The last diagnostics if they reflect the run's current state, which requires its second half of updates."""
         if not self.depth or not self.train or 2 * self.depth[-1].update < self.train[-1]["update"]:
             return None
         return self.depth[-1]
@@ -124,7 +125,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[ReportRun]:
 
 
 def read_run(folder: str | Path, *, colour: int = 0, name: str | None = None) -> ReportRun:
-    """Return the run in `folder`; its name is that of the folder unless another is given.
+    """Return the run in `folder`, named after the folder unless another name is given.
 
     Raises:
         CheckpointError: the folder is not a run.
@@ -137,7 +138,7 @@ def read_run(folder: str | Path, *, colour: int = 0, name: str | None = None) ->
         kind = folder_kind(run)
         what = f"not a run, but {kind}" if kind else f"not a run (no {CONFIG_FILE} or no {CHECKPOINTS}/)"
         raise CheckpointError(f"{run}: {what}; reports are made of runs")
-    # Of several records of one update the last counts.
+    # Of several records for one update, the last counts.
     by_kind: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "validation": {}}
     for record in _records(run / _METRICS):
         if record["kind"] in by_kind:
@@ -159,7 +160,7 @@ def read_run(folder: str | Path, *, colour: int = 0, name: str | None = None) ->
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the ends of the paths, with as many parts as are needed to tell them apart."""
+    """Return the ends of the paths, with as many parts as needed to distinguish them."""
     longest = max((len(folder.parts) for folder in folders), default=0)
     for count in range(1, longest + 1):
         names = ["/".join(folder.parts[-count:]) for folder in folders]
@@ -173,7 +174,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _record(record: Any, where: str) -> dict[str, Any]:
-    """Return a line of `metrics.jsonl`. Raises ValueError unless it has a kind, an update, and else numbers."""
+    """Return a line of `metrics.jsonl`. Raises ValueError unless it has a kind, an update, and otherwise numbers."""
     numbers = [value for key, value in record.items() if key not in ("kind", "partial") and value is not None]
     if not isinstance(record["kind"], str) or type(record["update"]) is not int:
         raise ValueError(where)
@@ -183,20 +184,20 @@ def _record(record: Any, where: str) -> dict[str, Any]:
 
 
 def _ending(path: Path) -> Ending:
-    """Return the end of the run, from the last message of its log that tells it."""
+    """Return the end of the run, from the last message of its log that reports it."""
     lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
     messages = [line.partition("  ")[2] for line in lines]
     for line in reversed(messages):
         stopped = re.match(r"stopped after update (\d+): (.+) \(", line)
-        # A run that had ended, resumed as it was
+        # An ended run that was resumed without changes
         stopped = stopped or re.match(r"nothing to do after update (\d+): (.+?)(?:; to go on|$)", line)
         if stopped:
             by_signal = stopped[2].startswith("SIG")
             reached = f"{'stopped by' if by_signal else 'ended:'} {stopped[2]}, after update {int(stopped[1]):,}"
             return Ending(not by_signal, reached)
         if line.startswith(("first update", "resumed after update")):
-            break  # what stands before belongs to an earlier training
-    return Ending(False, "no word of its end in the log: it failed, was killed, or still trains")
+            break  # earlier lines belong to an earlier training
+    return Ending(False, "its log does not report an end: it failed, was killed, or is still training")
 
 
 class _Environment(RootModel[dict[str, Any]]):
@@ -217,7 +218,7 @@ _FOLDER = "translations"
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences to be translated by all runs, called for example `all 500 sentences of the dev set`.
+    """Sentences to be translated by all runs, with a name such as `all 500 sentences of the dev set`.
 
     Each source has the tag of a training corpus, or None.
     """
@@ -237,7 +238,7 @@ class Sentences:
 
 @dataclass(frozen=True)
 class Translated:
-    """Translations of sentences by one run: a line for each, and the number of those cut at the length limit.
+    """Translations of sentences by one run: a line for each, and how many were cut at the length limit.
 
     `origin` describes the weights, `search` the search.
     """
@@ -249,9 +250,9 @@ class Translated:
 
 
 def dev_sentences(runs: Sequence[ReportRun], count: int) -> Sentences:
-    """Return `count` sentences spread evenly over the dev set of the first of `runs` whose store is there.
+    """Return `count` sentences spread evenly over the dev set of the first of `runs` whose store exists.
 
-    Raises DataError when no run has one: there is no store where the configuration says, or it has no dev set.
+    Raises DataError when no run has one: the configured store does not exist, or it has no dev set.
     """
     reasons = []
     for run in runs:
@@ -259,7 +260,7 @@ def dev_sentences(runs: Sequence[ReportRun], count: int) -> Sentences:
             return _of_dev_set(run, count)
         except DataError as error:
             reasons.append(error)
-    raise reasons[0]  # the other runs were only a way out
+    raise reasons[0]  # the other runs were only alternatives
 
 
 def _of_dev_set(run: ReportRun, count: int) -> Sentences:
@@ -284,10 +285,10 @@ def translated(
 ) -> Translated:
     """Return the translations of `sentences` by the weights `which` of `run`, with its settings.
 
-    None stands for those that `translate` takes.
+    None stands for the default of `translate`.
 
-    The result is kept in the run, and reused while weights, settings and sentences are the same; `say` takes a message
-    before translating. Raises CheckpointError where the run has no checkpoint, or a damaged one.
+    The result is kept in the run, and reused while weights, settings and sentences are the same; `say` receives a
+    message before translating. Raises CheckpointError if the run has no checkpoint, or a damaged one.
     """
     weights, _ = locate_weights(run.folder, which)
     decoding = run.experiment.decoding.model_dump(mode="json")
@@ -308,7 +309,7 @@ def translated(
 
 def _translate(run: ReportRun, sentences: Sentences, which: str | None) -> Translated:
     translator = load_translator(run.folder, which=which)
-    with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # the report has their number
+    with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # the report shows their number
         found = translate_tagged(translator.translate, sentences.sources, sentences.tags)
     outputs = [translation.text for translation in found]
     return Translated(translator.origin, _search(translator.decoding), outputs, translator.notices["unfinished"])
@@ -321,7 +322,7 @@ def _search(decoding: DecodingConfig) -> str:
 
 
 def _kept(path: Path, key: dict[str, Any], count: int) -> Translated | None:
-    """Return the translations that an earlier report kept; None if there are none, or of other weights, or damaged."""
+    """Return the translations kept by an earlier report; None if missing, damaged or made with other weights."""
     try:
         document = parse_json(read_bounded(path, 1 << 28), str(path))
         if document.pop("key") != key:
@@ -333,7 +334,7 @@ def _kept(path: Path, key: dict[str, Any], count: int) -> Translated | None:
 
 
 _PER_GROUP = 3
-# A character with the marks upon it, but foreign words and numbers whole; blanks by themselves.
+# A character with its combining marks, but foreign words and numbers whole; blanks separately.
 _CHARACTERS = regex.compile(r"\s+|[\p{Latin}\p{N}]+|\X")
 
 
@@ -344,9 +345,9 @@ class Output:
     Attributes:
         run: number of the run in the report.
         score: chrF of the sentence, 0 to 100.
-        words: the words, each with True where the reference has it; the k-th occurrence needs a k-th one there. In a
+        words: the words, each with True if the reference has it; the k-th occurrence needs a k-th one there. In a
             script without blanks, stretches of characters.
-        between: what stands between two of them: a blank, or nothing in a script without blanks.
+        between: the separator of words: a blank, or nothing in a script without blanks.
     """
 
     run: int
@@ -367,7 +368,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleGroup:
-    """Sentences chosen for the same reason, which is the title."""
+    """Sentences chosen for the same reason, given by the title."""
 
     title: str
     samples: tuple[Sample, ...]
@@ -380,7 +381,7 @@ def sample_groups(
 
     Args:
         names: names of all runs of the report.
-        outputs: lines of each run, one for each sentence; None where a run has no translations.
+        outputs: lines of each run, one for each sentence; None if a run has no translations.
         sources: source sentences.
         references: reference translations.
     """
@@ -405,7 +406,7 @@ def sample_groups(
         (f"{whose} worst here", ranked),
         ("In between", [ranked[n] for n in sorted(range(len(ranked)), key=lambda n: abs(n + 0.5 - len(ranked) / 2))]),
     ]
-    groups, taken = [], set[int]()  # a sentence is shown once, in the first group that wants it
+    groups, taken = [], set[int]()  # a sentence is shown once, in the first group that selects it
     for title, order in wanted:
         chosen = [i for i in order if i not in taken][:_PER_GROUP]
         taken.update(chosen)
@@ -431,7 +432,7 @@ def _sample(
 
 
 def _marked(line: str, reference: str, spaced: bool) -> tuple[tuple[str, bool], ...]:
-    """Return the words of a line, or stretches of its characters, each with True where the reference has it."""
+    """Return the words of a line, or stretches of its characters, each with True if the reference has it."""
     split = str.split if spaced else _CHARACTERS.findall
     left = Counter(_bare(word) for word in split(reference))
     marked = []
@@ -445,7 +446,7 @@ def _marked(line: str, reference: str, spaced: bool) -> tuple[tuple[str, bool], 
 
 
 def _bare(word: str) -> str:
-    """Return a word in lower case without the punctuation around it; a word of punctuation alone is kept."""
+    """Return a word in lower case without surrounding punctuation; a word of only punctuation is kept."""
     return word.strip(".,;:!?\"'()[]«»„“”‚‘’").lower() or word
 
 

@@ -1,4 +1,4 @@
-"""The common ground of report pages: templates with their filters, colours as CSS variables, tables to save.
+"""The shared parts of report pages: templates with their filters, colours as CSS variables, tables to save.
 
 No page has a script, nothing is fetched, and all text is escaped.
 """
@@ -25,7 +25,7 @@ _PACKED = 50_000  # characters; longer tables are compressed
 def page_templates(now: float | None = None) -> Environment:
     """Return the templates of pages: `light` and `dark` are CSS with the colours of figures, `made` is the date.
 
-    `now`: the date, in seconds since 1970; default: the present.
+    `now` is the date in seconds since 1970, by default the present.
     """
     environment = Environment(
         loader=PackageLoader("ziggurat.inspect.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -50,12 +50,12 @@ def page_templates(now: float | None = None) -> Environment:
 
 
 def subject_mark(subject: str) -> Markup:
-    """Return what tells the report on one subject from others, early in its page."""
+    """Return the marker that identifies the subject of a report, early in its page."""
     return Markup('<meta name="subject" content="{}">').format(subject)
 
 
 def _svg(figure: Figure) -> Markup:
-    return Markup(to_svg(figure))  # escapes what it is given
+    return Markup(to_svg(figure))  # escapes its argument
 
 
 def _variables(colours: Mapping[str, str]) -> Markup:
@@ -68,7 +68,7 @@ def _link(text: str, kind: str = "text/csv") -> str:
 
 
 def table_link(name: str, table: str) -> tuple[str, str]:
-    """Return the file name and the link of a table, compressed where it is long."""
+    """Return the file name and the link of a table, compressed if it is long."""
     if len(table) <= _PACKED:
         return f"{name}.csv", _link(table)
     packed = base64.b64encode(gzip.compress(table.encode(), mtime=0)).decode()
@@ -76,7 +76,7 @@ def table_link(name: str, table: str) -> tuple[str, str]:
 
 
 def _number(value: Any, digits: int = 2) -> str:
-    """Return a number with separators of thousands; a dash where there is none."""
+    """Return a number with thousands separators; a dash for a missing one."""
     return "–" if value is None else f"{value:,.{digits}f}"
 
 

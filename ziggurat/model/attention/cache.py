@@ -1,4 +1,4 @@
-"""Masks of attention, the live hypotheses of a search, and what attention keeps of them between decoding steps."""
+"""Attention masks, the live hypotheses of a search, and the attention caches kept between decoding steps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 _MOST_SEQUENCES = 65_535
-"""The most sequences of a call of flash attention: they are an axis of the kernel's grid, whose size CUDA bounds."""
+"""The most sequences in one call of flash attention: they are an axis of the kernel's grid, whose size CUDA bounds."""
 
 
 class SequenceBounds(NamedTuple):
     """A padded batch for flash attention: laid end to end and cut into sequences that see only themselves.
 
-    Each sentence is one sequence and the padding behind it another, which attends to itself and is read by nobody. So
-    nothing is packed or copied, no size depends on the data, and the kernel skips padding all the same. (Packing the
-    real tokens would save the padding's share of the products too, 3 % in batches of like lengths, but would wait for
-    the device, and every batch would have another shape.)
+    Each sentence is one sequence and the padding after it another, which attends only to itself and is never read. So
+    nothing is packed or copied, no size depends on the data, and the kernel still skips padding. (Packing the real
+    tokens would also save the padding's share of the products, 3 % in batches of similar lengths, but it would wait for
+    the device, and every batch would have a different shape.)
 
     Attributes:
         queries: int32 [2 batch + 1], the rows among batch * queries at which the sequences begin, and the end.
@@ -33,7 +33,7 @@ class Mask(NamedTuple):
     """The keys that queries may attend to.
 
     Attributes:
-        bias: is added to the logits: 0, or -inf at hidden keys; broadcasts to [batch, heads, queries, keys]. It is the
+        bias: added to the logits: 0, or -inf at hidden keys; broadcasts to [batch, heads, queries, keys]. It is the
             whole mask, for kernels that cannot use the other two.
         causal: whether the mask hides the future and nothing else.
         bounds: the same mask for flash attention, where it hides padding and nothing else; None on devices without it.
@@ -54,7 +54,7 @@ def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def padding_mask(mask: Tensor, dtype: torch.dtype, queries: int | None = None) -> Mask:
-    """Return the mask that hides padding, which comes behind the real tokens, for `mask` [batch, keys] (True: real).
+    """Return the mask that hides padding, which follows the real tokens, for `mask` [batch, keys] (True: real).
 
     `queries` is the number of queries per sentence; None: the keys themselves attend.
     """
@@ -91,7 +91,7 @@ def _takes_bounds(device: torch.device) -> bool:
 
 
 BLOCK = 32
-"""Positions by which caches and masks grow."""
+"""BLOCK is the number of positions by which caches and masks grow."""
 
 
 class RowMoves(NamedTuple):
@@ -109,12 +109,13 @@ class RowMoves(NamedTuple):
 class LiveBeams:
     """N sentences of K beams each; sentences may be at different positions.
 
-    In the caches, keys and values of a sentence's beams stand side by side, position by position (entry t * K + b is
-    of the token that beam b was fed at position t), and never move. When beams change places only the bias of `seen` is
-    re-ordered: it hides from each hypothesis the entries of others. So no cache is copied, whatever the search does.
+    In the caches, the keys and values of a sentence's beams are adjacent, position by position (entry t * K + b is that
+    of the token that beam b was fed at position t), and never move. When beams are reordered, only the bias of `seen`
+    is reordered: it hides from each hypothesis the entries of others. So no cache is copied, whatever the search does.
 
-    New sentences enter behind the others (`admit`); the search says which stay (`keep`). Caches have memory for `room`
-    of them, not for all slots: these are as many as the shortest sentences need, and few long ones are live at a time.
+    New sentences are appended (`admit`); the search decides which stay (`keep`). Caches have memory for `room`
+    sentences, not for all slots: the number of slots suits the shortest sentences, and few long ones are live at a
+    time.
 
     Args:
         beam_size: K.
@@ -140,8 +141,8 @@ class LiveBeams:
         self.source = 0
         self.first = True
         self._steps = 0
-        # For each sentence the step at which it came and its source positions: kept on the host, where asking the
-        # device would wait for it.
+        # For each sentence, the step at which it was admitted and its source positions: kept on the host, because
+        # asking the device would wait for it.
         self._born: list[int] = []
         self._lengths: list[int] = []
         self._newest: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
@@ -172,14 +173,14 @@ class LiveBeams:
         return Mask(self._padding[: self.count, None, None, : self.source])
 
     def distances(self, entries: int) -> Tensor:
-        """Return the positions of the first `entries` of the caches less that of each sentence, [N, entries]."""
+        """Return the positions of the first `entries` of the caches relative to that of each sentence, [N, entries]."""
         positions = torch.arange(entries, device=self._positions.device) // self.beam_size
         return positions - self.positions[:, None]
 
     def newest(self, size: int) -> list[tuple[int, Tensor, Tensor]]:
-        """Return where this step's positions are in blocks of `size`: (number of a block, rows, their places in it).
+        """Return where this step's positions are in blocks of `size`: (block number, rows, offsets in the block).
 
-        Made once for all layers, of what the host knows: each layer would wait for the device to tell it.
+        Computed once for all layers, from values on the host; otherwise each layer would wait for the device.
         """
         if size not in self._newest:
             of_blocks: dict[int, list[tuple[int, int]]] = {}
@@ -210,7 +211,8 @@ class LiveBeams:
             self._own = like.new_full((beams, beams), -math.inf).fill_diagonal_(0)
             self._padding = like.new_full((self.slots, 0), -math.inf)
         length = mask.shape[1]
-        # Rows of eights: a fused kernel on a GPU takes no others, and each layer would copy them in each step.
+        # A multiple of eight: fused GPU kernels accept no other row length, and each layer would copy rows in each
+        # step.
         if (missing := length + -length % 8 - self._padding.shape[1]) > 0:
             self._padding = torch.cat([self._padding, like.new_full((self.slots, missing), -math.inf)], dim=1)
         self._positions[new] = 0
@@ -277,11 +279,12 @@ class LiveBeams:
 
 
 _DENSE_BLOCK = 8
-"""Positions in a block that is always read whole: a larger one is read in vain, smaller ones take more products."""
+"""Positions in a block that is always read whole: a larger block reads unused entries, smaller ones need more
+products."""
 
 
 class KeptWeights:
-    """The place where an attention to the memory leaves the `weights` [batch, queries, source] of its latest use.
+    """Holder in which an attention to the memory stores the `weights` [batch, queries, source] of its latest use.
 
     They are those before dropout, of one head, counted from 0, or the mean over all.
     """
@@ -291,14 +294,14 @@ class KeptWeights:
         self.weights: Tensor | None = None
 
     def take(self, weights: Tensor) -> None:
-        """Keep what is wanted of `weights` [batch, heads, queries, source]."""
+        """Keep the requested part of `weights` [batch, heads, queries, source]."""
         self.weights = weights.mean(dim=1) if self.head is None else weights[:, self.head]
 
 
 class CrossAttentionCache:
     """Keys and values of the memory, [batch, heads, source, d_head]: one row per sentence, shared by its beams.
 
-    `mask` hides padding, if there is any; attention weights are left in `kept`, if given.
+    `mask` hides padding, if any; attention weights are stored in `kept`, if given.
     """
 
     def __init__(self, key: Tensor, value: Tensor, mask: Mask | None, kept: KeptWeights | None = None) -> None:
@@ -338,7 +341,7 @@ class LiveMemory(CrossAttentionCache):
         self._refresh()
 
     def _resized(self, like: Tensor) -> list[Tensor]:
-        """Return buffers exactly as wide as the longest source: matrix products are fastest on dense factors."""
+        """Return buffers exactly as wide as the longest source, since matrix products are fastest on dense factors."""
         shape = (self.live.room, like.shape[1], self.live.source, like.shape[3])
         larger = [like.new_zeros(shape), like.new_zeros(shape)]
         for new, old in zip(larger, self._buffers, strict=False):
@@ -361,8 +364,8 @@ class KeyValueBlock(NamedTuple):
 class SelfAttentionCache:
     """Keys and values of the tokens that the live hypotheses were fed, in the order of LiveBeams.
 
-    They lie in blocks of a fixed number of positions; when one is full another is added, so nothing is copied but where
-    there are more sentences than ever before.
+    They are stored in blocks of a fixed number of positions. When one is full, another is added, so nothing is copied
+    unless there are more sentences than ever before.
     """
 
     def __init__(self, live: LiveBeams) -> None:
@@ -375,12 +378,12 @@ class SelfAttentionCache:
         The last block may end with entries of later positions, which `LiveBeams.seen` hides.
         """
         live, beams = self.live, self.live.beam_size
-        # oneDNN copies factors that are not dense before it multiplies them in bf16, so these are read as whole blocks.
+        # oneDNN copies factors that are not dense before it multiplies them in bf16, so whole blocks are read.
         whole = key.dtype == torch.bfloat16 and key.device.type == "cpu"
         size = _DENSE_BLOCK if whole else BLOCK
         number, place = divmod(live.longest, size)
         if number == len(self._blocks):
-            # Not empty memory: hidden entries have weight 0, but 0 times a NaN found there is NaN.
+            # Not uninitialised memory: hidden entries have weight 0, but 0 times a NaN is NaN.
             shape = (live.room, key.shape[1], size * beams, key.shape[3])
             self._blocks.append(KeyValueBlock(key.new_zeros(shape), value.new_zeros(shape)))
         begin, end = place * beams, place * beams + key.shape[2]
@@ -406,7 +409,8 @@ class SelfAttentionCache:
             return
         live = self.live
         needed = 1 + live.longest // (self._blocks[0].key.shape[2] // live.beam_size)
-        # The others were those of sentences that were further. Twice as many stay, since the longest comes and goes.
+        # Further blocks belonged to longer sentences that have left. Twice as many are kept, since the longest length
+        # varies.
         del self._blocks[2 * needed :]
         if (missing := live.room - len(self._blocks[0].key)) > 0:
             self._blocks = [
@@ -415,7 +419,7 @@ class SelfAttentionCache:
             ]
 
     def follow(self, parents: Tensor) -> None:
-        """Do nothing: when beams change places, their masks change, not the entries."""
+        """Do nothing: when beams are reordered, their masks change, not the entries."""
 
     def keep(self, moves: RowMoves) -> None:
         """Move rows."""
@@ -437,7 +441,7 @@ class StateCache:
         `x` [N, K or 1, d_model] is the new position.
         """
         if self.state is None:
-            # In a half type a growing sum would stand still, and a cell would not decay.
+            # In a half type, a growing sum would stop growing and a cell would not decay.
             dtype = torch.promote_types(x.dtype, torch.float32)
             self.state = x.new_zeros(self.live.slots, self.live.beam_size, x.shape[2], dtype=dtype)
         return self.state[: self.live.count]

@@ -41,12 +41,12 @@ class QueryKeyScaling(nn.Module):
 
     Args:
         norm: "layer", "rms": LN or RMSNorm with a learned gain and no bias, one for queries and one for keys; the
-            division of the logits by sqrt(d_head) stays (Dehghani et al. 2023). "l2": queries and keys of length 1,
-            and one learned factor g of the logits in place of that division (Henry et al. 2020). "none": neither.
+            division of the logits by sqrt(d_head) stays (Dehghani et al. 2023). "l2": queries and keys have length 1,
+            and one learned factor g of the logits replaces that division (Henry et al. 2020). "none": neither.
         length: L in the initial value log2(L^2 - L) of g, the 97.5th percentile of sentence lengths; at least 2.
         per_dimension: also multiply queries by softplus(a) / softplus(0), a [d_head] learned from 0 (lingvo).
-        value_norm: normalise values too, as "layer" or "rms" says (HybridNorm, Zhuo et al. 2025).
-        epsilon: of the norms; with "l2" a shorter query or key is divided by this.
+        value_norm: also normalise values, by "layer" or "rms" (HybridNorm, Zhuo et al. 2025).
+        epsilon: epsilon of the norms; with "l2", a shorter query or key is divided by it.
     """
 
     roles: ClassVar[Roles] = {"factor": Role.WIRING, "dimensions": Role.WIRING}
@@ -84,11 +84,11 @@ class QueryKeyScaling(nn.Module):
         return scaled.to(query.dtype)
 
     def key(self, key: Tensor) -> Tensor:
-        """Return `key` scaled, likewise."""
+        """Return `key` scaled, in the same shape and type."""
         return self._normalised(key, self.key_norm).to(key.dtype)
 
     def value(self, value: Tensor) -> Tensor:
-        """Return `value` normalised, likewise."""
+        """Return `value` normalised, in the same shape and type."""
         return self._by(self.value_norm, value).to(value.dtype)
 
     def _normalised(self, x: Tensor, norm: nn.LayerNorm | nn.RMSNorm | None) -> Tensor:
@@ -97,7 +97,7 @@ class QueryKeyScaling(nn.Module):
         return self._by(norm, x)
 
     def _by(self, norm: nn.LayerNorm | nn.RMSNorm | None, x: Tensor) -> Tensor:
-        # Under autocast queries and keys are of a half type, the gain is fp32: RMSNorm has no fused kernel for both.
+        # Under autocast, queries and keys have a half type, the gain is fp32; RMSNorm has no fused kernel for both.
         return x if norm is None else norm(x.to(norm.weight.dtype))
 
 
@@ -105,7 +105,7 @@ ValueResidualKind = Literal["half", "learned", "single"]
 
 
 class FirstValues:
-    """The place where the first layer leaves V_1 [batch, heads, length, d_head] for those above, in each pass."""
+    """Holder in which the first layer stores V_1 [batch, heads, length, d_head] for the layers above, in each pass."""
 
     def __init__(self) -> None:
         self.values: Tensor | None = None
@@ -114,13 +114,13 @@ class FirstValues:
 class ValueResidual(nn.Module):
     """The values V_n' that layer n attends to, from its projections V_n and those of the first layer.
 
-    V_1' = V_1, and above it (ResFormer, Zhou et al. 2024, and the authors' code)
+    V_1' = V_1, and in the layers above (ResFormer, Zhou et al. 2024, and the authors' code)
 
         half      V_n' = V_1 / 2 + V_n / 2
         learned   V_n' = a V_1 + b V_n, both numbers trained from 1/2
         single    V_n' = V_1: there is no value map above the first layer (SVFormer)
 
-    Gradients flow into V_1 from every layer. Norms of values (`attention.value_norm`) come before, in each layer.
+    Gradients flow into V_1 from every layer. Norms of values (`attention.value_norm`) are applied first, in each layer.
     """
 
     roles: ClassVar[Roles] = {"shares": Role.WIRING}
@@ -139,7 +139,7 @@ class ValueResidual(nn.Module):
         return self.first or self.kind != "single"
 
     def forward(self, own: Sequence[Tensor], first: FirstValues) -> Tensor:
-        """Return V_n' [batch, heads, length, d_head], `own` being V_n of that shape, or nothing where there is none."""
+        """Return V_n' [batch, heads, length, d_head]; `own` is V_n of that shape, or None without a value map."""
         if self.first:
             (first.values,) = own
         assert first.values is not None, "no first layer has been called in this pass"
@@ -159,7 +159,7 @@ def _attended_values(residual: ValueResidual | None, own: Sequence[Tensor], firs
 
 
 EXPLICIT_MAX_LENGTH = 256
-"""On CPU, sequences up to this long are attended to by explicit products, with dropout longer ones too
+"""On CPU, attention uses explicit products up to this sequence length, and at any length with dropout
 (benchmarks/attention_kernel.py)."""
 
 _wanted_explicit = False
@@ -199,13 +199,13 @@ def attend(
         key: [batch, heads, keys, d_head].
         value: the same shape.
         mask: hides keys; its bias broadcasts to [batch, heads, queries, keys]. None: nothing is hidden.
-        dropout: on the attention weights.
+        dropout: probability of dropping an attention weight.
         need_weights: also return the weights before dropout.
 
-    The kernel is chosen by device and length: on CPU the backward pass of scaled_dot_product_attention costs more than
-    explicit products at sentence length, and with dropout, for which it has no kernel, at any; elsewhere, and for long
-    inputs, its memory use wins. On a GPU flash attention hides the future itself and, in half types without dropout,
-    padding; it takes no bias.
+    The kernel is chosen by device and length. On CPU, the backward pass of scaled_dot_product_attention costs more than
+    explicit products at sentence length, and at any length with dropout, for which it has no kernel. Elsewhere, and for
+    long inputs, it wins by using less memory. On a GPU flash attention hides the future itself and, in half types
+    without dropout, padding; it takes no bias.
     """
     bias = None if mask is None else mask.bias
     p = dropout.p if dropout.training else 0.0
@@ -221,7 +221,7 @@ def attend(
     if bias is not None:
         logits = logits + bias
     weights = torch.softmax(logits, dim=-1)
-    # The bias may be of a wider type than the values, which packed projections give in bf16; so then are the weights.
+    # The bias, and so the weights, may have a wider type than the values, which packed projections return in bf16.
     context = torch.matmul(dropout(weights).to(value.dtype), value)
     return AttentionResult(context, weights if need_weights else None)
 
@@ -229,9 +229,9 @@ def attend(
 def attend_to_blocks(
     query: Tensor, blocks: Sequence[KeyValueBlock], bias: Tensor | None, dropout: Dropout
 ) -> tuple[Tensor, Tensor]:
-    """Return what `attend` does for keys and values in several tensors, and the weights after dropout.
+    """Return the result of `attend` for keys and values in several tensors, and the weights after dropout.
 
-    It is for the few queries of a decoding step, K beams: explicit products, the softmax over all blocks together.
+    Meant for the few queries of a decoding step, K beams: explicit products and one softmax over all blocks.
     """
     scaled = query * query.shape[-1] ** -0.5
     logits = [torch.matmul(scaled, block.key.transpose(-2, -1)) for block in blocks]
@@ -259,7 +259,7 @@ def _flash_takes(query: Tensor, dropout: float) -> bool:
 
 
 def _attend_between(query: Tensor, key: Tensor, value: Tensor, bounds: SequenceBounds) -> Tensor:
-    # Here, since it imports torch's compiler: more than a second, which every command on a CPU would wait for.
+    # Imported here because it imports torch's compiler, for which every command on a CPU would wait over a second.
     from torch.nn.attention.varlen import varlen_attn
 
     batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
@@ -270,12 +270,12 @@ def _attend_between(query: Tensor, key: Tensor, value: Tensor, bounds: SequenceB
         value.transpose(1, 2).flatten(0, 1),
     )
     context = varlen_attn(q, k, v, bounds.queries, bounds.keys, queries, keys)
-    assert isinstance(context, Tensor)  # a tuple comes back only where more is asked for
+    assert isinstance(context, Tensor)  # returns a tuple only if more is requested
     return context.unflatten(0, (batch, queries)).transpose(1, 2)
 
 
 class OwnCache(Protocol):
-    """The state of the live hypotheses that attention to the target keeps between decoding steps."""
+    """The state of live hypotheses that attention to the target keeps between decoding steps."""
 
     def admit(self, rows: slice) -> None:
         """Start new sentences, which have `rows` among the live ones."""
@@ -322,22 +322,22 @@ def join_heads(x: Tensor) -> Tensor:
 
 def _joined_for(x: Tensor, context: Tensor) -> Tensor:
     joined = join_heads(context)
-    # Compiled attention gives fp32, also in a model that is bf16 throughout. Beside packed maps, which read either, the
-    # stream is fp32 and nothing is converted.
+    # Compiled attention returns fp32 even in a model that is entirely bf16. With packed maps, which read either type,
+    # the stream is fp32 and nothing is converted.
     return joined if x.dtype == torch.float32 else joined.to(x.dtype)
 
 
 class SelfAttention(OwnAttention):
     """Attention of a sequence to itself; query, key and value maps are one matrix `qkv_proj` [3 d_model, d_model].
 
-    Where `residual` says that there is no value map it is [2 d_model, d_model].
+    If `residual` has no value map, the matrix is [2 d_model, d_model].
 
     Args:
         d_model: width of input and output.
         heads: number of heads; divides d_model.
-        dropout: on the attention weights.
+        dropout: probability of dropping an attention weight.
         linear: makes the linear maps.
-        scaling: of queries, keys and values.
+        scaling: scales queries, keys and values.
         rotary: rotation of queries and keys by their positions.
         residual: joins the values to those of the first layer.
         out: makes the output map; None: as `linear`.
@@ -427,7 +427,7 @@ class SelfAttention(OwnAttention):
 class CrossAttention(nn.Module):
     """Attention of the decoder to the memory; key and value maps are one matrix `kv_proj` [2 d_model, d_memory].
 
-    Where `residual` says that there is no value map it is [d_model, d_memory]. Other arguments are as in SelfAttention.
+    If `residual` has no value map, the matrix is [d_model, d_memory]. Other arguments are as in SelfAttention.
 
     Args:
         d_memory: width of the memory (the encoder's d_model).
@@ -460,7 +460,7 @@ class CrossAttention(nn.Module):
     def remember(
         self, memory: Tensor, mask: Mask | None, kept: KeptWeights | None = None, first: FirstValues | None = None
     ) -> CrossAttentionCache:
-        """Project `memory` [batch, source, d_memory] once; `mask` hides its padding, `kept` will have the weights."""
+        """Project `memory` [batch, source, d_memory] once; `mask` hides padding, and `kept` receives the weights."""
         key, *value = (split_heads(part, self.heads) for part in self.kv_proj(memory).chunk(self.maps, dim=-1))
         if self.scaling is not None:
             key, value = self.scaling.key(key), [*map(self.scaling.value, value)]

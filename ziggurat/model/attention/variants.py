@@ -1,4 +1,4 @@
-"""Relative positions, and what stands in for self-attention in decoders: averages, merged attention, SSRU."""
+"""Relative positions, and replacements for self-attention in decoders: averages, merged attention, SSRU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RelativeAttention(SelfAttention):
     3 and 4). The tables [2k + 1, d_head] are shared by the heads. No tensor is [length, length, d_head]: the
     product of queries and table is spread over the keys by distance, and the weights are summed by distance.
 
-    Arguments are those of SelfAttention, `clip`, which is k, and `values`: whether there is the table s. Scaling and
+    Arguments are those of SelfAttention, `clip` (k), and `values` (whether the table s exists). Scaling and
     value residual leave the tables as they are.
     """
 
@@ -65,7 +65,7 @@ class RelativeAttention(SelfAttention):
             relative = relative + mask.bias
         if self.value_table is None:
             return attend(query, key, value, Mask(relative), self.dropout).context
-        # Both sums over the keys, of values and of the table, need the weights with the same ones dropped.
+        # Both sums over the keys, of values and of the table, need the same dropout mask on the weights.
         context, weights = attend_to_blocks(query, [KeyValueBlock(key, value)], relative, self.dropout)
         return context + self._of_distances(weights, index)
 
@@ -80,7 +80,7 @@ class RelativeAttention(SelfAttention):
     def _relative(self, query: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits that depend on distance, [batch, heads, queries, keys], and rows of the tables.
 
-        `distance` of the keys from the queries broadcasts to that shape, and so has the row of each of them.
+        `distance` of the keys from the queries broadcasts to that shape, as do the rows.
         """
         index = (distance.clamp(-self.clip, self.clip) + self.clip).expand(*query.shape[:3], -1)
         return torch.matmul(query * query.shape[-1] ** -0.5, self.key_table.t()).gather(-1, index), index
@@ -88,7 +88,7 @@ class RelativeAttention(SelfAttention):
     def _of_distances(self, weights: Tensor, index: Tensor) -> Tensor:
         """Return the part of the context that depends on distance, [batch, heads, queries, d_head]."""
         assert self.value_table is not None
-        # Summed in fp32: many small weights fall on the two clipped distances, and a half type would lose them.
+        # Summed in fp32, because many small weights fall on the two clipped distances and a half type would lose them.
         summands = weights.to(torch.promote_types(weights.dtype, torch.float32))
         by_distance = summands.new_zeros(*weights.shape[:3], 2 * self.clip + 1).scatter_add(-1, index, summands)
         return torch.matmul(by_distance.to(weights.dtype), self.value_table)
@@ -108,7 +108,7 @@ def causal_average(x: Tensor, mask: Tensor | None = None) -> Tensor:
 
     With `mask` [batch, length], True at real positions, the mean is of real positions only and the others are zero.
     """
-    # A cumulative sum in a half type would stop growing: small addends vanish beside a large sum.
+    # A cumulative sum in a half type would stop growing: small addends vanish when added to a large sum.
     dtype = torch.promote_types(x.dtype, torch.float32)
     if mask is None:
         count = torch.arange(1, x.shape[1] + 1, device=x.device)
@@ -197,10 +197,10 @@ class SimplifiedAverageAttention(OwnAttention):
 
 
 class TargetView(Protocol):
-    """All that a decoder layer sees besides the stream.
+    """Everything a decoder layer sees besides the stream.
 
-    That is everything at once in training (WholeTarget), one step at a time in decoding
-    (ziggurat.model.transformer.DecoderLayerCache). A layer asks its view to attend, and so has one `forward` for both.
+    In training this is the whole target (WholeTarget), in decoding one step at a time
+    (ziggurat.model.transformer.DecoderLayerCache). A layer asks its view to attend, so one `forward` serves both.
     """
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
@@ -214,12 +214,12 @@ class WholeTarget(NamedTuple):
     """All target positions at once.
 
     Attributes:
-        future: hides it.
+        future: mask that hides future positions.
         memory: [batch, source, d_memory].
-        padding: hides that of the memory.
-        first: where the first layer leaves its values of the target, if there is a value residual.
+        padding: mask that hides the memory's padding.
+        first: holds the first layer's values of the target, if there is a value residual.
         first_of_memory: the same for those of the memory.
-        kept: where attention to the memory leaves its weights.
+        kept: receives the weights of attention to the memory.
     """
 
     future: Mask
@@ -288,8 +288,8 @@ class MergedAverageAttention(MergedAttention):
         if self.v_proj is not None:
             return self.v_proj(x)
         # Where linear maps have a scalar shift (Fixup) only the matrix is shared; the shift stays with the memory. A
-        # second one, before x, would add nothing new: the weights of either attention sum to 1, so both shifts would
-        # add the same vector to the result.
+        # second one, before x, would add nothing: the weights of either attention sum to 1, so both shifts would add
+        # the same vector to the result.
         shared = self.cross.kv_proj
         assert not isinstance(shared, NormedLinear)
         return shared.part(x, 1, 2)
@@ -338,9 +338,9 @@ class Ssru(OwnAttention):
         return cache.append(*self._inputs(x)).relu().to(x.dtype)
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the cells gain, and what they keep of themselves."""
+        """Return the amount added to each cell, and the share of itself that each keeps."""
         value, gate = self.v_proj(x), self.gate_proj(x)
-        # A gate in a half type is 1 from 0.998 on (bf16): its cell would forget nothing, and take nothing in.
+        # In a half type, a gate above 0.998 (bf16) is 1: its cell would forget nothing and take nothing in.
         wide = torch.promote_types(gate.dtype, torch.float32)
         gate = gate.to(wide)
         return torch.sigmoid(-gate) * value.to(wide), torch.sigmoid(gate)

@@ -1,1 +1,1 @@
-"""Speed alone: CPU kernels, packed and int8 maps, and which precision is fastest. Results differ by rounding."""
+"""Optimisations only: CPU kernels, packed and int8 maps, the fastest precision. Results differ by rounding."""

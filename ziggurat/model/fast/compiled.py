@@ -1,7 +1,7 @@
 """Compiled inner loops of translation on a CPU (compiled.c): linear maps, and attention of a decoding step.
 
 The library is built with the package, where there is a C compiler (hatch_build.py); without it, or on a processor that
-lacks the instructions, PyTorch's operators do the same, more slowly. Nothing here can be trained.
+lacks the instructions, PyTorch's operators do the same, only more slowly. Nothing here can be trained.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ziggurat.model.attention.cache import KeyValueBlock
 
 LIBRARY = Path(__file__).with_name("_compiled.so")
-"""LIBRARY is the library, if it was built."""
+"""LIBRARY is the path of the compiled library, which exists if it was built."""
 
 Precision = Literal["float32", "bfloat16", "int8"]
 """Precision of the products; with `int8`, weights and inputs have 8 bits and sums 32."""
@@ -60,18 +60,18 @@ class _Shape(ctypes.Structure):
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """Return the library, or why there is none."""
+    """Return the library, or the reason it is unavailable."""
     if not LIBRARY.is_file():
         return None, "was not compiled"
     try:
-        # The library has no OpenMP of its own: PyTorch, imported above, has made its own visible to all.
+        # The library does not link OpenMP: PyTorch, imported above, has made its copy visible to all.
         found = ctypes.CDLL(str(LIBRARY))
         found.source.restype = ctypes.c_char_p
         compiled_from = found.source().decode()
         source = LIBRARY.with_name("compiled.c").read_bytes()
     except (OSError, AttributeError) as error:
         return None, f"cannot be used ({error})"
-    # Of another version its functions may take other arguments.
+    # The functions of another version may take other arguments.
     if compiled_from != hashlib.sha256(source).hexdigest():
         return None, "was compiled from another version of the source"
     found.linear.argtypes = [_ADDRESS, _ADDRESS, _LONG, _LONG, _ADDRESS, _INT]
@@ -84,7 +84,7 @@ _library, _problem = _load()
 
 
 def notice() -> str:
-    """Return a sentence where translation on this Linux machine is slower than it could be; else ""."""
+    """Return a sentence if translation on this Linux machine is slower than it could be, otherwise ""."""
     if not _problem or not sys.platform.startswith("linux"):
         return ""
     return f'translation could be faster: {LIBRARY.name} {_problem} (docs/install.md, "Compiled loops")'
@@ -94,21 +94,21 @@ def multiplies(precision: Precision) -> bool:
     """Return whether CompiledLinear works here: AVX-512 for fp32, with its extensions BF16 and VNNI for the others."""
     if _library is None or not _library.supported(_TYPES[precision]):
         return False
-    # With AMX, oneDNN's products in these types are several times as fast as any with vectors.
+    # With AMX, oneDNN's products in these types are several times as fast as vector instructions.
     return precision == "float32" or not torch.cpu._is_amx_tile_supported()
 
 
 def attends(query: Tensor, key: Tensor, bias: Tensor | None) -> bool:
-    """Return whether `attend` takes these: on a CPU, fp32 or bf16, no gradients, heads as wide as a multiple of 16."""
+    """Return whether `attend` accepts these: on a CPU, fp32 or bf16, no gradients, head width a multiple of 16."""
     return (
         _library is not None
-        and type(query) is Tensor  # not one that records what is done to it
+        and type(query) is Tensor  # not a tensor subclass that records operations
         and query.device.type == "cpu"
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and query.dtype in _FLOATS
         and key.dtype in _FLOATS
-        and (bias is None or bias.dtype == torch.float32)  # it is not in a model that is bf16 throughout
+        and (bias is None or bias.dtype == torch.float32)  # the bias is not fp32 in a model that is entirely bf16
         and query.shape[-1] % 16 == 0
     )
 
@@ -118,7 +118,7 @@ def attend(query: Tensor, blocks: Sequence[KeyValueBlock], bias: Tensor | None) 
 
     Args:
         query: [N, heads, K, d_head], of any strides with rows of d_head dense.
-        blocks: keys and values [N, heads, entries, d_head] each; entries of all stand one behind the other.
+        blocks: keys and values, [N, heads, entries, d_head] each; their entries are concatenated.
         bias: [N or 1, 1, K or 1, entries of all], fp32; entries with -inf are never read. None: 0.
 
     Raises ValueError for tensors of other shapes, types, devices or strides: C would read beyond them.
@@ -171,16 +171,16 @@ def attend(query: Tensor, blocks: Sequence[KeyValueBlock], bias: Tensor | None) 
 class CompiledLinear(nn.Module):
     """x W^T + b with products in fp32, bf16 or bytes, and sums in 32 bits.
 
-    Bytes have a scale for every row of W and, at run time, for every row of x: |largest| / 127. A row's scale is its
-    own, so that a sentence's result does not depend on its neighbours in the batch.
+    Bytes have a scale for every row of W and, at run time, for every row of x: |largest| / 127. Scales are per row, so
+    that a sentence's result does not depend on its neighbours in the batch.
 
     Args:
         weight: W [out, in].
         bias: b [out].
-        precision: of the products.
-        positive: inputs are never negative, so with `int8` all 8 bits are for their magnitude.
+        precision: precision of the products.
+        positive: inputs are never negative, so with `int8` all 8 bits hold their magnitude.
         relu: negative results become 0.
-        narrow: results are bf16; else they are fp32.
+        narrow: results are bf16, otherwise fp32.
     """
 
     def __init__(
@@ -196,21 +196,21 @@ class CompiledLinear(nn.Module):
         super().__init__()
         out, width = weight.shape
         numbers = _NUMBERS[precision]  # in 32 bits
-        # Filled up with zeros, so that the inner loop has no last panel or group of another size.
+        # Padded with zeros, so that the inner loop has no last panel or group of another size.
         panels, groups = -(-out // _PANEL), -(-width // numbers)
         full = torch.zeros(panels * _PANEL, groups * numbers, dtype=torch.float32, device="cpu")
         full[:out, :width] = weight.detach()
         self.bias = full.new_zeros(len(full))
         if bias is not None:
             self.bias[:out] = bias.detach()
-        scale = shift = torch.empty(0)  # for bytes alone; no view, which would keep all of `full`
+        scale = shift = torch.empty(0)  # for bytes only; not a view, which would keep all of `full` in memory
         if precision == "int8":
             full, step = whole_rows(full)
             scale = step.squeeze(1)
             shift = full.sum(1).to(torch.int32) * (0 if positive else CENTRE)  # whole numbers below 2^24: exact
         self.scale, self.shift = scale, shift
-        # Not buffers: they can be neither moved nor saved. [panels, groups, PANEL], a group as one number of 32 bits:
-        # moving those is three times as fast as moving the numbers.
+        # Not buffers: they can be neither moved nor saved. [panels, groups, PANEL], a group stored as one 32-bit
+        # number: moving those is three times as fast as moving the elements.
         typed = full.to(getattr(torch, precision)).view(torch.int32)
         self.weight = typed.view(panels, _PANEL, groups).transpose(1, 2).contiguous()
         self.in_features, self.out_features, self.precision = width, out, precision

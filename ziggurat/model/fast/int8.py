@@ -1,7 +1,6 @@
-"""Numbers in bytes: how rows are quantised, and maps that compute with quantised rows while they are trained.
+"""Int8 quantisation: how rows are quantised, and maps that compute with quantised rows during training.
 
-The maps in bytes of inference are those of ziggurat.model.fast.compiled, and of ziggurat.model.fast.packed where that
-is not built.
+Inference uses the int8 maps of ziggurat.model.fast.compiled, or of ziggurat.model.fast.packed where that is not built.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ SMALLEST = 1e-30
 def whole_rows(rows: Tensor, *, halves_up: bool = False) -> tuple[Tensor, Tensor]:
     """Return `rows` [n, k] in whole numbers of steps, in their own type, and the step of each row [n, 1].
 
-    `halves_up`: a number half-way between two steps becomes the larger one, as inputs do; else the even one, as weights
-    do. A row with a number that is not finite becomes NaN.
+    `halves_up`: a number half-way between two steps becomes the larger one, as for inputs; otherwise the even one, as
+    for weights. A row with a number that is not finite becomes NaN.
     """
     step = rows.abs().amax(-1, keepdim=True).clamp(min=SMALLEST) / LEVELS
-    if halves_up:  # in the order of the engines, whose bytes are unsigned
+    if halves_up:  # same order of operations as the engines, whose bytes are unsigned
         return (rows * step.reciprocal() + (CENTRE + 0.5)).floor() - CENTRE, step
     return (rows / step).round(), step
 
 
 class _Rounded(torch.autograd.Function):
-    """Rows rounded to whole steps, as numbers again; the gradient passes as it is."""
+    """Rows rounded to whole steps and dequantised; the gradient passes unchanged."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -50,23 +49,22 @@ class _Rounded(torch.autograd.Function):
 
 
 def quantised_rows(x: Tensor) -> Tensor:
-    """Return `x` [..., k] with every row rounded to whole steps, in fp32 or wider; its gradient passes as it is."""
+    """Return `x` [..., k] with every row rounded to whole steps, in fp32 or wider; its gradient passes unchanged."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return _Rounded.apply(wide)  # type: ignore[no-untyped-call]
 
 
 def _sums(x: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> tuple[Tensor, ...]:
-    """Return the products of the rows of `x` [..., in], and what their gradients need: whole numbers and steps."""
+    """Return the products of the rows of `x` [..., in], and the whole numbers and steps that their gradients need."""
     with torch.autocast(x.device.type, enabled=False):
         inputs, input_step = whole_rows(x.reshape(-1, x.shape[-1]).to(weight.dtype), halves_up=True)
         weights, weight_step = whole_rows(weight)
-        # Whole numbers up to 127 are exact in bf16, too; the steps are only multiplied to their sums.
+        # Whole numbers up to 127 are also exact in bf16; only their sums are multiplied by the steps.
         y = product(inputs.to(compute), weights.to(compute)).to(weight.dtype) * weight_step.squeeze(1)
-        # As Int8Linear does it, to the last digit: or a number could round to another byte
-        # later on.
+        # Exactly as in Int8Linear, to the last digit; otherwise a number could later round to another byte.
         y = y * input_step if bias is None else torch.addcmul(bias, y, input_step)
     y = y.to(compute).view(*x.shape[:-1], weight.shape[0])
-    # As bytes: a quarter of the memory that an ordinary product keeps of its inputs.
+    # Saved as bytes: a quarter of the memory in which an ordinary product saves its inputs.
     return y, inputs.to(torch.int8), input_step, weights.to(torch.int8), weight_step
 
 
@@ -103,8 +101,8 @@ def _gradients(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
     return into_x, into_weight, into_bias, None
 
 
-# Registered operators, which torch.compile calls and does not look inside: it cannot trace an autograd function whose
-# shapes vary (torch 2.13).
+# Registered operators, which are opaque to torch.compile: it cannot trace an autograd function whose shapes vary (torch
+# 2.13).
 _LIBRARY = torch.library.Library("ziggurat", "FRAGMENT")
 _NAME = "ziggurat::quantised_linear"
 _LIBRARY.define(
@@ -116,13 +114,13 @@ torch.library.register_fake(_NAME, _shapes, lib=_LIBRARY)
 torch.library.register_autograd(_NAME, _gradients, setup_context=_keep, lib=_LIBRARY)
 
 STEP_BY_STEP: dict[Any, Callable[..., Any]] = {torch.ops.ziggurat.quantised_linear.default: _sums}
-"""As in ziggurat.model.lstm."""
+"""STEP_BY_STEP serves the same purpose as that of ziggurat.model.lstm."""
 
 
 def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x W^T + b by quantised rows, [..., out], for `x` [..., in], `weight` [out, in] and `bias` [out].
+    """Return x W^T + b with quantised rows, [..., out], for `x` [..., in], `weight` [out, in] and `bias` [out].
 
-    Under autocast the products, and the result, are of its type.
+    Under autocast, the products and the result have its type.
     """
     kind = x.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -130,10 +128,10 @@ def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 
 def quantise(model: nn.Module) -> None:
-    """Let every map of `model` that int8 translation has in bytes compute with quantised rows; it can be trained.
+    """Make every map of `model` that int8 translation quantises compute with quantised rows; it can be trained.
 
-    These are its linear maps, the output projection and the rows of the embeddings. Maps of other kinds stay as they
-    are (ziggurat.model.fast.packed.pack). Parameters and their names stay the same.
+    These are its linear maps, the output projection and the rows of the embeddings. Maps of other kinds are left
+    unchanged (ziggurat.model.fast.packed.pack). Parameters and their names stay the same.
     """
     for module in model.modules():
         if isinstance(module, Linear | OutputProjection):

@@ -1,4 +1,4 @@
-"""Linear maps packed for inference on CPUs, in fp32, bf16 or int8; those in int8 by ziggurat.model.fast.int8."""
+"""Linear maps packed for inference on CPUs, in fp32, bf16 or int8 (ziggurat.model.fast.int8)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HALF = 0.5
 
 
 def available(precision: Precision) -> bool:
-    """Return whether this CPU has instructions for `precision`, so that it is fast."""
+    """Return whether this CPU has instructions that make `precision` fast."""
     if not torch.backends.mkldnn.is_available():
         return False
     if precision == "bfloat16":
@@ -33,9 +33,9 @@ def available(precision: Precision) -> bool:
 def _padded(x: Tensor) -> tuple[int, Tensor]:
     """Return the number of rows of `x` [..., in], and these rows above zeros, an eighth more at most.
 
-    oneDNN compiles a kernel for every number of rows that it meets and keeps a thousand of them, as does PyTorch's own
-    cache (ideep), some hundred kilobytes each: a server, whose batches have every number of rows, grew by 300 MB. With
-    eight numbers to an octave both caches soon have all.
+    oneDNN compiles a kernel for every number of rows it meets and keeps a thousand of them, as does PyTorch's own cache
+    (ideep), at some hundred kilobytes each. A server, whose batches have every number of rows, grew by 300 MB. With
+    eight sizes per octave, both caches soon hold all of them.
     """
     rows = x.reshape(-1, x.shape[-1])
     count = len(rows)
@@ -47,7 +47,7 @@ def _padded(x: Tensor) -> tuple[int, Tensor]:
 class PackedLinear(nn.Module):
     """x W^T + b, and its positive part with `relu`; products in the type of `weight` W [out, in], fp32 or bf16.
 
-    With `narrow` results are left in that type; else they are fp32.
+    With `narrow`, results stay in that type, otherwise they are fp32.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool = False, narrow: bool = False) -> None:
@@ -67,7 +67,7 @@ class PackedLinear(nn.Module):
 
 
 class Int8Linear(nn.Module):
-    """x W^T + b in bytes, like CompiledLinear with `int8`, by oneDNN."""
+    """x W^T + b in bytes by oneDNN, like CompiledLinear with `int8`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, positive: bool = False, narrow: bool = False) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class PackedFeedForward(nn.Module):
 class PackedOutput(nn.Module):
     """hidden W^T + b (ziggurat.model.embedding.OutputProjection, whose matrix stays: the embedding may be the same).
 
-    `as_trained`: with `int8` the product is in bytes on every CPU, since the model was trained so.
+    `as_trained`: with `int8`, the product is in bytes on every CPU, because the model was trained that way.
     """
 
     def __init__(self, projection: OutputProjection, precision: Precision, *, as_trained: bool = False) -> None:
@@ -132,8 +132,8 @@ class PackedOutput(nn.Module):
         self.bias = projection.bias
         self.precision = precision
         self.as_trained = as_trained
-        # Without the compiled product in int8 only where it must be: scaling its sums takes one more pass over
-        # [rows, vocabulary].
+        # Without the compiled product, int8 only if required: scaling its sums takes one more pass over [rows,
+        # vocabulary].
         narrow = precision != "float32" and available("bfloat16")
         self.dtype = torch.bfloat16 if narrow else torch.float32
         self.map = self._of(self.weight, self.bias)
@@ -167,10 +167,10 @@ def packed(
 
 
 def make_fast(model: nn.Module, precision: Precision, *, as_trained: bool = False) -> None:
-    """Change `model`, in fp32 and evaluation mode, for translation alone: it can then no longer be trained or saved.
+    """Prepare `model`, in fp32 and evaluation mode, for translation only: it can no longer be trained or saved.
 
-    On a CPU its linear maps are packed; on a GPU bf16 is the whole model's type. `as_trained`: it was trained with
-    quantised rows (ziggurat.model.fast.int8), and with `int8` it computes the same.
+    On a CPU its linear maps are packed; on a GPU, bf16 becomes the type of the whole model. `as_trained`: it was
+    trained with quantised rows (ziggurat.model.fast.int8), and with `int8` it computes the same.
 
     Raises ConfigError when the model's device does not compute with `precision`.
     """
@@ -190,15 +190,15 @@ def make_fast(model: nn.Module, precision: Precision, *, as_trained: bool = Fals
 
 
 def pack(model: nn.Module, precision: Precision, *, as_trained: bool = False) -> None:
-    """Replace the linear maps of `model`, on a CPU and in fp32, by packed ones; it can then not be trained or saved.
+    """Replace the linear maps of `model`, on a CPU and in fp32, by packed ones; it can no longer be trained or saved.
 
-    Maps of other kinds (Fixup's with shifts, those of LSTM cells) stay as they are, in fp32. With `int8` and
-    `as_trained`, embeddings are bytes too, and nothing is rounded to bf16.
+    Maps of other kinds (Fixup's with shifts, those of LSTM cells) stay in fp32. With `int8` and `as_trained`,
+    embeddings are also bytes, and nothing is rounded to bf16.
     """
     if isinstance(model, MergedAverageAttention):
         model.separate_values()
     as_trained = as_trained and precision == "int8"
-    # In bf16, there is half as much of keys and values to read from memory at every step; training does not round them.
+    # In bf16, half as many bytes of keys and values are read at every step; training does not round them.
     halved = not as_trained and _attends_plainly(model) and available("bfloat16")
     narrow = {"qkv_proj", "q_proj", "kv_proj"} if halved else set()
     for name, child in model.named_children():
@@ -226,7 +226,7 @@ def _feed_forward(ffn: FeedForward, precision: Precision, as_trained: bool) -> P
 
 
 def _attends_plainly(module: nn.Module) -> bool:
-    """Return whether queries, keys and values are what linear maps give; others would have to be narrow too."""
+    """Return whether queries, keys and values are direct outputs of linear maps; others would have to be narrow too."""
     if type(module) is SelfAttention:
         return module.scaling is None and module.rotary is None and module.residual is None
     return isinstance(module, CrossAttention) and module.scaling is None and module.residual is None

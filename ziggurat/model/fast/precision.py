@@ -1,8 +1,8 @@
-"""The fastest precision of this machine, by the time of one product of each.
+"""The fastest precision on this machine, found by timing one product in each.
 
-Flags do not say it: of processors with AVX-512-BF16 and no AMX, some of Intel's run bf16 at half the speed of fp32,
-AMD's at twice. Rates are measured once in a process, in a tenth of a second, or up to some seconds on a processor that
-has to emulate bf16; they choose nothing but where a setting is `auto`.
+CPU flags do not show it: among processors with AVX-512-BF16 and no AMX, some of Intel's run bf16 at half the speed of
+fp32, AMD's at twice. Rates are measured once per process, in a tenth of a second, or a few seconds on a processor that
+emulates bf16. They decide nothing unless a setting is `auto`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from ziggurat.system.errors import ConfigError
 Widths = tuple[int, int]
 
 _FAR = {"float32": 1e-4, "bfloat16": 0.01, "int8": 0.04}
-"""Error of a product, relative to the norm, from which it is wrong: rounding makes 0.003 in bf16, 0.013 in int8."""
+"""Error of a product, relative to the norm, above which it is wrong: rounding causes 0.003 in bf16, 0.013 in int8."""
 _TAIL_ROWS, _WIDEST, _TAIL = 77, 4096, 64
-"""Rows of the products that are checked, no multiple of anything a kernel goes by; the most columns of a matrix; and
-the block of which a wider one, which is narrowed, keeps its rest, since kernels go wrong in the rest."""
+"""Rows of the checked products, not a multiple of any kernel's block; the most columns of a matrix; and the block
+modulo which a narrowed matrix keeps its width, because kernels fail in the remainder."""
 _WORTH = 1.15
-"""Ratio of rates from which a precision counts as faster. Three looks on one machine under load found 1.87, 1.91 and
-2.21: where the true ratio is near this one, the choice may be another at the next look."""
+"""Ratio of rates above which a precision counts as faster. Three measurements on one machine under load gave 1.87, 1.91
+and 2.21: if the true ratio is near the threshold, the choice may differ between measurements."""
 _SECONDS = 0.03
 _ROWS = 256
 _MOST = 1 << 22
-"""Largest matrix: those of wider models are made smaller, in both widths, and have a quarter of the rows. A call then
-takes milliseconds."""
+"""Largest matrix that is timed: those of wider models are shrunk in both dimensions and get a quarter of the rows, so
+that a call takes milliseconds."""
 
 
 @functools.cache
 def training_rates(widths: Widths) -> Mapping[str, float]:
     """Return the operations per second of one CPU thread, in a linear map forward and backward, in fp32 and bf16.
 
-    `widths`: input and output of the map, d_model and d_ff of the model; in narrow ones bf16 gains nothing.
+    `widths`: input and output of the map, d_model and d_ff of the model; in narrow models bf16 gains nothing.
     """
     rows, widths = _shape(widths)
 
@@ -64,7 +64,7 @@ def training_rates(widths: Widths) -> Mapping[str, float]:
 def decoding_rates(widths: Widths) -> Mapping[str, float]:
     """Return the operations per second of one CPU thread in a packed linear map of `widths`, by precision.
 
-    int8 is not tried: it is for users who accept that it changes translations, never for its speed alone.
+    int8 is not tried: it is for users who accept that it changes translations, never chosen for speed alone.
     """
     rows, widths = _shape(widths)
     x, weight = _like(rows, widths[0]), _like(widths[1], widths[0])
@@ -76,10 +76,10 @@ def decoding_rates(widths: Widths) -> Mapping[str, float]:
 def training_precision(
     device: torch.device, widths: Widths, maps: Callable[[], Iterable[Widths]]
 ) -> Literal["fp32", "bf16"]:
-    """Return what `training.precision: auto` stands for: bf16 where it is faster, else fp32, which is more exact.
+    """Return what `training.precision: auto` stands for: bf16 if it is faster, otherwise fp32, which is more exact.
 
-    On a GPU it is bf16 where the hardware has it; nothing is measured there. On a CPU it is fp32 where one of `maps()`,
-    all of the model, is wrong in bf16; they are asked for where bf16 is faster alone.
+    On a GPU it is bf16 if the hardware supports it; nothing is measured there. On a CPU it is fp32 if one of `maps()`,
+    all maps of the model, is wrong in bf16; they are requested only if bf16 is faster.
     """
     if device.type == "cpu":
         worth = faster(training_rates(widths), "fp32") == "bf16"
@@ -90,10 +90,10 @@ def training_precision(
 def wrong_maps(maps: Iterable[Widths]) -> list[str]:
     """Return which linear maps this CPU computes wrongly in bf16, forward or backward, and by how much.
 
-    `maps` are their widths, input first; of one wider than 4,096 a part is tried, with the same rest of 64. Kernels for
-    some widths, on some processors, have had faults that no error tells of: oneDNN's with AMX where the inner width is
-    no multiple of 32 (its issue 5717), OpenVINO's on Zen 5 (its issue 38256). Compared with the same products in fp32;
-    no random number of training's is drawn.
+    `maps` are their widths, input first; a map wider than 4,096 is tested in part, with the same remainder modulo 64.
+    Kernels for some widths, on some processors, have had silent faults: oneDNN's with AMX if the inner width is not a
+    multiple of 32 (its issue 5717), OpenVINO's on Zen 5 (its issue 38256). Products are compared with the same ones in
+    fp32; training's random state is not touched.
     """
     return _told(maps, _error, _FAR["bfloat16"])
 
@@ -101,13 +101,13 @@ def wrong_maps(maps: Iterable[Widths]) -> list[str]:
 def wrong_packed(maps: Iterable[Widths], precision: Precision) -> list[str]:
     """Return which packed maps (ziggurat.model.fast.packed) this CPU computes wrongly in `precision`, and by how much.
 
-    As `wrong_maps` does; translation's kernels are others than training's.
+    Works like `wrong_maps`, but translation's kernels differ from training's.
     """
     return _told(maps, functools.partial(_packed_error, precision), _FAR[precision])
 
 
 def maps_of(model: torch.nn.Module) -> set[Widths]:
-    """Return the widths of a model's linear maps, input first; an embedding counts as the output map that it may be."""
+    """Return the widths of a model's linear maps, input first; embeddings count, as they may be output maps."""
     return {(tensor.shape[1], tensor.shape[0]) for tensor in model.parameters() if tensor.dim() == 2}
 
 
@@ -153,12 +153,12 @@ def _products(values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 def settled(
     asked: Precision | Literal["auto"], device: torch.device, widths: Widths, maps: Iterable[Widths]
 ) -> Precision:
-    """Return the precision of translation that `asked` stands for: `auto` is bfloat16 where it is faster, else float32.
+    """Return the translation precision that `asked` stands for: `auto` is bfloat16 if faster, otherwise float32.
 
-    Nothing is measured for another precision, or on a GPU. `maps` are all linear maps of the models; `auto` is float32
-    where this CPU computes one of them wrongly in bfloat16.
+    Nothing is measured for an explicit precision, or on a GPU. `maps` are all linear maps of the models; `auto` is
+    float32 if this CPU computes one of them wrongly in bfloat16.
 
-    Raises ConfigError for bfloat16 on a GPU that emulates it, and for a precision in which this CPU is wrong.
+    Raises ConfigError for bfloat16 on a GPU that emulates it, and for a precision that this CPU computes wrongly.
     """
     if device.type != "cpu":
         if asked == "bfloat16" and not has_bf16(device):
@@ -180,9 +180,9 @@ def settled(
 def decoding_notice(
     asked: Precision | Literal["auto"], chosen: Precision, device: torch.device, widths: Widths, *, hints: bool = True
 ) -> str:
-    """Return what `auto` has chosen, or that another precision, int8 apart, is faster on this device; else "".
+    """Return what `auto` has chosen, or that another precision except int8 is faster on this device; otherwise "".
 
-    `hints`: False where nobody would win by another precision; then nothing is measured for a hint.
+    `hints`: False if another precision would not help; then nothing is measured for a hint.
     """
     if asked == "auto":
         return f"precision: {chosen}, chosen by `auto`"
@@ -203,7 +203,7 @@ def faster(rates: Mapping[str, float], than: str) -> str | None:
 
 
 def precision_notice(chosen: str, device: torch.device, widths: Widths) -> str:
-    """Return how fast the precisions of training are on a CPU, and which to choose where another is faster."""
+    """Return how fast the precisions of training are on a CPU, and which to choose if another is faster."""
     if device.type != "cpu":
         faster_in_bf16 = chosen == "fp32" and has_bf16(device)
         return "this GPU is faster in bf16 than in fp32: `training.precision=bf16` or `auto`" if faster_in_bf16 else ""
@@ -220,7 +220,7 @@ def precision_notice(chosen: str, device: torch.device, widths: Widths) -> str:
 
 
 def speeds(rates: Mapping[str, float]) -> str:
-    """Return rates for people, such as `fp32 138, bf16 69 GFLOP/s a thread`."""
+    """Return rates in readable form, such as `fp32 138, bf16 69 GFLOP/s a thread`."""
     return ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in rates.items()) + " GFLOP/s a thread"
 
 
@@ -233,16 +233,16 @@ def _shape(widths: Widths) -> tuple[int, Widths]:
 
 
 def _like(rows: int, width: int) -> torch.Tensor:
-    """Return numbers of the size of activations, [rows, width], without drawing any: training's must not change."""
+    """Return numbers of the size of activations, [rows, width], without touching the random state of training."""
     return torch.linspace(-1.0, 1.0, rows * width).view(rows, width)
 
 
 def _rates(works: Mapping[str, Callable[[], object]], operations: int) -> dict[str, float]:
     """Return the operations per second of each work in its fastest call; a call takes `operations`.
 
-    In turns, by the fastest call, and with one thread, which waits for no other: on a machine that other programs use
-    too, threads that share a product take ten times as long now and then, whatever the precision. And by the thread's
-    own time, for the same reason: a choice that is kept for a whole run must not depend on what else ran just then.
+    Calls alternate, the fastest counts, and one thread runs, so that it never waits for another: on a shared machine,
+    threads that share a product occasionally take ten times as long, whatever the precision. For the same reason CPU
+    time is measured: a choice that is kept for a whole run must not depend on what else was running.
     """
     fastest = dict.fromkeys(works, float("inf"))
     threads = torch.get_num_threads()

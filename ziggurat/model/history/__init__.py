@@ -1,1 +1,1 @@
-"""Wiring across depth: the histories of a stack, and the transparent memory between the stacks."""
+"""Wiring across depth: histories within a stack, and transparent memory between the stacks."""

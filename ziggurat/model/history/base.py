@@ -1,4 +1,4 @@
-"""The history of a stack: its wiring across depth, from the outputs of layers so far to what the next layer reads."""
+"""The history of a stack: its wiring across depth, from the outputs of earlier layers to the next layer's input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ziggurat.system.errors import ConfigError
 
 @dataclass(frozen=True)
 class HistoryOptions:
-    """Numbers and makers of parts from which histories are built.
+    """Numbers and factories from which histories are built.
 
     Attributes:
         units: number L of layers (or sub-layers) of the stack.
@@ -27,10 +27,10 @@ class HistoryOptions:
         start: initial weights: 1/(l+1), 1, or 1 for the last layer and 0 for others.
         normalize_embedding: also normalise y_0 (sources) or the first combination (consumers).
         softmax: weights are the softmax of each row's parameters.
-        window: combine only the newest outputs, this many of them; None: all.
-        groups: weights per source, each for d_model/groups channels.
+        window: number of newest outputs to combine; None: all.
+        groups: number of weights per source, each for d_model/groups channels.
         period: layers per block; layers between depth-weighted combinations.
-        dilation: of the layers below, only every dilation-th is combined (depth-weighted).
+        dilation: combine only every dilation-th of the layers below (depth-weighted).
     """
 
     units: int
@@ -49,7 +49,7 @@ class HistoryOptions:
 
 
 class HistoryState(NamedTuple):
-    """The outputs of the layers so far: `kept`, what later combinations read of them, oldest first, and `latest`, y_l.
+    """The outputs of the layers so far: `kept`, those that later combinations read, oldest first, and `latest`, y_l.
 
     y_0 is the stack's input, y_l the output of layer l = `depth`, [batch, length, d_model] each.
     """
@@ -60,9 +60,9 @@ class HistoryState(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The input of a layer: the stream that it adds to, and what queries, keys and values of its self-attention read.
+    """The input of a layer: the stream that it adds to, and the input of its queries, keys and values.
 
-    All are [batch, length, d_model], before any norm; `attention` is None where self-attention reads the stream.
+    All are [batch, length, d_model], before any norm; `attention` is None if self-attention reads the stream.
     """
 
     stream: Tensor
@@ -72,10 +72,10 @@ class Reading(NamedTuple):
 class History(nn.Module, ABC):
     """The wiring of one stack across its depth.
 
-    A stack calls `start` with its input, `read` before each layer for what that layer reads, `push` with what it
-    gives, and `output` at the end. Decoding step by step makes the same calls with one position. With `unit: sublayer`
-    a "layer" here is a sub-layer. `start` and `push` keep the latest output alone; a kind that combines more replaces
-    them. What has no default would make a kind that said nothing a plain stack.
+    A stack calls `start` with its input, `read` before each layer to get the layer's input, `push` with the layer's
+    output, and `output` at the end. Step-by-step decoding makes the same calls with one position. With `unit:
+    sublayer`, a "layer" here is a sub-layer. `start` and `push` keep only the latest output; a kind that combines more
+    overrides them. Other methods have no default, which would silently turn an incomplete kind into a plain stack.
     """
 
     def start(self, x: Tensor) -> HistoryState:
@@ -91,14 +91,14 @@ class History(nn.Module, ABC):
         """Return the input of the next layer, [batch, length, d_model]."""
 
     def forward_as(self, seen: HistoryState, state: HistoryState) -> Tensor:
-        """Return `forward` of `state`, with the weights that the outputs `seen` give where weights depend on outputs.
+        """Return `forward` of `state`; weights that depend on outputs are computed from the outputs `seen`.
 
-        So that it is linear in `state`: for analyses that take a stream apart into its terms.
+        This makes it linear in `state`, for analyses that decompose a stream into its terms.
         """
         return self(state)
 
     def read(self, state: HistoryState) -> Reading:
-        """Return what the next layer reads; in all kinds but MUDD that is a single stream."""
+        """Return the next layer's input; in all kinds except MUDD it is a single stream."""
         return Reading(self(state))
 
     def output(self, state: HistoryState) -> Tensor:
@@ -109,22 +109,22 @@ class History(nn.Module, ABC):
     def table(self) -> Tensor | None:
         """Return the weights by which each layer reads the outputs below, [L+1, L+1].
 
-        Row l is of the input of layer l+1, the last one of the stack's output. Column k is the weight of y_k,
-        normalised where sources are; NaN where y_k is never read. Weights by groups of channels are averaged. None:
-        each layer reads the one below, or what it reads depends on what the outputs hold.
+        Row l describes the input of layer l+1, and the last row the stack's output. Column k is the weight of y_k
+        (normalised if sources are), NaN if y_k is never read. Weights of channel groups are averaged. None: each layer
+        reads the one below, or its weights depend on the values of the outputs.
         """
 
     @abstractmethod
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
         """Return the initial values, by name, of this history's parameters in a stack that has grown.
 
-        `old` are those of the shallower stack, whose `old_units` layers (or sub-layers) are the lowest ones of this.
-        Raises ConfigError where `old` is not of a history with the same options.
+        `old` are those of the shallower stack, whose `old_units` layers (or sub-layers) are the lowest of this stack.
+        Raises ConfigError if `old` comes from a history with other options.
         """
 
 
 class KeepingHistory(History):
-    """A history of which each reader may read every output below, weighted by what they hold."""
+    """A history in which each reader may read every output below, with weights that depend on their values."""
 
     def start(self, x: Tensor) -> HistoryState:
         """Keep y_0."""
@@ -139,13 +139,13 @@ class KeepingHistory(History):
         return self.forward_as(state, state)
 
     def table(self) -> None:
-        """Return None: the weights depend on what is read."""
+        """Return None: the weights depend on the values that are read."""
 
 
 def mixed(weights: Tensor, sources: Sequence[Tensor]) -> Tensor:
     """Return the sum of `sources`, each [..., d_model], weighted by position, in the type of the first, y_0.
 
-    `weights` are [..., sources]. For the backward pass only the sources are kept, which the layers that made them hold
+    `weights` are [..., sources]. Only the sources are saved for the backward pass, which the layers that made them hold
     anyway.
     """
     first, *others = sources
@@ -153,7 +153,7 @@ def mixed(weights: Tensor, sources: Sequence[Tensor]) -> Tensor:
     total = first * parts[0]
     for weight, y in zip(parts[1:], others, strict=True):
         total = torch.addcmul(total, y, weight)
-    return total.to(first.dtype)  # sums of blocks are fp32, also in a model that is bf16 throughout
+    return total.to(first.dtype)  # sums of blocks are fp32, even in a model that is entirely bf16
 
 
 def inherited(old: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:
@@ -171,10 +171,10 @@ def inherited(old: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Ten
 
 
 class _WeightedSum(torch.autograd.Function):
-    """sum_k w_k y_k, added up in one buffer, with the y_k alone saved for the backward pass.
+    """sum_k w_k y_k, accumulated in one buffer, with only the y_k saved for the backward pass.
 
-    The two other ways need memory for all layers once more: a chain of torch.addcmul builds each product that w_k's
-    gradient sums, and a stack of the outputs copies them.
+    Both alternatives need as much memory again for all layers: a chain of torch.addcmul builds each product that w_k's
+    gradient sums, and stacking the outputs copies them.
     """
 
     @staticmethod
@@ -206,7 +206,7 @@ def _into_weight(gradient: Tensor, term: Tensor, weights: Tensor) -> Tensor:
     """Return the gradient of one weight: a number, or [d_model] where each channel has its own."""
     if weights.dim() == 2:
         return (gradient * term).flatten(0, -2).sum(0, dtype=weights.dtype)
-    # One pass, without the product in memory; dot takes vectors of one type only.
+    # One pass, without the product in memory; dot requires both vectors to have one type.
     if gradient.dtype == term.dtype == weights.dtype:
         return torch.dot(gradient.reshape(-1), term.reshape(-1))
     return (gradient * term).sum(dtype=weights.dtype)

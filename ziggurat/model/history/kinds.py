@@ -1,7 +1,7 @@
-"""History kinds: what the next layer reads of y_0, the stack's input, and y_l, the output of layer l.
+"""History kinds: how the next layer's input depends on y_0, the stack's input, and y_l, the output of layer l.
 
     Latest                  layer l + 1 reads y_l
-    CrossModule             the same, and layer p + 1 also LN(y_0)
+    CrossModule the same, but layer p + 1 also reads LN(y_0)
     Dlcl, dense, average    layer l + 1 reads a combination G_l(y_0, ..., y_l)
     Blocks                  the same over blocks of layers
     TopOnly                 layers read y_l, only the stack's output is a combination
@@ -26,16 +26,16 @@ from ziggurat.model.history.base import History, HistoryOptions, HistoryState, i
 from ziggurat.model.roles import Role, Roles
 
 _SHARE_OF_ZEROS = 0.05
-"""The share under a softmax of the sources that would have weight 0 without it: no finite logit gives 0, and one that
-gives next to nothing hardly learns."""
+"""Share, under a softmax, of the sources that would otherwise have weight 0: no finite logit gives 0, and one that
+gives almost 0 hardly learns."""
 
 
 def _joined_logits(old: Tensor, added: int) -> Tensor:
-    """Return the logits `old` [sources, ...] with those of `added` more sources, together _SHARE_OF_ZEROS, behind."""
+    """Return the logits `old` [sources, ...] followed by those of `added` more sources, which share _SHARE_OF_ZEROS."""
     if not added:
         return old
-    # n added logits of value v have the share n e^v / (e^L + n e^v) = s, L being the logsumexp of the old ones, so
-    # v = L + log(s / (1 - s) / n).
+    # n added logits of value v have the share n e^v / (e^L + n e^v) = s, where L is the logsumexp of the old ones, so v
+    # = L + log(s / (1 - s) / n).
     share = math.log(_SHARE_OF_ZEROS / (1 - _SHARE_OF_ZEROS) / added)
     return torch.cat([old, (old.logsumexp(0, keepdim=True) + share).expand(added, *old.shape[1:])])
 
@@ -45,7 +45,7 @@ def _start_row(options: HistoryOptions, length: int) -> Tensor:
 
     `options.start` gives the weights of the newest `window` outputs, n of them: `average` 1/n, `one` 1, `last` 1 for
     the newest and 0 for the others. With `softmax` the parameters are logits: `one` starts uniform like `average`, and
-    with `last` the others have _SHARE_OF_ZEROS together. Parameters left of the window are 0 and never read.
+    with `last` the others share _SHARE_OF_ZEROS. Parameters left of the window are 0 and never read.
     """
     newest = min(length, options.window or length)
     row = torch.zeros(length)
@@ -66,17 +66,18 @@ def _start_row(options: HistoryOptions, length: int) -> Tensor:
 
 
 class Combination(History):
-    """A history that mixes outputs by weights; its kinds say which outputs, and when.
+    """A history that mixes outputs by weights; its subclasses define which outputs, and when.
 
-    Every output is kept, as combinations read it, until it leaves the window; kinds that combine fewer keep fewer. With
-    `learnable` false the weights are a buffer, which no optimiser and no file has: they follow from the configuration.
+    Every output is kept, in the form that combinations read, until it leaves the window; kinds that combine fewer keep
+    fewer. With `learnable` false the weights are a buffer, neither optimised nor saved, because they follow from the
+    configuration.
 
     Args:
         options: see HistoryOptions.
-        start: initial weights, first axes as the kind needs them, and an axis [groups] where `groups` > 1; None: no
+        start: initial weights, with leading axes as the kind needs them and an axis [groups] if `groups` > 1; None: no
             combination is ever formed.
-        normed: the indices that have a norm, of outputs y_k (sources) or of combinations (consumers).
-        last: largest index.
+        normed: indices of the outputs y_k (sources) or combinations (consumers) that have a norm.
+        last: the largest index.
     """
 
     roles: ClassVar[Roles] = {"weight": Role.WIRING}
@@ -84,7 +85,8 @@ class Combination(History):
 
     def __init__(self, options: HistoryOptions, start: Tensor | None, normed: Iterable[int], last: int) -> None:
         super().__init__()
-        # Numbers only: the makers belong to the builder of the model, and would be copied with every copy of this one.
+        # Keeps numbers only: the factories belong to the model builder and would be copied with every copy of this
+        # module.
         self.options = dataclasses.replace(options, norm=nn.Identity, dropout=nn.Identity)
         if options.learnable or start is None:
             self.register_parameter("weight", None if start is None else nn.Parameter(start))
@@ -92,7 +94,7 @@ class Combination(History):
             self.register_buffer("weight", start)
         having = set(normed)
         indices = range(0 if options.norm_at == "none" else last + 1)
-        # Identities fill the places without a norm, so that the number in a norm's name is its index.
+        # Identities fill the slots without a norm, so that the number in a norm's name is its index.
         self.norms = nn.ModuleList(options.norm() if k in having else nn.Identity() for k in indices)
         self.dropout = options.dropout()
 
@@ -133,7 +135,7 @@ class Combination(History):
     def _extended_norms(self, old: Mapping[str, Tensor], last: int) -> dict[str, Tensor]:
         """Return the norms' tensors, given those of a stack whose largest index is `last`: new ones copy its last.
 
-        The released loader of Li et al. 2020 resets the old last norm by an index slip; trained norms stay here.
+        The released loader of Li et al. 2020 resets the old last norm through an index slip; here trained norms stay.
         """
         return {
             f"norms.{k}.{name}": inherited(old, f"norms.{min(k, last)}.{name}", values.shape)
@@ -160,9 +162,9 @@ class Latest(History):
 class CrossModule(History):
     """Layers read the one below, and the first of the upper module y_p + LN(y_0): Wu et al. 2019 (Depth Growing).
 
-    The lower module is the `period` lowest layers, p of them, in the paper a shallow model that is trained before, and
-    then frozen while the upper one is trained on top of it. The paper adds the embedding, and its code LN(y_0). There
-    the sum is made in place, so that the decoder's lower module sees it for y_p; here it sees y_p, as in the paper
+    The lower module is the p = `period` lowest layers; in the paper it is a shallow model that is trained first and
+    then frozen while the upper module is trained on top of it. The paper adds the embedding, its code LN(y_0). The code
+    makes the sum in place, so that the decoder's lower module reads the sum; here it reads y_p, as in the paper
     (`memory: hierarchical`). A stack of p layers is a plain one, without the norm.
     """
 
@@ -172,7 +174,7 @@ class CrossModule(History):
         self.norm = options.norm() if options.units > options.period else None
 
     def start(self, x: Tensor) -> HistoryState:
-        """Keep LN(y_0) until the upper module begins."""
+        """Keep LN(y_0) until the upper module starts."""
         return HistoryState(() if self.norm is None else (self.norm(x),), x, 0)
 
     def push(self, state: HistoryState, y: Tensor) -> HistoryState:
@@ -180,14 +182,14 @@ class CrossModule(History):
         return HistoryState(state.kept if state.depth < self.period else (), y, state.depth + 1)
 
     def forward(self, state: HistoryState) -> Tensor:
-        """Return the latest output, plus LN(y_0) where the upper module begins."""
+        """Return the latest output, plus LN(y_0) where the upper module starts."""
         return state.latest + state.kept[0] if state.kept and state.depth == self.period else state.latest
 
     def table(self) -> None:
-        """Return None: each layer reads the one below, but for LN(y_0)."""
+        """Return None: each layer reads the one below, apart from LN(y_0)."""
 
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
-        """Keep the norm, or start it where the shallower stack was the lower module; see History."""
+        """Keep the norm, or initialise it if the shallower stack was the lower module; see History."""
         mine = {name: values.detach().clone() for name, values in self.named_parameters()}
         return {name: inherited(old, name, values.shape) if old else values for name, values in mine.items()}
 
@@ -201,8 +203,8 @@ class Dlcl(Combination):
     comes last.
 
     `weight` is W, [L+1, L+1], with an axis [groups] for several: group i weighs the channels from i d_model/groups on
-    (in the released code channel c belongs to group c mod groups). Entries above the diagonal and those left of the
-    window are never read (the released code keeps to the window in its initial weights and under the softmax only).
+    (in the released code, channel c belongs to group c mod groups). Entries above the diagonal and left of the window
+    are never read (the released code applies the window only to its initial weights and under the softmax).
     """
 
     def __init__(self, options: HistoryOptions) -> None:
@@ -227,7 +229,7 @@ class Dlcl(Combination):
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
         """Keep the rows of W and the norms of the shallower stack (Li et al. 2020); see History.
 
-        So the first added layer reads what was the stack's output. New rows are those of a new model: uniform where
+        So the first added layer reads the former output of the stack. New rows are those of a new model: uniform if
         `start` is `average`. New norms are copies of the last old one.
         """
         rows = self._rows(old_units)
@@ -264,7 +266,7 @@ def average(options: HistoryOptions) -> History:
 class Blocks(Dlcl):
     """Dlcl over y_0 and the outputs of blocks of `period` layers; inside a block each layer reads the one below.
 
-    Sparse connections: Li et al. 2020. Layers left over at the top make a last, shorter block.
+    Sparse connections: Li et al. 2020. Layers left over at the top form a last, shorter block.
     W is [blocks+1, blocks+1], and there is one norm per block. With `period` 1 it is Dlcl. With one block,
     `start: last` and no norms it is the plain stack.
     """
@@ -280,7 +282,7 @@ class Blocks(Dlcl):
         return HistoryState(kept, y, depth)
 
     def forward(self, state: HistoryState) -> Tensor:
-        """Return the combination at the end of a block, else the latest output."""
+        """Return the combination at the end of a block, otherwise the latest output."""
         if not self._ends_block(state.depth):
             return state.latest
         return self._combined(self._rows(state.depth) - 1, state.kept)
@@ -311,8 +313,8 @@ class TopOnly(Combination):
     """Each layer reads the one below; the stack's output, before its final norm, is Dlcl's G_L.
 
     Fusion of all layers at the top (Wang et al. 2019, figure 2(c), after Bapna et al. 2018). `weight` is row L of W:
-    [L+1], or [L+1, groups] for several groups. With norms at the sources each output has one, which only the
-    combination reads; with norms at the consumers there is one, on the combination.
+    [L+1], or [L+1, groups] for several groups. With norms at the sources, each output has a norm that only the
+    combination reads; with norms at the consumers, only the combination has one.
     """
 
     def __init__(self, options: HistoryOptions) -> None:
@@ -340,8 +342,8 @@ class TopOnly(Combination):
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
         """Keep the weights and norms of the shallower stack; see History.
 
-        Added layers have weight 0, so the output is what it was; with `softmax` they share 5 % of the sum. A window
-        moves up with the top, so its weights start as in a new model. New norms are copies of the last old one.
+        Added layers have weight 0, so the output is unchanged; with `softmax` they share 5 % of the sum. A window moves
+        up with the top, so its weights start as in a new model. New norms are copies of the last old one.
         """
         extended = self._extended_norms(old, old_units)
         if not isinstance(self.weight, nn.Parameter):
@@ -360,13 +362,13 @@ class TopOnly(Combination):
 class DepthWeighted(Combination):
     """After every `period`-th layer i, Y_i = sum_j alpha_{i,j} y_j over the j <= i with j = i modulo `dilation`.
 
-    DenseFormer: Pagliardini et al. 2024. Y_i is what layer i+1 reads, or the stack's output; after other layers
-    Y_i = y_i. Nothing is normalised. At the start alpha_{i,i} = 1 and the rest is 0: the plain stack. Of the options,
-    `learnable`, `dropout`, `groups`, `period` and `dilation` count.
+    DenseFormer: Pagliardini et al. 2024. Y_i is the input of layer i+1, or the stack's output; after other layers Y_i =
+    y_i. Nothing is normalised. Initially alpha_{i,i} = 1 and the rest is 0: the plain stack. The options used are
+    `learnable`, `dropout`, `groups`, `period` and `dilation`.
 
-    `weight` holds only what is read: the rows of layers `period`, 2 `period`, ... one after the other, each with its
-    floor(i / dilation) + 1 sources, oldest first: [sum of these], with an axis [groups] for several. It is None in a
-    stack of fewer than `period` layers.
+    `weight` holds only the entries that are read: the rows of layers `period`, 2 `period`, ... one after the other,
+    each with its floor(i / dilation) + 1 sources, oldest first: [sum of these], with an axis [groups] for several. It
+    is None in a stack of fewer than `period` layers.
     """
 
     def __init__(self, options: HistoryOptions) -> None:
@@ -392,7 +394,7 @@ class DepthWeighted(Combination):
         return self._mixed(self.weight.split(self.sizes)[i // period - 1], terms, i)
 
     def table(self) -> Tensor | None:
-        """See History; None where the stack is too shallow to combine anything."""
+        """See History; None if the stack is too shallow to combine anything."""
         if not self.sizes:
             return None
         period, dilation = self.options.period, self.options.dilation
@@ -404,7 +406,7 @@ class DepthWeighted(Combination):
         return table
 
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
-        """Keep the rows that were trained; new ones change nothing. See History."""
+        """Keep the trained rows; new rows leave the output unchanged. See History."""
         if not isinstance(self.weight, nn.Parameter):
             return {}
         grown = _rows_in_turn(self.options, self.sizes).to(self.weight)
@@ -425,10 +427,10 @@ def _rows_in_turn(options: HistoryOptions, sizes: list[int]) -> Tensor:
 class Transparent(nn.Module):
     """z_j = sum_i s_ij h^i, what reader j attends to, with s_j = softmax(dropout(w_j + 1/sources)): Bapna et al. 2018.
 
-    h^i are the encoder's states, the embedding included where it is one of them; there is a reader for each attention
-    to the memory. As in the released code (lingvo), `weight` w [readers, sources] starts at 0: uniform mixtures. The
-    constant cancels in the softmax but not under dropout (exact, not rounded to 1/256), which sets logits to 0: a
-    dropped source still has about an average weight.
+    h^i are the encoder's states, including the embedding if it is one of them; each attention to the memory is a
+    reader. As in the released code (lingvo), `weight` w [readers, sources] starts at 0: uniform mixtures. The constant
+    cancels in the softmax but not under dropout (exact, not rounded to 1/256), which sets logits to 0: a dropped source
+    still has about an average weight.
     """
 
     roles: ClassVar[Roles] = {"weight": Role.WIRING}
@@ -447,10 +449,10 @@ class Transparent(nn.Module):
         return tuple(weighted_sum(weights, states) for weights in self.mixtures().unbind())
 
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
-        """Return its parameters for an encoder that has grown from `old_units` layers, given those it had.
+        """Return the parameters for an encoder that has grown from `old_units` layers, given the old ones.
 
-        Logits that were trained stay. The added sources, which are the last ones, start with 5 % of each mixture
-        together, so that every memory is nearly what it was. Raises ConfigError when `old` is of other readers.
+        Trained logits stay. The added sources, which come last, start with 5 % of each mixture in total, so that every
+        memory is nearly unchanged. Raises ConfigError when `old` has other readers.
         """
         readers, sources = self.weight.shape
         known = old["weight"].shape[1] if "weight" in old else sources

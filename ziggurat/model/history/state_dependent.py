@@ -1,4 +1,4 @@
-"""Histories whose weights depend on the states, and so differ from position to position: attention residuals, MUDD."""
+"""Histories whose weights depend on the states, and so vary by position: attention residuals, MUDD."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ziggurat.model.history.base import HistoryOptions, HistoryState, KeepingHis
 from ziggurat.model.roles import Role, Roles, Slot
 
 _EPSILON = 1e-6
-"""_EPSILON is that of RMSNorm; sources of any size that occurs are far above it."""
+"""_EPSILON is the epsilon of RMSNorm; sources of realistic size are far above it."""
 
 
 class AttentionResiduals(KeepingHistory):
     """Reader l + 1 gets sum_k a_k y_k over all outputs y_0, ..., y_l, with a = softmax_k(w . RMSNorm(y_k)).
 
-    Kimi team 2026, section 3. w and the gain of the norm belong to the reader: a pair for each layer but the first,
-    which has y_0 alone to read, and one for the stack's output. w is 0 at first, so all weights start equal. In the
-    paper a "layer" is a sub-layer (`combination.unit: sublayer`) and the y_k are what sub-layers give, without the
-    stream that they read (`residual: none`): attention over depth, not the residual connection, carries the stream.
+    Kimi team 2026, section 3. w and the gain of the norm belong to the reader: a pair for each layer except the first,
+    which can only read y_0, and one for the stack's output. w is 0 at first, so all weights start equal. In the paper a
+    "layer" is a sub-layer (`combination.unit: sublayer`) and the y_k are outputs of sub-layers, without the stream that
+    they read (`residual: none`): attention over depth, not the residual connection, carries the stream.
 
     `query` and `gain` are [L, d_model], row l - 1 for the reader above y_l.
     """
@@ -41,8 +41,8 @@ class AttentionResiduals(KeepingHistory):
         return mixed(self._weights(state.depth - 1, seen.kept), state.kept)
 
     def _weights(self, row: int, sources: Sequence[Tensor]) -> Tensor:
-        """Return a of the reader with this row, [batch, length, sources]."""
-        # In fp32 whatever the stream is in: logits decide over whole layers.
+        """Return the weights a of the reader in this row, [batch, length, sources]."""
+        # Always in fp32, because these logits weigh whole layers.
         with torch.autocast(sources[0].device.type, enabled=False):
             wide = torch.promote_types(sources[0].dtype, torch.float32)
             query = (self.query[row] * self.gain[row]).to(wide)
@@ -55,7 +55,7 @@ class AttentionResiduals(KeepingHistory):
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
         """Keep the readers of the shallower stack; new ones start as in a new model. See History.
 
-        The reader of what was the stack's output becomes the first added layer's.
+        The reader of the former stack output becomes that of the first added layer.
         """
         grown = {"query": torch.zeros_like(self.query), "gain": torch.ones_like(self.gain)}
         for name, values in grown.items():
@@ -64,10 +64,10 @@ class AttentionResiduals(KeepingHistory):
 
 
 class BlockAttentionResiduals(AttentionResiduals):
-    """The same over blocks: a reader's sources are y_0, the sum of each block below, and that of its own so far.
+    """The same over blocks: a reader's sources are y_0, the sum of each block below, and the sum of its block so far.
 
-    Equations 5 and 6, the paper's form for deep stacks: with about eight blocks it loses little of the full form, and
-    what is kept does not grow with the depth. A block is `period` layers (or sub-layers); the last may be shorter.
+    Equations 5 and 6, the paper's form for deep stacks: with about eight blocks it is nearly as good as the full form,
+    and its memory does not grow with depth. A block is `period` layers (or sub-layers); the last may be shorter.
     """
 
     def __init__(self, options: HistoryOptions) -> None:
@@ -78,29 +78,29 @@ class BlockAttentionResiduals(AttentionResiduals):
         """Keep y in the sum of its block."""
         if state.depth % self.period == 0:  # the first of its block
             return super().push(state, y)
-        # At least in fp32: under autocast outputs are of a half type, and many are added up.
+        # At least in fp32: under autocast, outputs have a half type, and many are summed.
         so_far = state.kept[-1].to(torch.promote_types(y.dtype, torch.float32))
         return HistoryState((*state.kept[:-1], so_far + y), y, state.depth + 1)
 
 
 _WAYS = 4  # query, key, value and residual stream
-_LAST_WIDENING = 4  # the mixture of the stack's output is one, and its network this much wider (authors' code)
+_LAST_WIDENING = 4  # the stack's output has one mixture, and its network is this much wider (authors' code)
 
 
 class Mudd(KeepingHistory):
     """Layer l + 1 reads X^c = sum_k A[c, k] y_k, c = q, k, v, r, with A = W_2 GELU(W_1 RMSNorm(y_l)) + a.
 
-    MUDD: Xiao et al. 2025, as their code has it. A, [4, l + 1], differs from position to position; RMSNorm has no gain.
-    The layer computes X^r + MHA(LN X^q, LN X^k, LN X^v), and goes on with that as always. The first layer has y_0 alone
-    to read; the stack's output is one more mixture, A [1, L + 1].
+    MUDD: Xiao et al. 2025, following their code. A, [4, l + 1], varies by position; RMSNorm has no gain. The layer
+    computes X^r + MHA(LN X^q, LN X^k, LN X^v) and continues as usual. The first layer can only read y_0; the stack's
+    output is one more mixture, A [1, L + 1].
 
     W_2 is 0 at first and a one-hot: each mixture is the output of the layer below, the plain stack. W_1 is N(0, 1/d).
-    One LN, that of the sub-layer, serves q, k and v: the gains and biases that three would have are part of the maps
-    that follow. A configuration of the authors' (MUDDLlama2Medium) also normalises the y_k and the mixtures; this does
-    not.
+    The LN of the sub-layer serves q, k and v: the gains and biases of three norms would be absorbed by the maps that
+    follow. One of the authors' configurations (MUDDLlama2Medium) also normalises the y_k and the mixtures; this class
+    does not.
 
-    Row l - 1 of the parameters is of the mixtures above y_l: `inner` W_1 [width, d_model], `outer` W_2 [ways (l + 1),
-    width], `bias` a [ways, l + 1], with width = ways (l + 1), four times that for the last.
+    Row l - 1 of the parameters belongs to the mixtures above y_l: `inner` W_1 [width, d_model], `outer` W_2 [ways (l +
+    1), width], `bias` a [ways, l + 1], with width = ways (l + 1), four times that for the last.
     """
 
     def __init__(self, options: HistoryOptions) -> None:
@@ -130,7 +130,7 @@ class Mudd(KeepingHistory):
     def _weights(self, state: HistoryState) -> Tensor:
         """Return A above the latest output, [..., ways, l + 1]."""
         row, y = state.depth - 1, state.latest
-        # In fp32 whatever the stream is in: sums over many layers follow.
+        # Always in fp32, because sums over many layers follow.
         with torch.autocast(y.device.type, enabled=False):
             wide = torch.promote_types(y.dtype, torch.float32)
             y = y.to(wide)
@@ -141,7 +141,7 @@ class Mudd(KeepingHistory):
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
         """Keep the mixtures inside the shallower stack; all others start as in a new model. See History.
 
-        That of its output, one, cannot be the four that the first added layer reads.
+        The single mixture of its output cannot become the four that the first added layer reads.
         """
         grown = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
         for row in range(old_units - 1):

@@ -1,6 +1,6 @@
 """The residual connection: one equation with optional slots, by which a sub-layer joins the stream.
 
-Behind it stand the few parts that slots cannot express. ziggurat.model.residual.kinds has the kinds.
+The few parts that slots cannot express follow it. The kinds are in ziggurat.model.residual.kinds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SublayerPosition:
 
 @dataclass(frozen=True)
 class ResidualOptions:
-    """Numbers and makers of parts from which residual kinds are built.
+    """Numbers and factories from which residual kinds are built.
 
     Attributes:
         dropout: makes the dropout of a branch.
@@ -58,9 +58,9 @@ class ResidualOptions:
         omega_trainable: whether ADMIN's skip is trained.
         branch_updates: T of BranchNorm.
         layer_scale: initial factor of LayerScale; None: by depth.
-        streams: n of hyper-connections; `dynamic`: theirs too.
+        streams: n of hyper-connections; `dynamic`: whether they are dynamic.
         mixing: see ManifoldConnection, as for `stream_start`.
-        branch: factor of every branch (transfer of a learning rate); None: 1.
+        branch: factor of every branch (learning-rate transfer); None: 1.
         shared: parameters that the sub-layers of one layer share, by name; there is one ResidualOptions per layer.
     """
 
@@ -81,18 +81,18 @@ class ResidualOptions:
 class Residual(nn.Module):
     """y = out_norm(skip * x + branch * dropout(branch_norm(f(in_norm(x)))) + bottom), f being the sub-layer.
 
-    A kind is a choice of slots; an empty slot is the identity. A layer calls `enter` for the input of f and the module
-    itself to join its output. So f stays outside, and hooks on a Residual see x, f(x) and y of every sub-layer of every
-    model.
+    A kind is a choice of slots; an empty slot is the identity. A layer calls `enter` to get the input of f, and the
+    module itself to join its output. So f stays outside, and hooks on a Residual see x, f(x) and y of every sub-layer
+    of every model.
 
     Args:
         dropout: called as dropout(fx, residual=...) it also adds.
-        skip: a number, or a parameter of shape [1] or [d_model]; so is `branch`.
+        skip: a number, or a parameter of shape [1] or [d_model], as is `branch`.
         bypass: add `bottom`, the input of the whole layer (b2t), which only a layer's last sub-layer is given.
 
     Attributes:
-        gate: g [1] of GPAS, or None. Without `out_norm` the sum s becomes s - silu(g) sg(s), with one the skipped
-            stream does; sg is the identity without a gradient (Chen et al. 2025).
+        gate: g [1] of GPAS, or None. Without `out_norm`, the sum s becomes s - silu(g) sg(s); with one, the same is
+            applied to the skipped stream. sg is the identity without a gradient (Chen et al. 2025).
     """
 
     skip: nn.Parameter | float | None
@@ -134,7 +134,7 @@ class Residual(nn.Module):
         if self.branch_norm is not None:
             fx = self.branch_norm(fx)
         if self.branch is None:
-            # One pass over memory for dropout and sum; a branch factor comes between the two.
+            # One pass over memory for dropout and sum, unless a branch factor comes between them.
             y = self.dropout(fx, residual=skipped)
         else:
             y = skipped + self.branch * self.dropout(fx)
@@ -143,20 +143,20 @@ class Residual(nn.Module):
         return y if self.gate is None else _gated(y, self.gate)
 
     def join_as(self, seen: Tensor, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
-        """Join `x` and `fx` with the weights that the stream `seen` gives where weights depend on the stream.
+        """Join `x` and `fx`; weights that depend on the stream are computed from the stream `seen`.
 
-        So that it is linear in both: for analyses that take a stream apart into its terms.
+        This makes it linear in both, for analyses that decompose a stream into its terms.
         """
         return self(x, fx, bottom)
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter that is its own, not one of its norms'."""
+        """Yield the role of every parameter that it holds itself, without those of its norms."""
         for name, values in self.named_parameters(recurse=False):
             yield Slot(values, Role.WIRING, name)
 
 
 def _gated(x: Tensor, gate: Tensor) -> Tensor:
-    """Return x - silu(g) sg(x): smaller by the gate going forward, not smaller going back."""
+    """Return x - silu(g) sg(x): scaled down by the gate in the forward pass, but not in the backward pass."""
     return x - F.silu(gate).to(x.dtype) * x.detach()
 
 
@@ -165,7 +165,7 @@ class NormalisedSkip(Residual):
 
     def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
         """Join the normalised stream and the sub-layer's output `fx`, all [..., d_model]."""
-        # u is computed a second time: `enter` cannot hand it over without keeping state between the two calls.
+        # u is computed a second time: `enter` cannot pass it here without keeping state between the two calls.
         return super().forward(self.enter(x), fx, bottom)
 
 
@@ -180,9 +180,10 @@ class NoSkip(Residual):
 class ScaleNorm(nn.Module):
     """y = g x / |x|, one number g for all channels, at first sqrt(width): Nguyen and Salazar 2019.
 
-    |x| is sqrt(sum of x_i^2 + width epsilon), so that RMSNorm with equal gains computes the same and models export as
-    such; the authors' code, whose |x| is at least epsilon, differs by half of epsilon for channels of variance 1.
-    `length` [1] is g itself, not its ratio to sqrt(width), so that a step of Adam changes it as in their code.
+    |x| is sqrt(sum of x_i^2 + width epsilon), so that RMSNorm with equal gains computes the same and models can be
+    exported with it; the authors' code, whose |x| is at least epsilon, differs by half of epsilon for channels of
+    variance 1. `length` [1] is g itself, not its ratio to sqrt(width), so that a step of Adam changes it as in their
+    code.
 
     Args:
         width: channels.
@@ -214,7 +215,7 @@ class ScaledNorm(nn.Module):
     def __init__(self, norm: nn.Module, factor: float) -> None:
         super().__init__()
         self.norm = norm
-        # A buffer, not a number: torch.compile would make a graph for the number of every layer.
+        # A buffer, not a number: torch.compile would make a separate graph for each layer's number.
         self.register_buffer("factor", torch.tensor(factor, dtype=torch.float64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -223,7 +224,7 @@ class ScaledNorm(nn.Module):
 
 
 class ShiftScale(nn.Module):
-    """y = (x + shift) scale, two scalars from 0 and 1: the end of a stack with Fixup (the decoder's has no scale)."""
+    """y = (x + shift) scale, two scalars, initially 0 and 1: the end of a Fixup stack (the decoder's has no scale)."""
 
     roles: ClassVar[Roles] = {"shift": Role.WIRING, "scale": Role.WIRING}
 

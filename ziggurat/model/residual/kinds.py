@@ -1,8 +1,8 @@
 """Residual kinds, one function each: how a sub-layer f joins the stream x, mostly by slots of `Residual`.
 
 LN stands for `options.norm()`, layer normalisation or RMSNorm, and f has its dropout. A stack of n streams
-[..., n, d_model] starts with n copies of its input and ends with their sum, or what a module of this file makes of
-them. What else a stack of a kind has, such as a final LN, is on the kind's row in ziggurat.model.kinds.
+[..., n, d_model] starts with n copies of its input and ends with their sum, or with a module of this file that merges
+them. Other parts of a stack, such as a final LN, are in the kind's row in ziggurat.model.kinds.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ziggurat.model.roles import Role, Slot, table_slots
 
 
 class _StreamConnection(Residual):
-    """H' = R H + p^T dropout(f(LN(q H))) for n streams H [..., n, d_model]; a kind says what q, p and R are.
+    """H' = R H + p^T dropout(f(LN(q H))) for n streams H [..., n, d_model]; subclasses define q, p and R.
 
-    They may depend on H: q is needed before the sub-layer, p and R after it, so each is made when it is needed.
+    They may depend on H: q is needed before the sub-layer, p and R after it, so each is computed when it is needed.
     """
 
     @abstractmethod
@@ -43,9 +43,9 @@ class _StreamConnection(Residual):
         return self.join_as(x, x, fx)
 
     def join_as(self, seen: Tensor, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
-        """Join them by the weights that the streams `seen` give."""
+        """Join them with weights computed from the streams `seen`."""
         write, mix = self.writing(seen)
-        # Autocast would compute the product in a half type, and so round the streams at every sub-layer.
+        # Autocast would compute the product in a half type and round the streams at every sub-layer.
         with torch.autocast(x.device.type, enabled=False):
             mixed = mix.to(x.dtype) @ x
         return mixed + write[..., None].to(x.dtype) * self.dropout(fx)[..., None, :]
@@ -55,10 +55,10 @@ class HyperConnection(_StreamConnection):
     """H' = A_r^T H + B^T dropout(f(LN(A_m^T H))) for n streams H: Zhu et al. 2024, equations 2 to 5.
 
     `alpha` [n, 1 + n] is (A_m, A_r), at first (e_(k mod n), I) for sub-layer k of its stack (section 2.3; the paper
-    leaves open if k begins at 0, as here, or 1, which only orders the streams); `beta` [n] is B, at first 1. Dynamic
-    connections add alpha_scale tanh(LN'(H) alpha_map) and beta_scale tanh(LN'(H) beta_map) to them (equations 10 to
-    13): LN' is a norm used for nothing else, the maps start at 0, the scales [1] at 0.01. The paper also leaves open if
-    the initial factor sqrt(n) of output matrices (section 4) enlarges or shrinks them: there is none here.
+    leaves open whether k starts at 0, as here, or 1, which only reorders the streams); `beta` [n] is B, at first 1.
+    Dynamic connections add alpha_scale tanh(LN'(H) alpha_map) and beta_scale tanh(LN'(H) beta_map) to them (equations
+    10 to 13): LN' is a separate norm, the maps start at 0, the scales [1] at 0.01. The paper also leaves open whether
+    the initial factor sqrt(n) of output matrices (section 4) enlarges or shrinks them; it is omitted here.
     """
 
     def __init__(self, number: int, options: ResidualOptions) -> None:
@@ -81,7 +81,7 @@ class HyperConnection(_StreamConnection):
         return beta, alpha[..., 1:].transpose(-1, -2)
 
     def _weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (A_m, A_r) and B; dynamic ones differ by position: [..., n, 1 + n] and [..., n]."""
+        """Return (A_m, A_r) and B; dynamic ones vary by position: [..., n, 1 + n] and [..., n]."""
         if self.stream_norm is None:
             return self.alpha, self.beta
         seen = self.stream_norm(x)
@@ -90,7 +90,7 @@ class HyperConnection(_StreamConnection):
 
 
 SINKHORN_ROUNDS = 20
-"""SINKHORN_ROUNDS is the length of Sinkhorn's iteration (table 5 of Xie et al. 2025)."""
+"""SINKHORN_ROUNDS is the number of rounds of Sinkhorn's iteration (table 5 of Xie et al. 2025)."""
 
 
 class ManifoldConnection(_StreamConnection):
@@ -105,10 +105,10 @@ class ManifoldConnection(_StreamConnection):
     - with `mixing: permutations` (mHC-lite, Yang and Gao 2026), sum_r softmax(c_R)_r P_r over all n! permutations of
       the streams: exact, without iteration.
 
-    The paper says of initial values only that s is 0.01; W and b are ours to choose. `stream_start: streams`: W = 0,
-    and b such that connection k reads stream k mod n, writes to all, and mixes none (to 3 digits), as hyper-connections
-    start; that they read different streams tells these apart. `normal`: W from N(0, 0.02^2), b = 0, s = 1, as in the
-    port of DeepSeek's model to transformers. All of it is computed in fp32.
+    The paper gives only one initial value, s = 0.01; W and b are our choice. `stream_start: streams`: W = 0, and b such
+    that connection k reads stream k mod n, writes to all, and mixes none (to 3 digits), as hyper-connections start;
+    reading different streams breaks their symmetry. `normal`: W from N(0, 0.02^2), b = 0, s = 1, as in the port of
+    DeepSeek's model to transformers. All of it is computed in fp32.
     """
 
     permutations: Tensor | None
@@ -131,7 +131,7 @@ class ManifoldConnection(_StreamConnection):
                 read, _, mix = self.bias.split([n, n, mixed])
                 read.fill_(-8.0)[number % n] = 8.0
                 kept = torch.eye(n).flatten().bool() if self.permutations is None else torch.arange(mixed) == 0
-                # A sum of n! - 1 small weights: the identity needs a larger lead the more permutations there are.
+                # The other n! - 1 small weights add up, so the identity needs a larger lead with more permutations.
                 mix.copy_(torch.where(kept, 8.0 + math.log(max(1.0, mixed / n)), -8.0))
 
     def reading(self, x: Tensor) -> Tensor:
@@ -142,11 +142,11 @@ class ManifoldConnection(_StreamConnection):
     def writing(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return p, [..., n], and R, [..., n, n]."""
         write, mix = self._logits(x, slice(1, 3))
-        with torch.autocast(x.device.type, enabled=False):  # or the mean of permutations would be in a half type
+        with torch.autocast(x.device.type, enabled=False):  # otherwise the mean of permutations would have a half type
             return 2 * torch.sigmoid(write), self._mixing(mix)
 
     def _logits(self, x: Tensor, parts: slice) -> list[Tensor]:
-        """Return some of c_q, c_p and c_R, at least in fp32."""
+        """Return the requested ones of c_q, c_p and c_R, at least in fp32."""
         sizes = [self.streams, self.streams, len(self.bias) - 2 * self.streams]
         rows = zip(self.scale, self.weight.split(sizes), self.bias.split(sizes), strict=True)
         with torch.autocast(x.device.type, enabled=False):
@@ -159,7 +159,7 @@ class ManifoldConnection(_StreamConnection):
         n = self.streams
         if self.permutations is not None:
             return (logits.softmax(-1) @ self.permutations.to(logits.dtype).flatten(1)).unflatten(-1, (n, n))
-        # In logarithms: a row of small weights divided by its sum stays exact.
+        # In logarithms, so that a row of small weights divided by its sum stays exact.
         mix = logits.unflatten(-1, (n, n))
         for _ in range(SINKHORN_ROUNDS):
             mix = mix - mix.logsumexp(-2, keepdim=True)
@@ -167,7 +167,7 @@ class ManifoldConnection(_StreamConnection):
         return mix.exp()
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter that is its own; W is drawn if it does not start at 0."""
+        """Yield the role of every parameter that it holds itself; W is drawn if it does not start at 0."""
         roles = {"weight": Role.STREAM_MAP if self.start == "normal" else Role.WIRING}
         return table_slots(self, {**roles, "bias": Role.WIRING, "scale": Role.WIRING})
 
@@ -175,10 +175,10 @@ class ManifoldConnection(_StreamConnection):
 class BranchNorm(Residual):
     """y = LN(x + a dropout(f(x))) with a = min(1, t / T) in update t of a training, 1 elsewhere: Liu et al. 2023.
 
-    The first updates, which make deep post-norm models diverge, are nearly those of the identity, and the model that
-    comes out is plain post-norm, where DeepNorm's keeps weak branches. `begin` sets a, from the number of the update
-    alone, so that nothing of it has to be saved. The paper's text was not at hand: notes on it say that a grows with
-    the updates; that it grows from 0 to 1 in a straight line is our reading, and T (4,000) is not known to be theirs.
+    In the first updates, which make deep post-norm models diverge, branches are nearly switched off. The final model is
+    plain post-norm, whereas DeepNorm keeps weak branches. `begin` sets a from the update number alone, so nothing has
+    to be saved. The paper's text was not available: notes on it state that a grows with the updates. Linear growth from
+    0 to 1 is our reading, and T (4,000) may not be the authors' value.
     """
 
     factor: Tensor
@@ -186,7 +186,7 @@ class BranchNorm(Residual):
     def __init__(self, updates: int, options: ResidualOptions) -> None:
         super().__init__(options.dropout(), out_norm=options.norm())
         self.updates = updates
-        # A buffer, as in ScaledNorm: recorded and compiled passes read what it is now.
+        # A buffer, as in ScaledNorm: recorded and compiled passes read its current value.
         self.register_buffer("factor", torch.ones((), dtype=torch.float64), persistent=False)
 
     def begin(self, update: int) -> None:
@@ -251,8 +251,8 @@ def pre_norm(position: SublayerPosition, options: ResidualOptions) -> Residual:
 def lingvo(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = LN(x) + f(LN(x)) for attention, x + f(LN(x)) for feed-forward networks: lingvo's code of Bapna et al. 2018.
 
-    The paper does not print it. The LN on the skip cuts the identity path once per encoder layer and twice per decoder
-    layer, so there is no final LN.
+    The paper does not describe it. The LN on the skip cuts the identity path once per encoder layer and twice per
+    decoder layer, so there is no final LN.
     """
     return (NormalisedSkip if position.attention else Residual)(options.dropout(), in_norm=options.norm())
 
@@ -288,8 +288,9 @@ def deepnorm_constants(encoder_layers: int, decoder_layers: int, decoder: bool) 
 
     With N encoder and M decoder layers, alpha is 0.81 (N^4 M)^(1/16) in the encoder and (3M)^(1/4) in the decoder;
     beta, the gain of value, output and feed-forward weights at the start, is 0.87 (N^4 M)^(-1/16) and (12M)^(-1/4).
-    TorchScale has 1.15 for 0.87; this is the paper's figure. A decoder of merged attention has two branches to a layer
-    and would do with 2M for 3M; it keeps the paper's count, because alpha is part of what trained models compute.
+    TorchScale uses 1.15 instead of 0.87; this is the paper's figure. A decoder with merged attention has two branches
+    per layer, for which 2M would suffice; it keeps the paper's 3M, because alpha is part of the function that trained
+    models compute.
     """
     if decoder:
         return (3 * decoder_layers) ** 0.25, (12 * decoder_layers) ** -0.25
@@ -300,9 +301,9 @@ def deepnorm_constants(encoder_layers: int, decoder_layers: int, decoder: bool) 
 def keel(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = LN'(alpha x + f(LN(x))), alpha the number of sub-layers of the stack: Chen and Wei 2026 (KEEL). A final LN.
 
-    In the first layer alpha is 1, and its first sub-layer has no LN' (so three reproductions; others have none in the
-    whole layer; the paper's text was not at hand). The authors count two sub-layers to a layer; that a decoder layer
-    has three is our reading.
+    In the first layer alpha is 1, and its first sub-layer has no LN' (as in three reproductions; others have none in
+    the whole layer; the paper's text was not available). The authors count two sub-layers per layer; counting three in
+    a decoder layer is our reading.
     """
     first = position.layer == 1
     return Residual(
@@ -317,7 +318,8 @@ def hybrid(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = x + f(x) for attention, u + f(u) with u = LN(x) for feed-forward networks: Zhuo et al. 2025 (HybridNorm).
 
     Attention has its norms inside, on the queries, keys and values of each head (`attention.qk_norm`, `value_norm`). A
-    final LN. For attention to the memory the authors, who have decoders only, say nothing: here it is as the other.
+    final LN. The authors have decoder-only models and do not cover attention to the memory, which is treated like
+    self-attention here.
     """
     if position.attention:
         return Residual(options.dropout())
@@ -348,7 +350,8 @@ def layer_scale(position: SublayerPosition, options: ResidualOptions) -> Residua
 def ln_scaling(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = x + f(LN(x) / sqrt(l)) in layer l, from 1: Sun et al. 2025 (LayerNorm Scaling). A final LN, not scaled.
 
-    The variance of a pre-norm stream grows with depth, so its upper layers hardly change it; this keeps it down.
+    The variance of a pre-norm stream grows with depth, so its upper layers hardly change it; the scaling limits this
+    growth.
     """
     return Residual(options.dropout(), in_norm=ScaledNorm(options.norm(), 1 / math.sqrt(position.layer)))
 
@@ -370,8 +373,8 @@ def res_post(position: SublayerPosition, options: ResidualOptions) -> Residual:
 def b2t(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = LN(x + f(x)), and in a layer's last sub-layer LN(x + f(x) + b), b the layer's input: Takase et al. 2022.
 
-    The input of a layer thus bypasses all of the layer's norms but the last. The released code also multiplies initial
-    weights by 1/sqrt(layers of the stack); here initialisation is a choice by itself.
+    The input of a layer thus bypasses all of the layer's norms except the last. The released code also multiplies
+    initial weights by 1/sqrt(layers of the stack); here initialisation is a separate choice.
     """
     return Residual(options.dropout(), out_norm=options.norm(), bypass=position.sublayer == position.sublayers - 1)
 

@@ -1,6 +1,6 @@
-"""The parts of DeepL's interface (v2) that its own client libraries use, for programs built on these.
+"""The parts of DeepL's interface (v2) that its client libraries use, for programs built on them.
 
-What each field does is in docs/serve.md. Documents and glossaries are in ziggurat.serve.interfaces.deepl_resources.
+docs/serve.md describes each field. Documents and glossaries are in ziggurat.serve.interfaces.deepl_resources.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ziggurat.system.errors import DataError
 from ziggurat.translate.options import Terms
 
 _UNLIMITED = 10**12
-"""Characters that an account may have translated, as /v2/usage tells it: clients expect a number."""
+"""_UNLIMITED is the character limit of an account that /v2/usage reports, because clients expect a number."""
 
 _SPLITS: dict[str, Split] = {"0": "none", "1": "lines", "nonewlines": "sentences"}
 REFUSED = [
@@ -61,13 +61,13 @@ _VALUES = {
     **dict.fromkeys(_FLAGS, ("true", "false", "1", "0", "True", "False")),
 }
 _TAG_LISTS = ("ignore_tags", "splitting_tags", "non_splitting_tags")
-FORMALITY = Field("formality", text("no model knows any: `more` and `less` are refused", *_NEUTRAL))
+FORMALITY = Field("formality", text("not supported by any model: `more` and `less` are refused", *_NEUTRAL))
 
-KEY = Field("auth_key", text("an API key, where no header has it"))
-SOURCE = Field("source_lang", text("the code of the texts' language; without it, it is detected"))
+KEY = Field("auth_key", text("an API key, if no header has it"))
+SOURCE = Field("source_lang", text("the language code of the texts; detected if missing"))
 TARGET = Field("target_lang", text("the code of the language to translate into"), required=True)
-GLOSSARY = Field("glossary_id", text("a glossary, which needs `source_lang`"))
-_TAGS = {"anyOf": [text("with commas between them"), listed(text())]}
+GLOSSARY = Field("glossary_id", text("a glossary; requires `source_lang`"))
+_TAGS = {"anyOf": [text("separated by commas"), listed(text())]}
 
 TRANSLATE = Operation(
     DEEPL,
@@ -77,16 +77,16 @@ TRANSLATE = Operation(
         TARGET,
         Field("split_sentences", text("", *_SPLITS)),
         Field("tag_handling", text("", "html", "xml")),
-        Field("ignore_tags", {**_TAGS, "description": "elements that come through untouched"}),
+        Field("ignore_tags", {**_TAGS, "description": "elements that are left unchanged"}),
         Field("splitting_tags", {**_TAGS, "description": "elements that break sentences"}),
-        Field("non_splitting_tags", {**_TAGS, "description": "elements that do not"}),
-        Field("outline_detection", {"type": ["string", "boolean"], "description": "of XML; see docs/serve.md"}),
+        Field("non_splitting_tags", {**_TAGS, "description": "elements that do not break sentences"}),
+        Field("outline_detection", {"type": ["string", "boolean"], "description": "for XML; see docs/serve.md"}),
         GLOSSARY,
         FORMALITY,
-        Field("model_type", text("each pair has one model, which answers for any", *_MODEL_TYPES)),
-        Field("preserve_formatting", flag("white space and punctuation always stay")),
-        Field("enable_beta_languages", flag("no language here is one")),
-        Field("show_billed_characters", flag("they are always told")),
+        Field("model_type", text("accepted; each language pair has a single model", *_MODEL_TYPES)),
+        Field("preserve_formatting", flag("without effect: white space and punctuation are always preserved")),
+        Field("enable_beta_languages", flag("without effect: there are no beta languages")),
+        Field("show_billed_characters", flag("without effect: they are always included")),
         Field("context", text("without effect: a sentence is translated by itself")),
         Field("tag_handling_version", text("", "v1", "v2")),
         *REFUSED,
@@ -100,7 +100,7 @@ TRANSLATE = Operation(
                         "detected_source_language": text(),
                         "text": text(),
                         "billed_characters": whole(),
-                        "model_type_used": text("with `model_type`", *_MODEL_TYPES),
+                        "model_type_used": text("if `model_type` was given", *_MODEL_TYPES),
                     },
                     optional=["model_type_used"],
                 )
@@ -122,11 +122,11 @@ USAGE = Operation(
 
 
 class DeepL:
-    """DeepL's paths for texts, and what its others need: who asks, in which languages, with which glossary.
+    """DeepL's paths for texts, and what its other paths share: client, languages and glossary of a request.
 
     Args:
-        server: what the server can do.
-        glossaries: those that clients keep.
+        server: the server's models.
+        glossaries: glossaries that clients store.
     """
 
     def __init__(self, server: Translations, glossaries: Glossaries) -> None:
@@ -170,7 +170,7 @@ class DeepL:
                     {
                         "detected_source_language": main_language(source).upper(),
                         "text": translation.best.text,
-                        # Always: DeepL's own client for Python fails without.
+                        # Always included, because DeepL's Python client fails without it.
                         "billed_characters": len(given),
                         **used,
                     }
@@ -214,21 +214,21 @@ class DeepL:
         return JSONResponse([{**each, "supports_formality": False} for each in named] if kind == "target" else named)
 
     async def usage(self, request: Request) -> Response:
-        """Tell how many characters were translated for a key, or without keys for all, since the server began."""
+        """Report the characters translated since the server started, for a key or, without keys, for everyone."""
         account = self.server.access.account(self.client(request, await USAGE.fields(request)))
         return JSONResponse({"character_count": self.server.used[account], "character_limit": _UNLIMITED})
 
     def client(self, request: Request, fields: Mapping[str, Any], characters: int = 0) -> str:
-        """Return who asks. Raises Refused: 403 for a wrong key, 429, 413."""
+        """Return the client. Raises Refused: 403 for a wrong key, 429 or 413 beyond a limit."""
         return self.server.client(request, DEEPL, fields.get("auth_key"), characters)
 
     def code(self, given: Any, name: str) -> str:
-        """Return the code of a language as the models call it; DeepL's are in upper case, some with a region."""
+        """Return a language's code as the models spell it; DeepL's are in upper case, some with a region."""
         if not isinstance(given, str) or not given:
             raise Refused(400, f"Parameter '{name}' not specified.")
         known = {code.lower().replace("_", "-"): code for pair in self.server.pool.pairs for code in pair}
         given, main = given.lower(), given.lower().partition("-")[0]
-        # Their texts' languages have no regions: PT is pt-BR, where that is the only one that a model has.
+        # DeepL's source languages have no regions: PT means pt-BR if that is the only one that a model has.
         regional = [code for name, code in known.items() if name.startswith(f"{given}-")]
         found = known.get(given) or known.get(main) or (regional[0] if len(regional) == 1 else None)
         if found is None:
@@ -236,7 +236,7 @@ class DeepL:
         return found
 
     def pair(self, fields: Mapping[str, Any]) -> tuple[str | None, str]:
-        """Return the languages of a request; None: that of the text is to be detected."""
+        """Return the languages of a request; None: the source language is to be detected."""
         target = self.code(fields.get("target_lang"), "target_lang")
         if not fields.get("source_lang"):
             return None, target
@@ -247,7 +247,7 @@ class DeepL:
 
     @staticmethod
     def refuse_unsupported(fields: Mapping[str, Any]) -> None:
-        """Raise Refused (400) for fields that would change translations in ways that this server cannot, or values."""
+        """Raise Refused (400) for unsupported values, and for fields whose effect this server cannot provide."""
         for field in REFUSED:
             if fields.get(field.name):
                 raise Refused(400, f"Value for '{field.name}' not supported.")
@@ -262,9 +262,9 @@ class DeepL:
             raise Refused(400, f"Value for '{name}' not supported.")
 
     def terms(self, fields: Mapping[str, Any], client: str, source: str | None, target: str) -> Terms | None:
-        """Return the glossary that a request names: soft, or hard where the model cannot search for its terms.
+        """Return the glossary named in a request: soft terms, or hard ones if the model cannot search for them.
 
-        Raises Refused: there is none of this id (404), or it is of other languages (400).
+        Raises Refused if there is none with this id (404), or if its languages differ (400).
         """
         given = fields.get("glossary_id")
         if not given:
@@ -279,7 +279,7 @@ class DeepL:
 
 
 def _names(given: Any) -> frozenset[str]:
-    """Return names of tags from a list, or from a text with commas between them."""
+    """Return names of tags from a list, or from a text separated by commas."""
     every = given if isinstance(given, list) else [given]
     return frozenset(name.strip() for each in every for name in (each or "").split(",")) - {""}
 
@@ -292,15 +292,15 @@ def _xml_rules(
     *,
     outline: bool,
 ) -> MarkupRules:
-    """Return the rules of XML whose texts have these tokens.
+    """Return the rules for XML whose texts have these tokens.
 
-    With `outline` an element breaks sentences unless there is text beside it, in the same element, at one of its places
-    at least; without, only the elements that are named as `splitting` do.
+    With `outline`, an element breaks sentences unless it occurs at least once with text next to it, in the same
+    element. Without it, only the elements named in `splitting` do.
     """
     names: set[str] = set()
     beside: set[str] = set()
     for own in tokens:
-        children: list[set[str]] = [set()]  # of each open element, and of the text itself
+        children: list[set[str]] = [set()]  # child elements of each open element, and of the text itself
         has_text = [False]
         for token in own:
             if token.kind == "text":

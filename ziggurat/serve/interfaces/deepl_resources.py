@@ -1,4 +1,4 @@
-"""DeepL's glossaries (v2) and documents, as its client libraries ask for them."""
+"""DeepL's glossaries (v2) and documents, as its client libraries request them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ CREATE = Operation(
         Field("name", text("", maxLength=1000), required=True),
         Field("source_lang", SOURCE.schema, required=True),
         TARGET,
-        Field("entries", text("a term and its translation in each line"), required=True),
-        Field("entries_format", text("`tsv` unless it says otherwise", "tsv", "csv")),
+        Field("entries", text("a term and its translation on each line"), required=True),
+        Field("entries_format", text("the default is `tsv`", "tsv", "csv")),
         KEY,
     ),
     _TELLS,
@@ -50,15 +50,15 @@ CREATE = Operation(
 LISTED = Operation(DEEPL, (), record({"glossaries": listed(_TELLS)}))
 ONE = Operation(DEEPL, (), _TELLS)
 REMOVE = Operation(DEEPL, status=204)
-ENTRIES = Operation(DEEPL, kinds={"text/tab-separated-values": "with tabs"})
+ENTRIES = Operation(DEEPL, kinds={"text/tab-separated-values": "separated by tabs"})
 
 SUBMIT = Operation(
     DEEPL,
     (
         SOURCE,
         TARGET,
-        Field("filename", text("the name of the file, where the form does not have it")),
-        Field("output_format", text("that of the file")),
+        Field("filename", text("the name of the file, if the form does not have it")),
+        Field("output_format", text("the file's own format")),
         GLOSSARY,
         FORMALITY,
         *REFUSED,
@@ -67,7 +67,7 @@ SUBMIT = Operation(
     record({"document_id": text(), "document_key": text()}),
     file=True,
 )
-_DOCUMENT_KEY = Field("document_key", text("as it was told when the document was taken"), required=True)
+_DOCUMENT_KEY = Field("document_key", text("the key returned when the document was sent"), required=True)
 STATUS = Operation(
     DEEPL,
     (_DOCUMENT_KEY,),
@@ -88,8 +88,8 @@ RESULT = Operation(DEEPL, (_DOCUMENT_KEY,), kinds={"*/*": "the document"}, notic
 class DeepLResources:
     """DeepL's paths for glossaries and documents.
 
-    Args:
-        deepl: who asks.
+    deepl: identifies clients, languages and glossaries.
+        documents: the documents that are translated.
         documents: those that are translated.
     """
 
@@ -112,7 +112,7 @@ class DeepLResources:
         ]
 
     async def pairs(self, request: Request) -> Response:
-        """List the pairs of languages that glossaries can be of: all that are translated."""
+        """List the language pairs that glossaries support: all pairs that are translated."""
         self._owner(request, {})
         languages = self._server.pool.languages.items()
         pairs = [{"source_lang": s, "target_lang": t} for s, targets in languages for t in targets]
@@ -149,11 +149,11 @@ class DeepLResources:
         return JSONResponse({"glossaries": [_told(glossary) for glossary in found]})
 
     async def one(self, request: Request) -> Response:
-        """Tell what a glossary is."""
+        """Describe a glossary."""
         return JSONResponse(_told(self._glossary(request)))
 
     async def entries(self, request: Request) -> Response:
-        """Give the entries of a glossary."""
+        """Return the entries of a glossary."""
         lines = "\n".join(f"{source}\t{target}" for source, target in self._glossary(request).entries)
         return Response(lines, media_type="text/tab-separated-values")
 
@@ -183,7 +183,7 @@ class DeepLResources:
         return JSONResponse({"document_id": given.id, "document_key": given.key})
 
     async def status(self, request: Request) -> Response:
-        """Tell how far a document is."""
+        """Report the progress of a document."""
         given = self._document(request, await STATUS.fields(request))
         told: dict[str, Any] = {"document_id": given.id, "status": _STATUS[given.status]}
         if given.status == "translating" and given.done:
@@ -196,7 +196,7 @@ class DeepLResources:
         return JSONResponse(told)
 
     async def result(self, request: Request) -> Response:
-        """Give a translated document."""
+        """Return a translated document."""
         given = self._document(request, await RESULT.fields(request))
         if given.status != "done":
             raise Refused(503, "Document translation is not done.")

@@ -1,6 +1,6 @@
-"""Documents over HTTP: LibreTranslate's paths, and our own with progress.
+"""Documents over HTTP: LibreTranslate's paths, and our own, which also report progress.
 
-Names in requests become no paths, and no browser shows a document that is answered as a page.
+Names in requests never become paths, and no browser shows a returned document as a page.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _BLOCK = 1 << 16
 
 
 def sent(file: BinaryIO, given: Document) -> Response:
-    """Return an answer with a translated file, which is closed at its end."""
+    """Return a response with a translated file, which is closed at its end."""
 
     def blocks() -> Iterator[bytes]:
         with file:
             while block := file.read(_BLOCK):
                 yield block
 
-    # Never as a page: whatever a stranger translates would else have the rights of the server's own.
+    # Never as a page: otherwise a stranger's document would get the rights of the server's own pages.
     headers = {
         "Content-Disposition": f'attachment; filename="{given.translated_name}"',
         "Content-Length": str(given.size),
@@ -59,7 +59,7 @@ def sent(file: BinaryIO, given: Document) -> Response:
 
 
 def name_of(given: str | None) -> str:
-    """Return a file's name without folders and characters that are not shown, at most 100; empty: it has none."""
+    """Return a file name without folders and unprintable characters, cut to 100 characters; empty if none."""
     last = re.split(r"[/\\]", given or "")[-1]
     shown = "".join(character for character in last if character.isprintable()).strip()
     return shown if len(shown) <= 100 else shown[-100:]
@@ -68,7 +68,7 @@ def name_of(given: str | None) -> str:
 TRANSLATE = Operation(
     LIBRETRANSLATE,
     (SOURCE, TARGET, KEY),
-    record({"translatedFileUrl": text("where it is", format="uri")}),
+    record({"translatedFileUrl": text("the address of the file", format="uri")}),
     file=True,
 )
 DOWNLOAD = Operation(LIBRETRANSLATE, kinds={"*/*": "the document"}, noticed=True)
@@ -77,16 +77,16 @@ _APPLIED = record(
 )
 _STATE = record(
     {
-        "id": text("random; whoever has it may have the document"),
+        "id": text("random; any client that knows it may have the document"),
         "status": text("", "waiting", "translating", "done", "failed"),
-        "done": whole("sentences that are translated"),
-        "total": whole("sentences that are known of"),
+        "done": whole("sentences translated so far"),
+        "total": whole("sentences known so far"),
         "name": text(),
         "source": text(),
         "target": text(),
         "error": text("why it failed"),
-        "glossary": listed(_APPLIED, "what came of the terms"),
-        "notices": listed(NOTICE, "what was not translated in the ordinary way"),
+        "glossary": listed(_APPLIED, "what became of the terms"),
+        "notices": listed(NOTICE, "what needed special handling"),
     },
     optional=("error", "glossary", "notices"),
 )
@@ -95,9 +95,9 @@ SUBMIT = Operation(
     (
         SOURCE,
         TARGET,
-        Field("glossary", text("JSON, as /v1/translate takes it")),
-        Field("protect", listed(text(), "patterns (Python's `regex`) of what comes through unchanged")),
-        Field("leave", listed(text(), "keys (JSON, Android, gettext, XLIFF, TMX) whose text stays")),
+        Field("glossary", text("JSON, as in /v1/translate")),
+        Field("protect", listed(text(), "patterns (Python's `regex`) of text that stays unchanged")),
+        Field("leave", listed(text(), "keys (JSON, Android, gettext, XLIFF, TMX) whose text is not translated")),
         KEY,
     ),
     _STATE,
@@ -110,11 +110,11 @@ FILE = Operation(OWN, kinds={"*/*": "the document"}, noticed=True)
 
 
 class Files:
-    """Paths of documents.
+    """Paths for documents.
 
     Args:
-        translations: what the server can do.
-        documents: those that are translated.
+        translations: the server's models.
+        documents: the documents that are translated.
     """
 
     def __init__(self, translations: Translations, documents: Documents) -> None:
@@ -132,7 +132,7 @@ class Files:
         ]
 
     async def translate(self, request: Request) -> Response:
-        """Translate a document; the answer comes when it is done."""
+        """Translate a document; the response is sent when it is done."""
         disabled = "Files translation are disabled on this server."
         async with self._documents.uploading(request, TRANSLATE, disabled) as (fields, upload):
             for name in ("source", "target"):
@@ -160,7 +160,7 @@ class Files:
         return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{given.file_name}"})
 
     async def download(self, request: Request) -> Response:
-        """Give a translated document."""
+        """Return a translated document."""
         name = request.path_params["name"]
         given = self._documents.get(name.partition(".")[0])
         if name != given.file_name or given.status != "done":
@@ -168,18 +168,18 @@ class Files:
         return sent(self._documents.opened(given), given)
 
     async def submit(self, request: Request) -> Response:
-        """Take a document; it is translated when its turn comes."""
+        """Accept a document; it is translated when its turn comes."""
         disabled = "documents are not translated on this server"
         async with self._documents.uploading(request, SUBMIT, disabled) as (fields, upload):
             name = name_of(upload.filename)
             if not name or not fields.get("source") or not fields.get("target"):
-                raise Refused(400, "a form with `file`, `source`, `target` and, if wanted, `glossary` is needed")
+                raise Refused(400, "a form with `file`, `source`, `target` and optionally `glossary` is needed")
             client = self._server.client(request, OWN, fields.get("api_key"))
             source, target = await self._pair(fields)
             entries = entries_of(_glossary(fields.get("glossary")), self._server.limits.glossary_terms)
             terms = self._server.terms(entries, [source], target)
             protect, leave = (optional_texts(fields.get(field), field) for field in ("protect", "leave"))
-            self._server.protection(protect)  # refuses what cannot be read
+            self._server.protection(protect)  # refuses invalid patterns
             if leave and not document_kind(name).keyed:
                 raise Refused(400, f"`leave`: the texts of {document_kind(name).name} have no keys")
             document = Document(client, name, source, target, terms, protect, leave)
@@ -187,23 +187,23 @@ class Files:
         return JSONResponse(_progress(given), 202)
 
     async def progress(self, request: Request) -> Response:
-        """Tell how far a document is."""
+        """Report the progress of a document."""
         return JSONResponse(_progress(self._documents.get(request.path_params["id"])))
 
     async def remove(self, request: Request) -> Response:
-        """Give a document up, or remove it."""
+        """Cancel or remove a document."""
         await self._documents.remove(self._documents.get(request.path_params["id"]))
         return Response(status_code=204)
 
     async def file(self, request: Request) -> Response:
-        """Give a translated document."""
+        """Return a translated document."""
         given = self._documents.get(request.path_params["id"])
         if given.status != "done":
             raise Refused(409, f"the document is not done: it is {given.status}")
         return sent(self._documents.opened(given), given)
 
     async def _pair(self, fields: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the languages of a document, `auto` where its own is to be detected."""
+        """Return the languages of a document, with `auto` if the source language is to be detected."""
         source, target = str(fields["source"]), str(fields["target"])
         if source == "auto":
             await self._server.detect_sources([], self._server.code(target))
@@ -213,7 +213,7 @@ class Files:
 
 
 def _glossary(given: Any) -> Any:
-    """Return the value that a field of a form has as JSON."""
+    """Return the value of a form field that holds JSON."""
     if not isinstance(given, str) or not given.strip():
         return None
     try:

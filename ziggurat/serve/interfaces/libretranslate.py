@@ -1,6 +1,6 @@
 """The interface of LibreTranslate 1.9.6, so that programs written for it work with this server.
 
-What it answers was observed from outside; see docs/serve.md for what is compared.
+Its responses were observed from outside; docs/serve.md lists what is compared.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from ziggurat.translate.options import TranslateOptions
 
 FORMATS = ("text", "html")
 
-SOURCE = Field("source", text("the code of its language, or `auto`"), required=True)
+SOURCE = Field("source", text("the language code of the text, or `auto`"), required=True)
 TARGET = Field("target", text("the code of the language to translate into"), required=True)
-KEY = Field("api_key", text("an API key, where the server asks for one"))
+KEY = Field("api_key", text("an API key, if the server requires one"))
 _DETECTED = record({"confidence": number("from 0 to 100"), "language": text("its code")})
 _NAMED = record({"code": text(), "name": text()})
 
 
 def _one_or_many(each: Schema, about: str = "") -> Schema:
-    """Return the schema of an answer to one text, or to a list of them."""
+    """Return the schema of a response for one text, or for a list of texts."""
     return {"oneOf": [each, listed(each)], **({"description": about} if about else {})}
 
 
 TRANSLATE = Operation(
     LIBRETRANSLATE,
     (
-        Field("q", _one_or_many(text(), "a text, or several"), required=True),
+        Field("q", _one_or_many(text(), "one text or several"), required=True),
         SOURCE,
         TARGET,
-        Field("format", text("`html` keeps tags", *FORMATS)),
-        Field("alternatives", whole("further translations of each text", minimum=0)),
+        Field("format", text("`html` preserves tags", *FORMATS)),
+        Field("alternatives", whole("number of alternative translations of each text", minimum=0)),
         KEY,
     ),
     record(
@@ -81,13 +81,13 @@ SETTINGS = Operation(
     record(
         {
             "apiKeys": flag(),
-            "charLimit": whole("most characters of a request"),
+            "charLimit": whole("maximum number of characters in a request"),
             "filesTranslation": flag("whether documents are translated"),
             "frontendTimeout": whole("milliseconds"),
             "keyRequired": flag(),
             "language": record({"source": _NAMED, "target": _NAMED}),
             "suggestions": flag(),
-            "supportedFilesFormat": listed(text("an ending, such as `.docx`")),
+            "supportedFilesFormat": listed(text("a file name extension, such as `.docx`")),
         }
     ),
 )
@@ -95,10 +95,10 @@ SUGGEST = Operation(LIBRETRANSLATE)
 
 
 class LibreTranslate:
-    """Its paths over the translations of this server.
+    """LibreTranslate's paths, answered with this server's translations.
 
     Args:
-        translations: what the server can do.
+        translations: the server's models.
         files: whether documents are translated.
     """
 
@@ -141,7 +141,7 @@ class LibreTranslate:
         return JSONResponse(answer, headers=noticed(found))
 
     async def detect(self, request: Request) -> Response:
-        """Tell the language of a text."""
+        """Detect the language of a text."""
         fields = await DETECT.fields(request)
         if not fields.get("q"):
             raise Refused(400, "Invalid request: missing q parameter")
@@ -151,9 +151,9 @@ class LibreTranslate:
         return JSONResponse([{"confidence": confidence, "language": code} for code, confidence in found])
 
     async def languages(self, request: Request) -> Response:
-        """List the languages, each with those that it can be translated into, itself among them."""
+        """List the languages, each with those that it can be translated into, including itself."""
         pool = self._server.pool
-        codes = sorted({code for pair in pool.pairs for code in pair})  # those that are only translated into, too
+        codes = sorted({code for pair in pool.pairs for code in pair})  # including those that are only translated into
         return JSONResponse(
             [
                 {
@@ -166,9 +166,9 @@ class LibreTranslate:
         )
 
     async def settings(self, request: Request) -> Response:
-        """Tell a page what the server offers."""
+        """Report what the server offers, for a web page."""
         pool, limits = self._server.pool, self._server.limits
-        # A model from a language into itself leads nowhere: without others, that one is all there is.
+        # A model from a language into itself gives no pair: without other models, that language is all there is.
         source, (target, *_) = next(iter(pool.languages.items()), next((s, [t]) for s, t in pool.pairs))
         first = {code: {"code": code, "name": pool.language_name(code)} for code in (source, target)}
         return JSONResponse(
@@ -185,11 +185,11 @@ class LibreTranslate:
         )
 
     async def suggest(self, request: Request) -> Response:
-        """Refuse a better translation that somebody suggests: they are not collected."""
+        """Refuse suggestions of better translations: they are not collected."""
         raise Refused(403, "Suggestions are disabled on this server.")
 
     def _texts(self, q: Any) -> tuple[list[str], int]:
-        """Return the texts of a request and their characters. Raises Refused where they are none, or too many."""
+        """Return the texts of a request and their total length. Raises Refused for anything else, or for too many."""
         texts = texts_of(q, "Invalid request: q parameter must be a text or a list of texts")
         beyond = "Invalid request: request ({asked}) exceeds text limit ({most})"
         return texts, self._server.characters(texts, 400, beyond)

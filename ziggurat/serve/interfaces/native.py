@@ -1,5 +1,5 @@
-"""The server's own interface: n-best lists, alignments, scores, prefixes and glossaries; and the page for people over
-it (docs/serve.md).
+"""The server's own interface: n-best lists, alignments, scores, prefixes and glossaries; and the web page that uses it
+(docs/serve.md).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ziggurat.translate.results import Hypothesis
 
 
 def native_response(found: TextTranslation, source: str, options: TranslateOptions, *, plain: bool) -> dict[str, Any]:
-    """Return a translation as the answer has it; `plain` text has sentences."""
+    """Return a translation in the form of the response; `plain` text has sentences."""
     record: dict[str, Any] = {"text": found.best.text, "source": source}
     if options.more:
         record["alternatives"] = [other.text for other in found.others]
@@ -63,7 +63,7 @@ def native_response(found: TextTranslation, source: str, options: TranslateOptio
 
 
 def _dropped(found: TextTranslation, term: Term) -> int:
-    """Return in how many sentences a soft term was given up, since it harmed the translation."""
+    """Return the number of sentences in which a soft term was dropped because it harmed the translation."""
     if not found.route or term.hard:
         return 0
     return sum(
@@ -73,7 +73,7 @@ def _dropped(found: TextTranslation, term: Term) -> int:
 
 
 def _sentences(found: TextTranslation, options: TranslateOptions) -> list[dict[str, Any]]:
-    """Return the sentences of a text, each with what was asked for."""
+    """Return the sentences of a text, each with the requested details."""
     records: list[dict[str, Any]] = []
     direct = len(found.route) == 1
     for index, pair in enumerate(found.best.sentences):
@@ -98,7 +98,7 @@ def _sentences(found: TextTranslation, options: TranslateOptions) -> list[dict[s
 
 
 def _hypothesis(found: TextTranslation, source: tuple[int, int], said: str, rank: int) -> Hypothesis | None:
-    """Return the hypothesis that a sentence's translation is, as a whole; None where it was put together of several."""
+    """Return the hypothesis of a sentence's whole translation; None if it was assembled from several."""
     translation = found.found.get(found.source[slice(*source)])
     if translation is None:
         return None
@@ -107,7 +107,7 @@ def _hypothesis(found: TextTranslation, source: tuple[int, int], said: str, rank
 
 
 def _alternatives(found: TextTranslation, number: int, best: str) -> list[dict[str, Any]]:
-    """Return the other translations of a sentence; those put together of several parts have no score."""
+    """Return the other translations of a sentence; those assembled from several parts have no score."""
     seen, listed = {best}, []
     for other, rank in zip(found.others, found.ranks, strict=True):
         pair = other.sentences[number]
@@ -120,7 +120,7 @@ def _alternatives(found: TextTranslation, number: int, best: str) -> list[dict[s
 
 
 def _word_links(found: TextTranslation) -> list[list[list[int]]]:
-    """Return for each sentence the links between its words and those of its translation."""
+    """Return, for each sentence, the links between its words and those of its translation."""
     pairs = found.best.sentences
     begins = [pair.source[0] for pair in pairs]
     listed: list[dict[tuple[int, int, int, int], None]] = [{} for _ in pairs]
@@ -128,10 +128,10 @@ def _word_links(found: TextTranslation) -> list[list[list[int]]]:
     for link in found.best.links:
         here = _overlapped(sources, link.source_start, link.source_end)
         there = _overlapped(targets, link.target_start, link.target_end)
-        # A link of many words with many says that a stretch became another, not which word became which.
+        # A link of many words with many only shows that one stretch became another, not which word became which.
         if len(here) > 1 and len(there) > 1:
             came_through = found.source[slice(*link[:2])] == found.best.text[slice(*link[2:])]
-            if not came_through:  # as an address does
+            if not came_through:  # such as an address
                 continue
             here, there = [link[:2]], [link[2:]]
         number = bisect_right(begins, link.source_start) - 1
@@ -151,10 +151,10 @@ def _overlapped(spans: Sequence[tuple[int, int]], start: int, end: int) -> list[
     return found
 
 
-_PROTECT = "patterns (Python's `regex`) of what comes through unchanged"
+_PROTECT = "patterns (Python's `regex`) of text that stays unchanged"
 
-_SPAN: Schema = listed(whole(), "characters from one place to another, exclusive", minItems=2, maxItems=2)
-_SCORE: Schema = {"type": ["number", "null"], "description": "null: put together of several translations"}
+_SPAN: Schema = listed(whole(), "character offsets, begin and exclusive end", minItems=2, maxItems=2)
+_SCORE: Schema = {"type": ["number", "null"], "description": "null: assembled from several translations"}
 _TERM = {"source": text(), "target": text(), "mode": text("", "soft", "hard")}
 _SENTENCE = record(
     {
@@ -169,24 +169,24 @@ _SENTENCE = record(
 )
 NOTICE = record(
     {
-        "kind": text("as docs/documents.md names it"),
+        "kind": text("as named in docs/documents.md"),
         "count": whole(),
         "text": text("in words"),
-        "place": text("of the first"),
+        "place": text("place of the first"),
     },
     optional=("place",),
 )
 _TRANSLATION = record(
     {
         "text": text(),
-        "source": text("the code of its language"),
+        "source": text("the language code of the text"),
         "detected": record({"language": text(), "confidence": number("from 0 to 100")}),
         "alternatives": listed(text()),
         "sentences": listed(_SENTENCE),
         "glossary": listed(
             record({**_TERM, "found": whole(), "applied": whole(), "dropped": whole("sentences it would have harmed")})
         ),
-        "notices": listed(NOTICE, "what was not translated in the ordinary way"),
+        "notices": listed(NOTICE, "what needed special handling"),
     },
     optional=("detected", "alternatives", "sentences", "glossary", "notices"),
 )
@@ -194,15 +194,15 @@ TRANSLATE = Operation(
     OWN,
     (
         Field("text", {"oneOf": [text(), listed(text())]}, required=True),
-        Field("source", text("a code; without, or `auto`: it is detected")),
+        Field("source", text("a language code; detected if missing or `auto`")),
         Field("target", text("a code"), required=True),
         Field("format", text("`html` has neither sentences nor alternatives", *FORMATS)),
-        Field("alternatives", whole("further translations, of the text and of each sentence", minimum=0)),
-        Field("scores", flag("each sentence's score and the log-probability of each token")),
-        Field("alignments", flag("`links` between words")),
-        Field("prefix", text("what the translation must begin with; one text of one sentence")),
-        Field("complete", flag("the prefix ends with a whole word; unless it says so, its last word may go on")),
-        Field("next_words", flag("alternatives differ in the word after the prefix, or in the first one")),
+        Field("alternatives", whole("alternative translations of the text and of each sentence", minimum=0)),
+        Field("scores", flag("whether to include each sentence's score and the tokens' log-probabilities")),
+        Field("alignments", flag("whether to include `links` between words")),
+        Field("prefix", text("text that the translation must begin with; for one text of one sentence")),
+        Field("complete", flag("whether the prefix ends with a whole word; by default its last word may continue")),
+        Field("next_words", flag("whether alternatives differ in the word after the prefix, or in the first word")),
         Field(
             "glossary",
             {
@@ -210,11 +210,11 @@ TRANSLATE = Operation(
                     listed(record(_TERM, optional=["mode"])),
                     {"type": "object", "additionalProperties": text(), "description": "terms without a mode"},
                 ],
-                "description": "terms without `mode` are soft, and hard where the model cannot search for them",
+                "description": "terms without `mode` are soft, or hard if the model cannot search for them",
             },
         ),
         Field("protect", {"oneOf": [text(), listed(text())], "description": _PROTECT}),
-        Field("api_key", text("an API key, where no header has it")),
+        Field("api_key", text("an API key, if no header has it")),
     ),
     record({"translations": listed(_TRANSLATION)}),
     strict=True,
@@ -224,9 +224,9 @@ _PAIR = record(
     {
         "source": text(),
         "target": text(),
-        "models": listed(text("name"), "one, or two that lead through a third language"),
-        "soft_terms": flag("whether terms of a glossary can be searched for; where not, `mode: soft` is refused"),
-        "prefixes": flag("whether a translation can be told how to begin"),
+        "models": listed(text("name"), "one model, or two that translate through a third language"),
+        "soft_terms": flag("whether glossary terms can be searched for; if not, `mode: soft` is refused"),
+        "prefixes": flag("whether a translation can start with a given prefix"),
     }
 )
 SETTINGS = Operation(
@@ -240,17 +240,17 @@ SETTINGS = Operation(
             "languages": listed(record({"code": text(), "name": text(), "targets": listed(text())})),
             "pairs": listed(_PAIR),
             "detection": flag(),
-            "files": listed(text("an ending, such as `.docx`")),
+            "files": listed(text("a file name extension, such as `.docx`")),
         }
     ),
 )
 
 
 class NativeApi:
-    """Paths under /v1 that are not OpenAI's, over the translations of this server.
+    """Paths under /v1 that are not OpenAI's, answered with this server's translations.
 
     Args:
-        translations: what the server can do.
+        translations: the server's models.
         files: whether documents are translated.
     """
 
@@ -265,7 +265,7 @@ class NativeApi:
         ]
 
     async def settings(self, request: Request) -> Response:
-        """Tell what the server offers; no key is needed."""
+        """Report what the server offers; no key is needed."""
         server, pool = self._server, self._server.pool
         names = {code: pool.language_name(code) for pair in pool.pairs for code in pair}
         return JSONResponse(
@@ -284,7 +284,7 @@ class NativeApi:
         )
 
     def _pair(self, source: str, target: str) -> dict[str, Any]:
-        """Tell what the models of a pair of languages can do."""
+        """Report what the models of a language pair can do."""
         route = self._server.route(source, target)
         return {
             "source": source,
@@ -295,7 +295,7 @@ class NativeApi:
         }
 
     async def translate(self, request: Request) -> Response:
-        """Translate a text or a list of texts, with what is asked for beside the translations."""
+        """Translate a text or a list of texts, with the requested details."""
         fields = await TRANSLATE.fields(request)
         texts = texts_of(fields.get("text"), "`text` is a text or a list of texts")
         characters = self._server.characters(texts)
@@ -308,7 +308,8 @@ class NativeApi:
         sources, target, detected = await self._server.languages(texts, source, target)
         if options.begun and any(len(self._server.route(code, target)) != 1 for code in sources):
             raise Refused(
-                400, "`prefix` and `next_words` need a model that leads from `source` to `target`; here two do, or none"
+                400,
+                "`prefix` and `next_words` need one model from `source` to `target`; here there are two or none",
             )
         options = replace(options, terms=self._server.terms(entries, sources, target))
         found = await unless_gone(request, self._server.translate(texts, sources, target, client, options, markup))
@@ -336,7 +337,7 @@ class NativeApi:
         more = _number(fields.get("alternatives", 0))
         if more is None or not 0 <= more <= most:
             raise Refused(400, f"`alternatives` is a number from 0 to {most}")
-        # The likeliest beams are mostly alike: a client that gives a prefix wants to know how it may continue.
+        # The likeliest beams are mostly alike, but a client that gives a prefix wants different ways to continue it.
         next_words = _flag(fields, "next_words", default=bool(prefix.strip() and more))
         if (prefix.strip() or next_words) and (kind == "html" or len(texts) > 1):
             raise Refused(400, "`prefix` and `next_words` go with one text of one sentence, and `format: text`")
@@ -352,7 +353,7 @@ class NativeApi:
 
 
 def _number(given: Any) -> int | None:
-    """Return a whole number, of a form as text; None for anything else."""
+    """Return a whole number, which forms send as text; None for anything else."""
     if isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) < 6:
         return int(given)
     return given if isinstance(given, int) and not isinstance(given, bool) else None
@@ -368,12 +369,12 @@ def _flag(fields: Mapping[str, Any], name: str, *, default: bool = False) -> boo
 
 
 def _check_alignments(found: Sequence[TextTranslation]) -> None:
-    """Raise Refused where a model told no alignment."""
+    """Raise Refused if a model gave no alignment."""
     for each in found:
         if len(each.route) == 1:
             best = [translation.hypotheses[0] for translation in each.found.values()]
             if any(hypothesis.alignment is None and hypothesis.tokens for hypothesis in best):
-                raise Refused(400, f"no `alignments`: {each.route[0].name} has no attention weights to tell them by")
+                raise Refused(400, f"no `alignments`: {each.route[0].name} has no attention weights to take them from")
 
 
 _SCRIPTS = ("page.js", "common.js", "documents.js", "glossary.js", "output.js")
@@ -384,14 +385,14 @@ _FILES = {
 }
 
 _HEADERS = {
-    # Scripts, styles and requests of this server alone; an image in the page itself; no frame around it, no form sent,
-    # and no text that a script could turn into markup (Trusted Types).
+    # Scripts, styles and requests of this server only; images inside the page only; no embedding in frames, no form
+    # submission, and no text that a script could turn into markup (Trusted Types).
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # kept, but asked for again each time: a new version must not meet an old script
+    "Cache-Control": "no-cache",  # cached but revalidated each time, so that a new version never meets an old script
 }
 
 
@@ -406,12 +407,12 @@ def _route(path: str, content: bytes, kind: str) -> Described:
     headers = {**_HEADERS, "ETag": tag}
 
     async def page(request: Request) -> Response:
-        """Show the page to people."""
+        """Show the web page."""
         held = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
         if tag in held or "*" in held:
             return Response(status_code=304, headers=headers)
         return Response(content, media_type=kind, headers=headers)
 
-    what = "the page for people" if path == "/" else "a part of the page"
+    what = "the web page" if path == "/" else "a part of the web page"
     kinds = {kind.partition(";")[0]: what}
     return Described(path, page, Operation(SERVER, kinds=kinds))

@@ -1,4 +1,4 @@
-"""Chat completions and models as OpenAI's client libraries ask for them: a message is translated, nothing more."""
+"""Chat completions and models as OpenAI's client libraries request them; a message is translated, nothing more."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ziggurat.serve.translations import Translations, noticed
 from ziggurat.system.errors import printable
 from ziggurat.translate.options import TranslateOptions
 
-_PARTS = listed({"type": "object"}, "parts of the type `text`, one text together")
+_PARTS = listed({"type": "object"}, "parts of the type `text`, joined into one text")
 _MESSAGE = record({"role": text("`user` counts"), "content": {"anyOf": [text(), _PARTS]}})
 _NULL: Schema = {"type": "null"}
 _USAGE = record(
@@ -45,7 +45,7 @@ _END = re.compile(r"""[.!?…。！？।؟]["'”’»)\]]*\Z""")  # of a sente
 
 
 class WithoutEffect(BaseModel, strict=True):
-    """Fields of sampling, cost and bookkeeping, which clients send whatever answers them, with the values they take."""
+    """Fields for sampling, cost and bookkeeping, which clients send to any server, with the values allowed here."""
 
     temperature: float | None = PydanticField(None, ge=0, le=2)
     top_p: float | None = PydanticField(None, ge=0, le=1)
@@ -73,14 +73,14 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "modalities": lambda given: given in (None, ["text"]),
     "response_format": lambda given: given in (None, {"type": "text"}),
 }
-# Fields that would change the answer, each with the values that ask for nothing.
+# Fields that would change the response, each with the values that request nothing.
 
 COMPLETE = Operation(
     OPENAI,
     (
         Field("model", text("the name of a model, or `source-target`"), required=True),
         Field("messages", listed(_MESSAGE), required=True),
-        Field("stream", flag("whether to answer as events")),
+        Field("stream", flag("whether to respond with events")),
         Field(
             "stream_options", {"type": "object", "description": "with `stream`; `include_usage` ends it with `usage`"}
         ),
@@ -89,7 +89,7 @@ COMPLETE = Operation(
             Field(name, {"anyOf": schema["anyOf"], "description": "without effect"})
             for name, schema in WithoutEffect.model_json_schema()["properties"].items()
         ),
-        *(Field(name, {"description": "refused unless it asks for nothing"}) for name in _REFUSED),
+        *(Field(name, {"description": "refused unless it requests nothing"}) for name in _REFUSED),
     ),
     record(
         {
@@ -110,7 +110,7 @@ COMPLETE = Operation(
             "usage": _USAGE,
         }
     ),
-    kinds={"text/event-stream": "with `stream`: chunks, of which one is the translation"},
+    kinds={"text/event-stream": "with `stream`: chunks, one of which is the translation"},
     strict=True,
     noticed=True,
 )
@@ -120,10 +120,10 @@ MODEL = Operation(OPENAI, (), _MODEL)
 
 
 class OpenAI:
-    """OpenAI's paths over the translations of this server. The name of a model is that of a served one, or `de-en`.
+    """OpenAI's paths, answered with this server's translations. A model's name is that of a served model, or `de-en`.
 
     Args:
-        translations: what the server can do.
+        translations: the server's models.
     """
 
     def __init__(self, translations: Translations) -> None:
@@ -139,7 +139,7 @@ class OpenAI:
         ]
 
     async def complete(self, request: Request) -> Response:
-        """Translate the last message of the user; others, and settings of sampling, do not matter."""
+        """Translate the last message of the user; other messages and sampling settings are ignored."""
         fields = await COMPLETE.fields(request)
         said, name = _message(fields.get("messages")), fields.get("model")
         count, streamed, told = self._asked(fields)
@@ -150,7 +150,7 @@ class OpenAI:
         work = self._server.translate([said], [source], target, client, options, model=model)
         (found,) = await unless_gone(request, work)
         different = [found.best.text, *(other.text for other in found.others)]
-        # As of a model that samples, choices may be alike: where there are fewer, they stand several times.
+        # As with a model that samples, choices may be equal: if there are fewer translations, they are repeated.
         texts = [different[number % len(different)] for number in range(count)]
         tokens = [len(_TOKEN.findall(said)), sum(len(_TOKEN.findall(text)) for text in texts)]
         usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
@@ -172,9 +172,9 @@ class OpenAI:
         return JSONResponse(answer, headers=headers)
 
     def _asked(self, fields: Mapping[str, Any]) -> tuple[int, bool, bool]:
-        """Return how many choices are asked for, whether as events, and whether these end with the usage.
+        """Return how many choices are requested, whether as events, and whether those end with the usage.
 
-        Raises Refused (400) for what would change the answer in ways that this server cannot.
+        Raises Refused (400) for fields that would change the response in unsupported ways.
         """
         for name, idle in _REFUSED.items():
             if not idle(fields.get(name)):
@@ -206,7 +206,7 @@ class OpenAI:
         return JSONResponse({"object": "list", "data": list(map(self._told, self._server.pool.models))})
 
     async def model(self, request: Request) -> Response:
-        """Tell of one model."""
+        """Describe one model."""
         self._server.client(request, OPENAI, None)
         name = request.path_params["name"]
         self._named(name)
@@ -216,7 +216,7 @@ class OpenAI:
         return {"id": name, "object": "model", "created": self._began, "owned_by": "ziggurat"}
 
     def _named(self, name: Any) -> tuple[str, str, Model | None]:
-        """Return the languages that a model's name stands for, and the model if it is that of one.
+        """Return the languages that a model's name stands for, and the model if the name is that of a single one.
 
         Raises Refused (404) for an unknown name.
         """
@@ -231,7 +231,7 @@ class OpenAI:
 
 
 def _message(messages: Any) -> str:
-    """Return the text of the user's last message. Raises Refused where there is none."""
+    """Return the text of the user's last message. Raises Refused if there is none."""
     if isinstance(messages, list):
         for message in reversed(messages):
             if not isinstance(message, dict) or message.get("role") != "user":
@@ -245,7 +245,7 @@ def _message(messages: Any) -> str:
 
 
 def _joined(parts: Iterable[str]) -> str:
-    """Return the text of its parts. A sentence, or a word, may go on in the next; one that ends is a line."""
+    """Return the text of a message's parts. A part that ends a sentence ends a line; others continue in the next."""
     text = ""
     for part in parts:
         first = part[:1]
@@ -255,7 +255,7 @@ def _joined(parts: Iterable[str]) -> str:
 
 
 def _part(part: Any) -> str:
-    """Return the text of a part of a message. Raises Refused for an image, a file and the like."""
+    """Return the text of a part of a message. Raises Refused for an image, a file or another type."""
     if not isinstance(part, dict) or part.get("type", "text") != "text":
         kind = printable(str(part.get("type")), 60) if isinstance(part, dict) else "none"
         raise Refused(400, f"parts of `messages` of the type `{kind}` are not supported; there is `text`")
@@ -265,7 +265,7 @@ def _part(part: Any) -> str:
 
 
 async def _events(head: dict[str, Any], texts: Sequence[str], usage: dict[str, int] | None) -> AsyncIterator[str]:
-    """Yield the events of a stream; each translation is one of them, since a search has none before it ends."""
+    """Yield the events of a stream; each translation is a single event, as a search yields nothing until it ends."""
     more = {} if usage is None else {"usage": None}
 
     def event(choices: list[dict[str, Any]], **last: Any) -> str:

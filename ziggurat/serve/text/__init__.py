@@ -1,1 +1,1 @@
-"""Text as people have it, around a translator of sentences: plain text, markup and documents."""
+"""Text in the forms that users have it, around a translator of sentences: plain text, markup and documents."""

@@ -1,9 +1,9 @@
-"""From a translation in pieces to one in characters: which stretch of the source became which of the target.
+"""Alignment of characters from alignment of pieces: which stretch of the source became which of the target.
 
-A Translation has pieces and, per target piece, weights for the source pieces. Markup and placeholders need characters.
-The pieces are found again in the text that they came from, whatever the tokenizer: SentencePiece (blanks as U+2581,
-characters as bytes), subword-nmt (`@@`). Where they cannot be found, the translation has no links, and what needs them
-falls back.
+A Translation has pieces and, per target piece, weights of the source pieces, while markup and placeholders need
+characters. The pieces are located in the original text, whatever the tokenizer: SentencePiece (blanks as U+2581,
+characters as bytes) or subword-nmt (`@@`). If they cannot be located, the translation has no links, and the code that
+needs them falls back.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ _BLANK = "\u2581"
 _CONTINUES = "@@"
 _BYTE = regex.compile(r"<0x([0-9A-Fa-f]{2})>")
 _WEAK = 0.1
-"""A source piece that no target piece looks at most is linked to the one that looks at it most, from this weight on."""
+"""_WEAK is the least weight at which a source piece that is no target piece's maximum is linked to its best target
+piece."""
 
-_UNKNOWN = ("<unk>", "\u2047")  # pieces whose text is not known
+_UNKNOWN = ("<unk>", "\u2047")  # pieces whose text is unknown
 
 
 def control_pieces(tokenizer: Tokenizer) -> frozenset[str]:
-    """Return the pieces of a tokenizer that no text has: tags, padding, begin- and end-of-sentence."""
+    """Return a tokenizer's pieces that no text contains: tags, padding, begin- and end-of-sentence."""
     ids = [tokenizer.pad, tokenizer.bos, tokenizer.eos, *tokenizer.tags.values()]
     return frozenset(tokenizer.pieces(ids))
 
@@ -54,7 +55,7 @@ def rendered(translation: Translation, control: Collection[str] = ("<pad>", "<s>
 
 
 def _pairs(alignment: Alignment, is_text: Sequence[bool]) -> list[tuple[int, int]]:
-    """Return pairs of a source and a target piece: first the hard alignment, then pieces that it leaves out."""
+    """Return pairs of a source and a target piece: first the hard alignment, then the pieces that it leaves out."""
     pairs = [(at, place) for place, at in enumerate(alignment.hard)]
     seen = set(alignment.hard)
     for at, text in enumerate(is_text):
@@ -66,13 +67,13 @@ def _pairs(alignment: Alignment, is_text: Sequence[bool]) -> list[tuple[int, int
 
 
 def piece_spans(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Return the characters of `text` that each piece stands for, or None where the pieces are not those of the text.
+    """Return the characters of `text` that each piece stands for, or None if the pieces do not match the text.
 
-    A piece without letters (a blank) has an empty span. Blanks, letter case and Unicode's compatibility
-    forms may differ, since tokenizers change them; an unknown piece stands for what is between its neighbours.
+    A piece without letters (a blank) has an empty span. Blanks, letter case and Unicode's compatibility forms may
+    differ, since tokenizers change them. An unknown piece stands for the text between its neighbours.
     """
-    # (1) The text's letters, each with the character that it is from: of some, normalisation makes several. Characters
-    # are taken apart one by one, since together their marks would also change places.
+    # (1) The text's letters, each with the character it comes from, since normalisation expands some. Characters are
+    # decomposed one by one; together, their marks would also be reordered.
     letters: list[str] = []
     owners: list[int] = []
     for place, character in enumerate(text):
@@ -80,7 +81,7 @@ def piece_spans(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | Non
             letters.append(letter)
             owners.append(place)
     whole = "".join(letters)
-    # (2) Each piece's letters are at the present place; after an unknown piece, at the next place that has them.
+    # (2) Each piece's letters are at the current position; after an unknown piece, at the next position that has them.
     spans: list[tuple[int, int]] = []
     at, open_from = 0, -1  # open_from: index of the first unknown piece that waits for its end
     for surface in _surfaces(pieces):
@@ -110,7 +111,7 @@ def piece_spans(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | Non
 def _surfaces(pieces: Sequence[str]) -> list[str | None]:
     """Return the folded letters of each piece; None for an unknown one."""
     surfaces: list[str | None] = []
-    # subword-nmt's marks at the ends of pieces; SentencePiece's blank shows that `@@` is text.
+    # subword-nmt marks the ends of pieces; where SentencePiece's blank occurs, `@@` is text.
     joined_by_marks = not any(_BLANK in piece for piece in pieces)
     place = 0
     while place < len(pieces):
@@ -133,7 +134,7 @@ def _surfaces(pieces: Sequence[str]) -> list[str | None]:
 
 
 def _of_bytes(pieces: Sequence[str]) -> list[str | None]:
-    """Return the letters of pieces of single bytes: each character belongs to its first byte, the others have none."""
+    """Return the letters of single-byte pieces: each character belongs to its first byte, the others have none."""
     content = bytes(int(piece[3:5], 16) for piece in pieces)
     surfaces: list[str | None] = [""] * len(content)
     place = 0

@@ -1,6 +1,6 @@
-"""Elements of markup by what their tags say: which attributes are text, whether they are translated, their language.
+"""Elements of markup and what their tags state: attributes that are text, whether they are translated, their language.
 
-A translated page says the language and direction of the translation where it said those of the source.
+A translated page states the language and direction of the translation where it stated those of the source.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LINE_BREAK = regex.compile(
 
 
 def text_attributes(token: Token) -> frozenset[str]:
-    """Return the names of attributes that are text of this element alone."""
+    """Return the names of attributes that are text in this element only."""
     said = token.attributes
     if token.name == "input" and said.get("type", "").lower() in _BUTTONS:
         return frozenset(("value",))
@@ -42,7 +42,7 @@ def text_attributes(token: Token) -> frozenset[str]:
 
 
 def shown_blank(token: Token, inside: str) -> str:
-    """Return the text that a point stands for: a line's end where an inline code of XLIFF says so, else nothing."""
+    """Return the text that a point stands for: a line end if an inline code of XLIFF is one, otherwise nothing."""
     said = token.attributes
     if said.get("ctype") == "lb" or said.get("subType") == "xlf:lb" or said.get("hex", "").lstrip("0").upper() == "A":
         return "\n"
@@ -51,7 +51,7 @@ def shown_blank(token: Token, inside: str) -> str:
 
 
 def is_translated(token: Token) -> bool | None:
-    """Return whether an element says that it is to be translated; None: it says nothing."""
+    """Return whether an element's tag asks for translation; None: it does not say."""
     said = token.attributes
     if said.get("translate", "").lower() == "no" or "notranslate" in said.get("class", "").split():
         return False
@@ -59,25 +59,25 @@ def is_translated(token: Token) -> bool | None:
 
 
 def language_said(token: Token) -> str:
-    """Return the language that an element says that it is in; empty: it says none."""
+    """Return the language that an element's tag states; empty if none."""
     return (token.attributes.get("xml:lang") or token.attributes.get("lang", "")).strip()
 
 
 class Wish(NamedTuple):
-    """What an element and those around it say of it, of each the innermost.
+    """What an element and those around it state; for each field the innermost statement counts.
 
     Attributes:
         is_translated: whether it is to be translated.
-        is_own: whether it is in the language that is translated.
+        is_own: whether it is in the language being translated.
     """
 
     is_translated: bool = True
     is_own: bool = True
 
     def within(self, token: Token, source: str) -> Wish:
-        """Return what holds in an element, whose tag this is, inside of another; `source` is the language."""
+        """Return the state inside a nested element with this tag; `source` is the language being translated."""
         said = is_translated(token)
-        language = "" if token.name == "html" else language_said(token)  # many pages name that of the page wrongly
+        language = "" if token.name == "html" else language_said(token)  # many pages state a wrong language
         return Wish(
             self.is_translated if said is None else said,
             not differ(language, source) if language and source else self.is_own,
@@ -85,14 +85,14 @@ class Wish(NamedTuple):
 
 
 class Wishes:
-    """What the elements of markup wish, asked in the order of its tokens.
+    """Statements of the elements of markup, queried in the order of its tokens.
 
     Args:
-        tokens: of the markup.
+        tokens: tokens of the markup.
         ends: the last tokens of elements, by their first.
         void: names of elements without an end.
-        source: the language that is translated; empty: not known, and no element is in another.
-        notices: where elements in other languages are counted.
+        source: the language being translated; empty: unknown, and no element counts as in another language.
+        notices: counter of elements in other languages.
     """
 
     def __init__(
@@ -100,16 +100,16 @@ class Wishes:
     ) -> None:
         self.tokens, self.ends, self.void, self.source, self.notices = tokens, ends, void, source, notices
         self.now = Wish()
-        self._outer: list[tuple[int, Wish]] = []  # ends of elements that wish otherwise than those around, and of these
+        self._outer: list[tuple[int, Wish]] = []  # ends of elements in another state, and the state outside
         opened = [(place, token) for place, token in enumerate(tokens) if token.kind == "open" and token.attributes]
-        # Of elements that are translated inside of others that stay: for their wish, and for their language.
+        # Translated elements inside untranslated ones: by their tag, and by their language.
         self._turns = (
             [place for place, token in opened if is_translated(token)],
             [place for place, token in opened if (said := language_said(token)) and not differ(said, source)],
         )
 
     def of(self, place: int) -> Literal["taken", "copied", "left"]:
-        """Return what becomes of a token: it is read, copied with all of its element, or left, but not what follows."""
+        """Return what becomes of a token: read, copied with its whole element, or left by itself."""
         while self._outer and self._outer[-1][0] < place:
             self.now = self._outer.pop()[1]
         token, before = self.tokens[place], self.now
@@ -129,7 +129,7 @@ class Wishes:
         return "taken" if all(self.now) else "left"
 
     def tell_unread(self, place: int) -> None:
-        """Count a copied element with text that people read: what a field begins with, a page in an attribute."""
+        """Count a copied element with text for readers: the initial text of a field, a page in an attribute."""
         token = self.tokens[place]
         if token.name == "textarea":
             self._tell("not_read", place, self.ends[place])
@@ -137,13 +137,13 @@ class Wishes:
             self.notices.add("not_read", f"element {printable(token.raw, 60)}")
 
     def _tell(self, kind: str, place: int, end: int) -> None:
-        """Count an element that stays, if it has text."""
+        """Count an untranslated element, if it has text."""
         if any(has_words(token.text, []) for token in self.tokens[place : end + 1]):
             self.notices.add(kind, f"element {printable(self.tokens[place].raw, 60)}")
 
 
 def turns(languages: tuple[str, str]) -> bool:
-    """Return whether source and translation are written in two directions."""
+    """Return whether source and translation are written in different directions."""
     source, target = languages
     return bool(target) and is_right_to_left(source) != is_right_to_left(target)
 
@@ -151,8 +151,8 @@ def turns(languages: tuple[str, str]) -> bool:
 def in_target(token: Token, languages: tuple[str, str], *, is_block: bool) -> Token:
     """Return a tag with the language and direction of the translation in place of the source's.
 
-    A page gets a direction if it has none. Of others blocks change theirs: inside of sentences a direction is that of
-    what stands there, such as a number.
+    A page gets a direction if it has none. Among other elements only blocks change theirs: inside sentences a direction
+    belongs to the content, such as a number.
     """
     source, target = languages
     values: dict[str, str] = {}
@@ -168,7 +168,7 @@ def in_target(token: Token, languages: tuple[str, str], *, is_block: bool) -> To
 
 
 def _with_values(token: Token, values: dict[str, str]) -> str:
-    """Return a tag with these values of attributes, which it gets where it has none of the name."""
+    """Return a tag with these attribute values, which are added if it lacks the attributes."""
     left, out, begin = dict(values), list[str](), 0
     for found in ATTRIBUTE.finditer(token.raw, 1 + len(token.name)):
         group = next((number for number in (2, 3, 4) if found[number] is not None), 0)

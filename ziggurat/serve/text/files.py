@@ -1,4 +1,4 @@
-"""Files as they come: character sets, settings and limits of documents, archives."""
+"""Raw files: character sets, settings and limits of documents, archives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ziggurat.config.languages import main_language
 from ziggurat.serve.text.sentences import Options
 from ziggurat.system.errors import DataError, printable
 
-# Longer marks first: that of UTF-32-LE begins as that of UTF-16-LE does, and is it where a NUL follows.
+# Longer marks first: the mark of UTF-32-LE starts with that of UTF-16-LE, and a NUL after it decides.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -25,8 +25,8 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-# Python's names of the character sets of files. Its other codecs are no character sets (punycode, unicode_escape), or
-# take quadratic time.
+# Python's names of files' character sets. Its other codecs are not character sets (punycode, unicode_escape), or take
+# quadratic time.
 _NAMES = (
     "ascii utf-8 iso8859-1 iso8859-2 iso8859-3 iso8859-4 iso8859-5 iso8859-6 iso8859-7 iso8859-8 iso8859-9 iso8859-10 "
     "iso8859-11 iso8859-13 iso8859-14 iso8859-15 iso8859-16 cp1250 cp1251 cp1252 cp1253 cp1254 cp1255 cp1256 cp1257 "
@@ -34,7 +34,7 @@ _NAMES = (
     "gb18030 big5 big5hkscs euc_jp shift_jis iso2022_jp euc_kr johab"
 )
 _CODECS = frozenset(_NAMES.split())
-# What browsers read where a page names the smaller set (encoding.spec.whatwg.org).
+# The superset that browsers use when a page names the smaller set (encoding.spec.whatwg.org).
 _WIDER = {
     "ascii": "cp1252",
     "iso8859-1": "cp1252",
@@ -59,12 +59,12 @@ _CONTROLS = regex.compile(r"[\x80-\x84\x86-\x9f]")
 
 @dataclass(frozen=True)
 class Charset:
-    """The encoding by which a file's text becomes bytes.
+    """The encoding that turns a file's text into bytes.
 
     Attributes:
         codec: Python's name.
-        mark: the byte order mark that the file begins with; empty for none.
-        declared: whether the file says so: by its mark, its declaration, or, as UTF-8, by having neither.
+        mark: the byte order mark at the start of the file; empty for none.
+        declared: whether the file declares it: by its mark, its declaration, or, for UTF-8, by having neither.
     """
 
     codec: str = "utf-8"
@@ -77,7 +77,7 @@ class Charset:
 
 
 def codec_named(label: str) -> str | None:
-    """Return Python's name of the character set that a file names; None for one that is not read."""
+    """Return Python's name of the character set that a file declares; None for an unsupported one."""
     try:
         name = codecs.lookup(_OTHER_NAMES.get(label.lower(), label)).name
     except (LookupError, ValueError):
@@ -88,14 +88,15 @@ def codec_named(label: str) -> str | None:
 def decoded(content: bytes, name: str, label: str = "") -> tuple[str, Charset]:
     """Return the text of a file without its mark, and its character set.
 
-    Text that is UTF-8 and not ASCII is UTF-8, whatever is declared: no other character set gives such bytes.
+    Text that is valid UTF-8 and not ASCII is read as UTF-8, whatever is declared: no other character set gives such
+    bytes.
 
     Args:
         content: the file.
-        name: of the file, for messages.
-        label: the character set that the file declares; empty, or one that is not known: UTF-8.
+        name: its name, for messages.
+        label: the character set that the file declares; empty or unknown: UTF-8.
 
-    Raises DataError where the bytes are not of the character set.
+    Raises DataError if the bytes are invalid in the character set.
     """
     for mark, codec in _MARKS:
         if content.startswith(mark) and (len(mark) < 4 or _is(codec, content)):
@@ -130,10 +131,10 @@ def _strictly(content: bytes, codec: str, name: str) -> str:
 
 
 LINES = tuple(end.encode() for end in "\n\r\v\f\x85\u2028\u2029")
-"""Bytes in UTF-8 of which each line of a file has one."""
+"""LINES are byte strings in UTF-8 of which each line of a file contains one."""
 
 TAGS = (b"<", b"&")
-"""Bytes of which each piece of markup has one: tags, comments, entities."""
+"""TAGS are bytes of which each piece of markup contains one: tags, comments, entities."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,11 @@ class Limits:
     """Limits of a document.
 
     Attributes:
-        size: most bytes of the file.
-        unpacked: most bytes of all members of an archive, unpacked.
-        members: most members of an archive.
-        pieces: most tags and entities, lines or strings of a file, or of all of an archive's members that are read,
-            counted in the bytes before anything is read.
+        size: maximum size of the file in bytes.
+        unpacked: maximum size of all members of an archive in bytes, unpacked.
+        members: maximum number of members of an archive.
+        pieces: maximum number of tags and entities, lines or strings in a file, or in all members of an archive that
+            are read, counted in the bytes before anything is read.
     """
 
     size: int = 64 << 20
@@ -161,12 +162,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the translation of a document.
+    """Settings for translating a document.
 
     Attributes:
-        options: how text is cut and put together again.
+        options: how text is split and put together again.
         source, target: language codes, for formats that hold them; empty: not known.
-        leave: keys whose text stays, in formats with keys (`DocumentKind.keyed`); `*` stands for any characters.
+        leave: keys whose text is not translated, in formats with keys (`DocumentKind.keyed`); `*` stands for any
+            characters.
         limits: limits of the file.
     """
 
@@ -177,18 +179,18 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
     def refuse_languages(self, source: str, target: str, name: str) -> None:
-        """Raise DataError for a file called `name` from or into another language; empty codes are not known ones."""
+        """Raise DataError for a file called `name` in languages other than these; empty codes are unknown."""
         pairs = ((source, self.source), (target, self.target))
         if any(differ(of_file, own) for of_file, own in pairs):
             raise DataError(
                 f"{name}: is from {printable(source or '?')!r} to {printable(target or '?')!r}, and the model from "
-                f"{self.source or '?'!r} to {self.target or '?'!r}; take another model, or change the file's languages"
+                f"{self.source or '?'!r} to {self.target or '?'!r}; use another model, or change the file's languages"
             )
 
     def becomes_target(self, language: str, name: str) -> bool:
-        """Return whether a file's language, which its translation says too, is the source and becomes the target.
+        """Return whether a file's language, which its translation also states, is the source and becomes the target.
 
-        Raises DataError for another language than these two: a copy that is to be translated may say the target's.
+        Raises DataError for a language other than these two: an untranslated copy may already state the target.
         """
         if not language.strip() or is_same(language, self.target):
             return False
@@ -196,28 +198,28 @@ class Settings:
         return bool(self.target)
 
     def leaves(self, *keys: str) -> bool:
-        """Return whether what these keys lead to is left as it is: one of them, or dotted all up to one, is named."""
+        """Return whether a value is left untranslated: one of its keys, or a dotted path of the first, is listed."""
         dotted = [".".join(keys[:number]) for number in range(2, len(keys) + 1)]
         return any(key == named or fnmatchcase(key, named) for named in self.leave for key in (*keys, *dotted))
 
 
 _SAME = {"iw": "he", "in": "id", "ji": "yi", "nb": "no", "nn": "no", "tl": "fil", "sh": "sr", "mo": "ro"}
-"""_SAME maps codes of languages to the codes by which they also go."""
+"""_SAME maps language codes to equivalent ones."""
 
 
 def language_of(code: str) -> str:
-    """Return the code of a language without region, script and character set, of two letters where there is one."""
+    """Return a language code without region, script and character set, with two letters if such a code exists."""
     first = regex.split("[-_@.]", code.strip().lower())[0]
     short = main_language(first)
     return _SAME.get(short, short)
 
 
 _SCRIPTS = {"zh": {"cn": "hans", "sg": "hans", "my": "hans", "tw": "hant", "hk": "hant", "mo": "hant"}}
-"""_SCRIPTS maps languages to the scripts that they are written in, by region."""
+"""_SCRIPTS maps languages to their scripts by region."""
 
 
 def _script_of(code: str) -> str:
-    """Return the script that a code of a language names, or that its region means; empty: not known."""
+    """Return the script that a language code names, or that its region implies; empty if unknown."""
     regions = _SCRIPTS.get(language_of(code), {})
     for part in regex.split("[-_@.]", code.strip().lower())[1:]:
         script = {"latin": "latn", "cyrillic": "cyrl"}.get(part, part)
@@ -229,36 +231,36 @@ def _script_of(code: str) -> str:
 
 
 def is_same(one: str, other: str) -> bool:
-    """Return whether two codes are of one language, and not in two scripts (zh-Hant and zh-CN)."""
+    """Return whether two codes denote the same language, and not different scripts of it (zh-Hant and zh-CN)."""
     scripts = {_script_of(one), _script_of(other)} - {""}
     return language_of(one) == language_of(other) and len(scripts) < 2
 
 
 def differ(one: str, other: str) -> bool:
-    """Return whether two codes are of two languages or scripts; of two and three letters they are not compared."""
+    """Return whether two codes denote different languages or scripts; codes of different lengths are not compared."""
     first, second = language_of(one), language_of(other)
     is_known = first not in ("", "und", "mul", "mis", "zxx", "x", "i", "*all*") and 1 < len(first) == len(second) < 4
     return is_known and not is_same(one, other)
 
 
 _MAX_RATIO = 200
-"""_MAX_RATIO is the most bytes that one byte of an archive may expand to, checked from _RATIO_FREE bytes on."""
+"""_MAX_RATIO is how many bytes a byte of an archive may expand to, checked from _RATIO_FREE bytes on."""
 _RATIO_FREE = 1 << 24
 _BLOCK = 1 << 18
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Archive:
-    """A zip archive in memory. Nothing of it is ever written under a name that it holds.
+    """A zip archive in memory. Nothing from it is ever written under a name that it contains.
 
-    Raises DataError: damaged, encrypted, beyond the limits, packed in an unusual way, or with names that are doubled or
-    lead out of a folder.
+    Raises DataError if it is damaged, encrypted, beyond the limits, compressed in an unusual way, or contains duplicate
+    names or names that lead out of a folder.
     """
 
     def __init__(self, content: bytes, name: str, limits: Limits) -> None:
         self.name, self.limits = name, limits
         self._pieces = 0
-        # Every entry of the directory has this mark: counted before zipfile makes an object of each.
+        # Every entry of the directory starts with this signature; counted before zipfile creates an object for each.
         if content.count(b"PK\x01\x02") > limits.members:
             raise DataError(f"{name}: more than {limits.members:,} members")
         try:
@@ -291,9 +293,9 @@ class Archive:
             )
 
     def read(self, member: str) -> bytes:
-        """Return the content of a member, never more than the directory says that it has.
+        """Return the content of a member, never more than the size in the directory.
 
-        Raises DataError: there is none of this name, or it is damaged.
+        Raises DataError if there is no such member, or it is damaged.
         """
         try:
             with self._zip.open(member) as file:
@@ -304,16 +306,16 @@ class Archive:
             raise DataError(f"{self.name}: member {printable(member)!r} is damaged ({error})") from None
 
     def markup(self, member: str) -> bytes:
-        """Return the content of a member that is markup. Raises DataError, also where it has too many pieces."""
+        """Return the content of a markup member. Raises DataError, also if it has too many pieces."""
         content = self.read(member)
         self._pieces += sum(map(content.count, TAGS))
         self.limits.refuse_many(self._pieces, self.name)
         return content
 
     def replaced(self, members: Mapping[str, bytes]) -> bytes:
-        """Return the archive with the content of some members replaced; order, names, dates and methods are as before.
+        """Return the archive with the content of some members replaced; order, names, dates and methods stay the same.
 
-        Raises DataError where a member is damaged.
+        Raises DataError if a member is damaged.
         """
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as packed:

@@ -1,14 +1,13 @@
 """Application of a glossary's terms (ziggurat.translate.options) to a translation.
 
-Hard terms come out letter by letter. The sentence is translated as it is; where that does not give the terms, it is
-translated again with each term replaced by what it shall become, which must then come through unchanged like an address
-(ziggurat.serve.text.sentences), and is put back by the alignment where it does not.
+Hard terms are reproduced letter by letter. The sentence is first translated unchanged. If the translation lacks a term,
+it is translated again with each term replaced by its target, which must then stay unchanged like an address
+(ziggurat.serve.text.sentences); if it does not, the alignment puts it back.
 
-Soft terms are searched for under constraints, and dropped where that harms the translation too much. A sentence is
-first translated freely; often it has its terms then. Otherwise the search must give them. What they cost is how much
-less likely the translation becomes, per token of the terms: a term that the model merely would not have chosen costs a
-few nats where it stands; one that does not belong there costs far more, since the search writes it where nothing fits
-it, or at the end.
+Soft terms are searched for under constraints, and dropped if they harm the translation too much. A sentence is first
+translated freely, and often has its terms then; otherwise the search must produce them. Their cost is the loss of
+log-probability per token of the terms. A term that the model merely would not have chosen costs a few nats; a term that
+does not belong costs far more, since the search puts it where nothing fits, or at the end.
 """
 
 from __future__ import annotations
@@ -30,26 +29,25 @@ from ziggurat.translate.results import Translation
 
 _WORDS = regex.compile(r"\w+|[^\w\s]+")
 _APOSTROPHES = dict.fromkeys(map(ord, "\u2019\u02bc\u2032\uff07"), "'")
-_SHORT = 2  # letters of a word that is not inflected: `an` is not `and`
-# Endings that a word may have behind its own letters. A bare -e is for words with a capital alone: German nouns take
-# it, and so do English words that become other ones (plan, plane; them, theme).
+_SHORT = 2  # words of up to 2 letters are not inflected: `an` is not `and`
+# Endings that may follow a whole word. A bare -e is only for capitalised words: German nouns take it, but English words
+# become different words with it (plan, plane; them, theme).
 _NOUN = "e|n|s|es|en|er|ens|ern"
 _SMALL = "s|en|er|em|(?<=s|x|z|ch|sh|o)es"
 _HANGUL = (
     "은|는|이|가|을|를|의|에|에서|에게|께|께서|와|과|랑|이랑|로|으로|도|만|까지|부터|보다|처럼|이나|나|라는|이라는"
 )
 _CYRILLIC = "а|я|у|ю|е|ы|и|о|ом|ем|ой|ей|ов|ев|ам|ям|ах|ях|ами|ями"
-# Endings of which one stands for another, at words in small letters: German and Spanish adjectives, Italian nouns.
+# Endings that replace each other in lower-case words: German and Spanish adjectives, Italian nouns.
 _EXCHANGED = ("em|en|er|es|e", "as|os|a|o", "o|i", _CYRILLIC)
 
 
 def times(term: Term, translation: str) -> int:
-    """Return how often a translation has what a term should become.
+    """Return how often a translation contains a term's target.
 
-    A hard term counts as it is written. Of a soft one each word counts in either letter case where the term has small
-    letters, with capitals where it has these, and may have another ending: one of a list behind its own letters, or one
-    in place of its own. Words of one or two letters must be as they are. The forms of Unicode and of apostrophes do not
-    matter.
+    A hard term must match exactly. Each word of a soft term matches with its lower-case letters in either case and its
+    capitals as capitals, and it may have a different ending: one from a list added to the word, or one replacing its
+    own. Words of one or two letters must match exactly. The forms of Unicode and of apostrophes do not matter.
     """
     if term.hard:
         return len(occurrences(term.target, translation))
@@ -74,7 +72,7 @@ def _inflected(target: str) -> regex.Pattern[str]:
 
 
 def _forms(word: str) -> list[str]:
-    """Return patterns of a word with its own ending and with others."""
+    """Return patterns of a word with its own ending and with other endings."""
     if regex.fullmatch(r"\p{Hangul}+", word):
         return [f"{word}(?:{_HANGUL})?"]
     if len(word) <= _SHORT or not word.isalpha():
@@ -95,21 +93,21 @@ def _forms(word: str) -> list[str]:
 
 
 def _cased(text: str) -> str:
-    """Return a pattern in which small letters stand for capitals, too."""
+    """Return a pattern in which lower-case letters also match capitals."""
     letters = (regex.escape(c) if c.isupper() else f"(?i:{'ß|ss' if c == 'ß' else regex.escape(c)})" for c in text)
     return "".join(letters)
 
 
 @dataclass
 class Tally:
-    """Counts of the terms of a text: how often each was found, and how often it is in the translation."""
+    """Counts of a text's terms: how often each was found, and how often its target is in the translation."""
 
     found: Counter[Term] = field(default_factory=Counter)
     applied: Counter[Term] = field(default_factory=Counter)
 
     def count(self, found: Sequence[Found], translation: str) -> None:
         """Count the terms of a sentence, given its translation."""
-        left: dict[str, int] = {}  # by target: two terms may become the same
+        left: dict[str, int] = {}  # by target: two terms may have the same one
         for term, number in Counter(each.term for each in found).items():
             there = left.setdefault(term.target, times(term, translation))
             self.found[term] += number
@@ -117,7 +115,7 @@ class Tally:
             left[term.target] = max(0, there - number)
 
     def records(self, terms: Terms) -> list[dict[str, Any]]:
-        """Return the counts of these terms as answers of a server have them."""
+        """Return the counts of these terms in the form of a server's responses."""
         return [
             {
                 "source": term.source,
@@ -136,7 +134,7 @@ class Tally:
 def with_terms(unit: Unit, found: Sequence[Found], options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
     """Return the work of translating a sentence with these hard terms; `found` is in order.
 
-    Terms that overlap an item of the unit (an address, a copied element) are left as they are.
+    Terms that overlap an item of the unit (an address, a copied element) are left unchanged.
     """
     free = [f for f in found if not any(f.start < item.end and item.start < f.end for item in unit.items)]
     if not free:
@@ -153,11 +151,11 @@ def with_terms(unit: Unit, found: Sequence[Found], options: Options, notices: Co
 
 
 class _Replaced:
-    """A sentence with its terms replaced by what they shall become, and the way back to its own characters."""
+    """A sentence with its terms replaced by their targets, and the mapping back to its own characters."""
 
     def __init__(self, unit: Unit, found: Sequence[Found]) -> None:
         text, begin = "", 0
-        self._stretches: list[tuple[int, int, int, int]] = []  # of the new text, and what each was
+        self._stretches: list[tuple[int, int, int, int]] = []  # ranges in the new text and in the old one
         terms: list[Item] = []
         for start, end, term in found:
             self._add(len(text), begin, start)
@@ -189,14 +187,14 @@ class _Replaced:
         return first, first + item.end - item.start
 
     def _place(self, place: int) -> int:
-        """Return where a character outside of the terms is in the new text."""
+        """Return the index in the new text of a character outside the terms."""
         for new, _, start, end in self._stretches:
             if start <= place < end:
                 return new + place - start
         return self._stretches[-1][1]
 
     def back(self, link: Link) -> Link:
-        """Return a link of the new text as one of the sentence; what points into a term points to all of it."""
+        """Return a link of the new text as a link of the sentence; a link into a term covers the whole term."""
         starts, ends = [], []
         for new, new_end, start, end in self._stretches:
             if new < link.source_end and link.source_start < new_end:
@@ -211,22 +209,22 @@ class _Replaced:
 # Soft terms
 
 MOST_LOSS = 10.0
-"""Nats (natural logarithm of the probability) that a translation may lose for each token of its terms.
+"""MOST_LOSS is how many nats (of log-probability) a translation may lose for each token of its terms.
 
-With a model for Multi30k (en-de), 100 sentences with a noun of their reference that the free translation lacked, and
-100 with a noun of another sentence: of the 175 translations that were whole 148 are kept, of the 25 that were broken
-(the term stands behind the full stop, words are doubled, no end) 8. At 8 nats it is 121 and 2, at 15 it is 164 and 17.
+Measured with a model for Multi30k (en-de) on 100 sentences with a noun of their reference that the free translation
+lacked, and 100 with a noun of another sentence. Of 175 intact translations 148 are kept, and of 25 broken ones (the
+term after the full stop, doubled words, no end) 8. At 8 nats these are 121 and 2, at 15 nats 164 and 17.
 """
 
 MOST_TERMS = 8
-"""Terms that a sentence is searched with; further ones are dropped. The search's memory grows with their number."""
+"""MOST_TERMS is how many terms are searched for per sentence, to bound memory; further ones are dropped."""
 
 Search = Callable[[Sequence[int], Sequence[Sequence[str]]], Awaitable[list[Translation]]]
-"""Places of sentences and the phrases of each -> translations that contain them, as far as there are such."""
+"""Search takes indices of sentences and the phrases of each, and returns translations that contain them if possible."""
 
 
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Calls a function, in a thread where it may take long."""
+"""Run calls a function, in a thread if it may be slow."""
 
 
 async def constrained(
@@ -236,17 +234,17 @@ async def constrained(
     run: Run,
     most: float | None = None,
 ) -> tuple[list[Translation], dict[int, list[str]]]:
-    """Return the translations with their terms, and the target terms that were dropped, by place.
+    """Return the translations with their terms, and the dropped target terms by sentence index.
 
     Args:
         free: the translations without constraints.
         terms: soft terms of each sentence.
-        search: searches again.
-        run: for what is not a search.
+        search: runs another search.
+        run: runs everything that is not a search.
         most: nats for each token of the terms; None: MOST_LOSS.
 
     A sentence is searched at most four times: freely, with all terms that it lacks, with each of these alone, and with
-    those that alone cost little.
+    those that cost little alone.
     """
     trial = _Trial(free, terms, MOST_LOSS if most is None else most)
     for step in (trial.all_lacking, trial.alone, trial.harmless):
@@ -258,15 +256,15 @@ async def constrained(
 
 
 class _Trial:
-    """The state of the searches for the terms of some sentences."""
+    """The state of the searches for the terms of several sentences."""
 
     def __init__(self, free: Sequence[Translation], terms: Sequence[Sequence[Term]], most: float) -> None:
         self._free, self._terms, self._most = free, terms, most
         self.found = list(free)
         self.dropped: dict[int, list[str]] = {}
-        self._bad: dict[int, list[str]] = {}  # sentences that all their terms together harm
+        self._bad: dict[int, list[str]] = {}  # sentences that are harmed by all their terms together
         self._asked: list[tuple[int, list[str]]] = []
-        self._kept: dict[int, list[tuple[float, list[str], Translation]]] = {}  # what cost little, of the bad ones
+        self._kept: dict[int, list[tuple[float, list[str], Translation]]] = {}  # cheap ones for bad sentences
 
     def all_lacking(self) -> tuple[list[int], list[list[str]]]:
         """Return the terms that each free translation lacks."""
@@ -279,7 +277,7 @@ class _Trial:
         return self._wanted()
 
     def alone(self) -> tuple[list[int], list[list[str]]]:
-        """Return each term of the sentences that all together harmed, to see which of them do the harm."""
+        """Return each term, by itself, of the sentences harmed by all together, to see which terms do the harm."""
         self._bad = {place: phrases for place, phrases in self._asked if place not in self._kept}
         for place, kept in self._kept.items():
             self.found[place] = kept[0][2]
@@ -289,7 +287,7 @@ class _Trial:
         return self._wanted()
 
     def harmless(self) -> tuple[list[int], list[list[str]]]:
-        """Return those terms together that alone cost little; where these are all, the better half."""
+        """Return together the terms that cost little alone; if those are all terms, the better half."""
         self._asked = []
         for place, kept in self._kept.items():
             kept.sort(key=lambda each: each[0])
@@ -300,14 +298,14 @@ class _Trial:
         return self._wanted()
 
     def take(self, found: Sequence[Translation]) -> None:
-        """Keep those of the translations that were asked for last that did not cost too much."""
+        """Keep those of the translations requested last that did not cost too much."""
         for (place, phrases), translation in zip(self._asked, found, strict=True):
             lost = loss(self._free[place], translation, phrases)
             if lost <= self._most:
                 self._kept.setdefault(place, []).append((lost, phrases, translation))
 
     def end(self) -> None:
-        """Take for each bad sentence the translation with the most terms, of these the one that cost least."""
+        """For each bad sentence, choose the translation with the most terms, and among these the cheapest one."""
         for place, phrases in self._bad.items():
             kept = max(self._kept.get(place, []), key=lambda each: (len(each[1]), -each[0]), default=None)
             applied: list[str] = []
@@ -321,7 +319,7 @@ class _Trial:
 
 
 def loss(free: Translation, translation: Translation, phrases: Sequence[str]) -> float:
-    """Return the nats that a translation lost for each token of its phrases; infinity where it lacks one."""
+    """Return the nats that a translation lost per token of its phrases; infinity if it lacks one."""
     best = translation.hypotheses[0]
     if free.hypotheses[0].finished and not best.finished:
         return float("inf")

@@ -1,11 +1,10 @@
 """Markup as templates of paragraphs: HTML, and XML whose text is written in the same way.
 
-Some tags break sentences, others stand inside of them, some elements are copied. The rules are Bergamot's where it has
-any: an element that is not among the inline ones breaks a sentence.
+Some tags break sentences, others occur inside them, and some elements are copied. The rules are Bergamot's if it has
+any: every element that is not listed as inline breaks a sentence.
 
-A template is a list of strings, which are written as they are, and slots for the translations of paragraphs. What a
-mark carries (`raw`) may be a template itself: a tag with an attribute that is translated, a footnote in the middle of a
-sentence.
+A template is a list of strings, which are written unchanged, and slots for the translations of paragraphs. The content
+of a mark (`raw`) may itself be a template: a tag with a translated attribute, a footnote in the middle of a sentence.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from ziggurat.system.errors import DataError
 
 
 class Form(Protocol):
-    """The way in which a format writes the pieces of a translated paragraph."""
+    """How a format writes the pieces of a translated paragraph."""
 
     def write(self, pieces: Sequence[Piece]) -> Template:
         """Return the pieces as strings and slots of nested paragraphs."""
@@ -47,7 +46,7 @@ class Form(Protocol):
 
 @dataclass(eq=False)
 class MarkupSlot:
-    """The place of a paragraph."""
+    """A slot for a paragraph."""
 
     text: SpannedText
     form: Form
@@ -59,9 +58,9 @@ class TemplateGroup:
 
     Attributes:
         template: the part.
-        source: how the file writes it, which is kept where no paragraph of it changed; its slots are also in `template`
-            or in marks of that.
-        finish: what is made of the text, such as looking at its length.
+        source: the file's spelling of it, which is kept if none of its paragraphs changed; its slots are also in
+            `template` or in that one's marks.
+        finish: a final step applied to the text, such as checking its length.
     """
 
     template: Template
@@ -75,14 +74,14 @@ Raw: TypeAlias = "str | Template"
 
 @dataclass
 class MarkupForm:
-    """Paragraphs of HTML or XML: text is escaped, marks are written as they were.
+    """Paragraphs of HTML or XML: text is escaped, marks are written unchanged.
 
     Attributes:
-        raw: the source of the paragraph, whose entities are used again.
+        raw: the source of the paragraph, whose entities are reused.
         spellings: the sources of the texts in it, by text.
         xml: whether every `&` must be an entity.
-        quote: around an attribute's value; empty for text.
-        escape: what the format does to text before it is markup.
+        quote: the quote around an attribute's value; empty for text.
+        escape: the format's own escaping of text, applied before that of markup.
     """
 
     raw: str
@@ -112,7 +111,7 @@ class MarkupForm:
 
 
 class PlainForm:
-    """Paragraphs of text without escapes: text and marks are written as they are."""
+    """Paragraphs of text without escapes: text and marks are written unchanged."""
 
     def write(self, pieces: Sequence[Piece]) -> Template:
         """Return the pieces as strings and slots."""
@@ -123,7 +122,7 @@ class PlainForm:
 
 
 def add(template: Template, raw: Raw) -> None:
-    """Append what a mark carries to a template."""
+    """Append the content of a mark to a template."""
     if isinstance(raw, str):
         template.append(raw)
     else:
@@ -131,7 +130,7 @@ def add(template: Template, raw: Raw) -> None:
 
 
 def filled(pieces: Sequence[Piece], form: Form) -> Template:
-    """Return the template of a run of pieces: slots for its paragraphs, and what divides them."""
+    """Return the template of a run of pieces: slots for its paragraphs, and the dividers."""
     template: Template = []
     for part in marked(pieces):
         if isinstance(part, SpannedText):
@@ -169,7 +168,7 @@ def written(template: Template, options: Options, notices: Counter[str]) -> Sent
 
 
 def _text_of(template: Template, pieces: Mapping[int, list[Piece]]) -> str:
-    """Return the text of a template, with the pieces of each slot by its id."""
+    """Return the text of a template, with the pieces of each slot looked up by its id."""
     out: list[str] = []
     waiting: Template = list(reversed(template))
     while waiting:
@@ -177,7 +176,7 @@ def _text_of(template: Template, pieces: Mapping[int, list[Piece]]) -> str:
         if isinstance(part, str):
             out.append(part)
         elif isinstance(part, MarkupSlot):
-            said = pieces[id(part)] if id(part) in pieces else original_pieces(part.text)  # of a source alone
+            said = pieces[id(part)] if id(part) in pieces else original_pieces(part.text)  # only in a source
             waiting += reversed(part.form.write(said))
         elif part.finish is not None:
             out.append(part.finish(_text_of(part.template, pieces)))
@@ -196,20 +195,20 @@ class MarkupRules:
     """Meanings of the elements of a format, by name.
 
     Attributes:
-        inline: elements inside of sentences; all others break them.
-        void: elements without end.
-        copied: elements that come through untouched.
-        blank: void elements that divide words, and a sentence unless it clearly goes on after them.
-        spaces: void elements that are blanks.
-        points: elements inside of sentences that come through untouched and are not read as part of them.
-        seen: elements of these, or void ones, that readers see: words on both sides of one are two words.
-        nested: the same as points, but with paragraphs of their own that are translated, such as footnotes.
-        attributes: attributes with text to be translated; none: attributes are kept.
+        inline: elements inside sentences; all others break them.
+        void: elements without an end tag.
+        copied: elements that are copied unchanged.
+        blank: void elements that divide words, and a sentence unless it clearly continues after them.
+        spaces: void elements that stand for blanks.
+        points: elements inside sentences that are copied unchanged and not read as part of them.
+        seen: points, or void elements, that readers see; the text on the two sides of one is two words.
+        nested: like points, but containing paragraphs that are translated separately, such as footnotes.
+        attributes: attributes whose text is translated; none: attributes are kept.
         xml: whether text must be well-formed XML.
-        collapses: whether several line ends are one blank, as in pages, and no sentence ends there.
-        languages: of the source and the translation: what says that it is in the one says the other, and what is in
-            yet another stays.
-        escape: what the format does to text before it is markup.
+        collapses: whether several line ends count as one blank, as in pages, and never end a sentence.
+        languages: language codes of the source and the translation. Tags that state the former get the latter; elements
+            in any other language stay unchanged.
+        escape: the format's own escaping of text, applied before that of markup.
     """
 
     inline: frozenset[str]
@@ -241,7 +240,7 @@ HTML = MarkupRules(
     seen=_names("img audio canvas iframe map object picture svg video"),
     collapses=True,
 )
-"""HTML are the rules of HTML in texts and messages, whose attributes are kept."""
+"""HTML are the rules for HTML in texts and messages, whose attributes are kept."""
 
 PAGES = replace(
     HTML,
@@ -249,25 +248,25 @@ PAGES = replace(
         "alt title placeholder aria-label aria-description aria-placeholder aria-roledescription aria-valuetext"
     ),
 )
-"""PAGES are the rules of HTML in documents: attributes that people read are translated, too."""
+"""PAGES are the rules for HTML in documents, where attributes that readers see are also translated."""
 
 _LONGEST_COPY = 100
-"""Characters of a copied element that the model is shown; the text of a longer one would only disturb it."""
+"""_LONGEST_COPY is the most characters of a copied element whose text the model sees; more would disturb it."""
 
 # Copied elements whose text is not read as part of the sentence, or not at all.
 _UNREAD = _names("iframe math metadata noembed noframes rp rt rtc script style") | HTML.nested
 _MOST_NESTED = 8
-"""_MOST_NESTED is how deep paragraphs of HTML are inside of others; deeper ones divide those around them."""
-_IN_WORDS = _names("sub sup ruby rb wbr tt bdi bdo text:ruby text:ruby-base")  # elements that parts of words are in
+"""_MOST_NESTED is how deeply paragraphs of HTML may be nested; deeper ones divide those around them."""
+_IN_WORDS = _names("sub sup ruby rb wbr tt bdi bdo text:ruby text:ruby-base")  # elements inside words
 _STYLES = _names("b i em u s font big small strike strong ins del g pc text:span")
-_BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/\-][^\s\p{P}]")  # no blank between, and no sign that needs none
+_BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/\-][^\s\p{P}]")  # no blank in between, and no sign after which none is needed
 _CODE, _RUBY = _names("code kbd samp var"), _names("ruby rb")
-_DIVIDING = _names("pre textarea xmp plaintext")  # copied ones that stand between sentences
+_DIVIDING = _names("pre textarea xmp plaintext")  # copied elements that stand between sentences
 _GAP = regex.compile(r"\s{2,}+")
 
 
 def html(text: str, options: Options, rules: MarkupRules = HTML) -> SentenceRequests[Result[str]]:
-    """Return the work of translating HTML, a document or a part of one; nothing is added around it."""
+    """Return the work of translating HTML, a document or a fragment; nothing is added around it."""
     notices = TextNotices()
     tokens = list(html_tokens(text))
     if turns(rules.languages) and not any(token.name == "html" for token in tokens):
@@ -277,9 +276,9 @@ def html(text: str, options: Options, rules: MarkupRules = HTML) -> SentenceRequ
 
 
 def xml(text: str, options: Options, rules: MarkupRules) -> SentenceRequests[Result[str]]:
-    """Return the work of translating XML, a document or a part of one with several elements or text beside them.
+    """Return the work of translating XML, a document or a fragment with several elements or with text next to them.
 
-    Raises DataError, when the work begins, for what is not well-formed.
+    Raises DataError, when the work starts, if it is not well-formed.
     """
     notices = TextNotices()
     said = yield from written(markup_template(xml_tokens(text), rules), options, notices)
@@ -287,7 +286,7 @@ def xml(text: str, options: Options, rules: MarkupRules) -> SentenceRequests[Res
 
 
 def xml_tokens(text: str) -> list[Token]:
-    """Return the tokens of a document or a part of one. Raises DataError for what is not well-formed."""
+    """Return the tokens of a document or a fragment. Raises DataError if it is not well-formed."""
     try:
         return read_xml(text.encode("utf-8", "surrogatepass"), "the text").tokens
     except DataError:
@@ -295,12 +294,12 @@ def xml_tokens(text: str) -> list[Token]:
 
 
 def markup_template(tokens: Sequence[Token], rules: MarkupRules, notices: TextNotices | None = None) -> Template:
-    """Return the template of markup; what it leaves as it is though it may be text is counted in `notices`."""
+    """Return the template of markup; content that may be text but is not translated is counted in `notices`."""
     return _Segmenter(tokens, rules, TextNotices() if notices is None else notices).template()
 
 
 def _one_line_end(gap: str) -> str:
-    """Return white space of the same length with its first line end alone."""
+    """Return white space of the same length that keeps only its first line end."""
     head, end, rest = gap.partition("\n")
     return head + end + (" " * len(rest) if "\n" in rest else rest)
 
@@ -314,7 +313,7 @@ class _Segmenter:
         self.done: Template = []
         self.run: list[Piece] = []
         self.run_raw: list[Token] = []
-        self.last = ""  # character of the run's text
+        self.last = ""  # last character of the run's text
         self.wishes = Wishes(tokens, self.ends, rules.void, rules.languages[0], notices)
 
     def template(self) -> Template:
@@ -336,7 +335,7 @@ class _Segmenter:
         return MAX_XML_DEPTH if self.rules.xml else _MOST_NESTED
 
     def _take(self, place: int, token: Token) -> int:
-        """Take the token at `place`, which is translated, and return where to go on."""
+        """Take the token at `place`, which is translated, and return the next index."""
         name = token.name
         is_void = token.kind == "empty" or name in self.rules.void
         if token.kind == "text":
@@ -348,7 +347,7 @@ class _Segmenter:
             else:
                 self._divide(token.raw)
         elif token.kind == "close":
-            # The end of a void element means nothing, but `</br>` is a break to browsers.
+            # The end tag of a void element means nothing, except that browsers read `</br>` as a break.
             if name in self.rules.inline and name not in self.rules.void:
                 self._add(token, Close(token.raw, name))
             else:
@@ -379,7 +378,7 @@ class _Segmenter:
         return place + 1
 
     def _inline(self, place: int, token: Token, *, is_void: bool) -> None:
-        """Take the opening tag of an inline element, which ends a text where another ends just there."""
+        """Take the opening tag of an inline element, which divides the text if another element ends right before it."""
         if is_void:
             self._add(token, EmptyElement(self._raw(token), is_seen=token.name in self.rules.seen))
             return
@@ -388,18 +387,18 @@ class _Segmenter:
         self._add(token, Open(self._raw(token), token.name))
 
     def _are_two(self, place: int) -> bool:
-        """Return whether the text before the element that begins at `place` and its own are two texts, not one word."""
+        """Return whether the text before the element at `place` and the text inside it are two texts, not one word."""
         texts = (t.text for t in self.tokens[place : place + 8] if t.kind == "text" and t.text)
         after = next(texts, "")[:1]
         token, ended, before = self.tokens[place], self.run_raw[-1], self.last
         if {token.name, ended.name} & _IN_WORDS or not _BESIDE.fullmatch(f"{before}{after}"):
             return False
-        # Programs that write pages cut words at changes of style alone.
+        # Programs that write pages split words only at changes of style.
         is_styled = token.name in _STYLES or (token.name == "span" and {"style", "lang"} & token.attributes.keys())
         return not (is_styled and before.isalpha() and after.islower())
 
     def _collapsed(self, text: str) -> str:
-        """Return text in which no line end follows another, where the format says so: a splitter would cut there."""
+        """Return text without repeated line ends, if the format requires it, because a splitter would split there."""
         if not self.rules.collapses or "\n" not in text:
             return text
         text = _GAP.sub(lambda found: _one_line_end(found[0]), text)
@@ -428,7 +427,7 @@ class _Segmenter:
             self.run, self.run_raw, self.last = [], [], ""
 
     def _copy(self, place: int, end: int, tag: Raw) -> None:
-        """Take an element that comes through untouched, but for what is translated in its tag."""
+        """Take an element that is copied unchanged, except for translated parts of its tag."""
         inside = self.tokens[place : end + 1]
         rest = "".join(token.raw for token in inside[1:])
         raw = tag + rest if isinstance(tag, str) else [*tag, rest]
@@ -442,7 +441,7 @@ class _Segmenter:
             self.run_raw.append(Token("other", ""))
 
     def _whole(self, place: int, end: int) -> Raw:
-        """Return an element with what is in it: as it is, or with its paragraphs as slots."""
+        """Return an element with its content: unchanged, or with its paragraphs as slots."""
         inside = list(self.tokens[place : end + 1])
         if inside[0].name in self.rules.points:
             return "".join(token.raw for token in inside)
@@ -455,7 +454,7 @@ class _Segmenter:
         return [*template, *nested, *(token.raw for token in last)]
 
     def _goes_on(self, place: int) -> bool:
-        """Return whether a sentence goes on after a break: small letters follow, or a comma is before it."""
+        """Return whether a sentence continues after a break: lower case follows, or a comma precedes it."""
         before = next((p.rstrip() for p in reversed(self.run) if isinstance(p, str) and p.strip()), "")
         for token in self.tokens[place + 1 : place + 8]:
             if token.kind == "text" and token.text.strip():
@@ -467,7 +466,7 @@ class _Segmenter:
         return False
 
     def _raw(self, token: Token) -> Raw:
-        """Return a tag as it was written, with places for the attributes that are translated."""
+        """Return a tag with its original spelling, with slots for the attributes that are translated."""
         if token.name not in self.rules.copied:
             is_block = token.name not in self.rules.inline | self.rules.void | self.rules.blank
             token = in_target(token, self.rules.languages, is_block=is_block)
@@ -479,7 +478,7 @@ class _Segmenter:
 
 
 def with_attributes(token: Token, names: Set[str], *, xml: bool, escape: Callable[[str], str] = str) -> Template:
-    """Return a tag with places for the attributes of these names, in small letters."""
+    """Return a tag with slots for the attributes of these names, given in lower case."""
     template: Template = []
     begin = 0
     for found in ATTRIBUTE.finditer(token.raw, 1 + len(token.name)):
@@ -495,6 +494,6 @@ def with_attributes(token: Token, names: Set[str], *, xml: bool, escape: Callabl
 
 
 def shown_text(element: Sequence[Token]) -> str:
-    """Return what the model is shown of a copied element, whose tokens these are."""
+    """Return the text of a copied element, given as tokens, that the model sees."""
     text = "" if element[0].name in _UNREAD else "".join(token.text for token in element)
     return text if text == text.strip() and len(text) <= _LONGEST_COPY and "\n" not in text else ""

@@ -1,4 +1,4 @@
-"""Pairs of openings and closings in a list of pieces, which make it paragraphs with marks."""
+"""Pairs of openings and closings in a list of pieces, which turn it into paragraphs with marks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import regex
 from ziggurat.serve.text.projection import Close, EmptyElement, Mark, Open, Piece, SpannedText
 
 MAX_DEPTH = 100
-"""Deepest nesting of marks in a paragraph; deeper ones divide it."""
+"""MAX_DEPTH is the deepest nesting of marks in a paragraph; deeper marks divide it."""
 
 
 def marked(pieces: Sequence[Piece]) -> list[SpannedText | Open | Close]:
-    """Return the paragraphs of a list of pieces, and between them the openings and closings that do not pair up.
+    """Return the paragraphs of a list of pieces and, between them, the openings and closings without a partner.
 
-    A pair around such a one, or nested deeper than MAX_DEPTH, is itself among them: broken markup keeps its order, and
-    the text between two of its tags is a separate paragraph.
+    A pair around one of the latter, or nested deeper than MAX_DEPTH, is also returned unpaired: broken markup keeps its
+    order, and the text between two of its tags is a separate paragraph.
     """
     partners = _partners(pieces)
     following = _following(pieces, partners)
@@ -65,7 +65,7 @@ _BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/-]")  # a sign that a blank ma
 
 
 def _following(pieces: Sequence[Piece], partners: set[int]) -> list[str]:
-    """Return for each piece the first character of the text behind it, empty at the end of its paragraph."""
+    """Return, for each piece, the first character of the text after it, empty at the end of its paragraph."""
     found, first = [""] * len(pieces), ""
     for place in range(len(pieces) - 1, -1, -1):
         found[place] = first
@@ -79,10 +79,10 @@ def _following(pieces: Sequence[Piece], partners: set[int]) -> list[str]:
 
 
 def _partners(pieces: Sequence[Piece]) -> set[int]:
-    """Return the places of openings and closings that pair up, with only pairs between them."""
+    """Return the indices of openings and closings that form pairs, with nothing but pairs between them."""
     stack: list[tuple[int, str]] = []
     pairs: list[tuple[int, int]] = []
-    names: dict[str, int] = {}  # open elements by name: a closing of another name must not search the whole stack
+    names: dict[str, int] = {}  # open elements by name: a closing with another name must not search the whole stack
     single: list[int] = []
     for place, piece in enumerate(pieces):
         if isinstance(piece, Open):
@@ -103,8 +103,8 @@ def _partners(pieces: Sequence[Piece]) -> set[int]:
             else:
                 single += [opened, place]
     single = sorted(single + [place for place, _ in stack])
-    # A pair that holds a single one is no pair; pairs are ordered by their ends, so those inside come first, and a pair
-    # broken up is itself inside of those around it, which hold the same single one.
+    # A pair around an unpaired tag does not count. Pairs are ordered by their ends, so inner ones come first, and a
+    # pair that was discarded lies inside outer ones, which contain the same unpaired tag.
     partners: set[int] = set()
     for opened, closed in pairs:
         inside = bisect_right(single, opened)

@@ -1,4 +1,4 @@
-"""Works on paragraphs: their sentences are asked for all at once, and each paragraph is put together with its marks."""
+"""Works on paragraphs: all their sentences are requested at once, and each paragraph is reassembled with its marks."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from ziggurat.translate.results import join_parts
 
 Value = TypeVar("Value")
 
-# A tab divides as a line's end does: what stands in columns is no sentence, and the model would write a blank.
+# A tab divides text like a line end: columns do not form a sentence, and the model would write a blank.
 _LINE_ENDS = regex.compile(r"(\r\n|[\t\n\r\x0b\x0c\x85\u2028\u2029])")
 
 
 class SentencePair(NamedTuple):
-    """A sentence of a text and its translation, each as the characters from a place to an exclusive other."""
+    """A sentence of a text and its translation, each as a range of characters with an exclusive end."""
 
     source: tuple[int, int]
     target: tuple[int, int]
@@ -53,12 +53,12 @@ class SentencePair(NamedTuple):
 
 @dataclass(frozen=True)
 class AlignedText:
-    """A translated text, with its sentences and what became of which characters.
+    """A translated text, with its sentences and links between characters.
 
     Attributes:
         text: the translation.
         sentences: in order.
-        links: between characters of the source and of `text`.
+        links: links between characters of the source and of `text`.
     """
 
     text: str
@@ -69,17 +69,17 @@ class AlignedText:
 def plain_text(text: str, options: Options) -> SentenceRequests[Result[str]]:
     """Return the work of translating plain text.
 
-    Each line is a paragraph, and each of what tabs divide; white space between sentences is kept.
+    Each line is a paragraph, as is each part of it between tabs; white space between sentences is preserved.
     """
     outcome = yield from aligned_text(text, options)
     return Result(outcome.value.text, outcome.notices)
 
 
 def aligned_text(text: str, options: Options, *, lines: bool = True) -> SentenceRequests[Result[AlignedText]]:
-    """Return the work of `plain_text` with the sentences and links; without `lines` the text is one paragraph."""
+    """Return the work of `plain_text` with sentences and links; without `lines` the text is a single paragraph."""
     notices = TextNotices()
     parts = _LINE_ENDS.split(text) if lines else [text]
-    written = [bool(part.strip()) for part in parts]  # ends of lines are not
+    written = [bool(part.strip()) for part in parts]  # False for line ends
     whole = [SpannedText(part) for part, has_text in zip(parts, written, strict=True) if has_text]
     _admit([line.text for line in whole], options)
     done = iter((yield from _distinct(together([_line(line, options, notices) for line in whole]))))
@@ -102,7 +102,7 @@ def _admit(texts: Sequence[str], options: Options) -> None:
 
 
 def sentence_count(text: str, options: Options, *, lines: bool = True) -> int:
-    """Return how many sentences `aligned_text` finds. It asks for equal ones once, and for some not at all."""
+    """Return how many sentences `aligned_text` finds. It requests repeated ones once, and some not at all."""
     return sum(len(_units(SpannedText(line), options)[0]) for line in (_LINE_ENDS.split(text) if lines else [text]))
 
 
@@ -125,7 +125,7 @@ def paragraphs(
 
 
 def _distinct(work: SentenceRequests[Value]) -> SentenceRequests[Value]:
-    """Return the same work, which asks for sentences that are equal only once."""
+    """Return the same work, but repeated sentences are requested only once."""
     try:
         asked = next(work)
         while True:
@@ -142,7 +142,7 @@ def _paragraph(text: SpannedText, options: Options, notices: Counter[str]) -> Se
     if steps(text, text.text) <= MAX_STEPS:
         spans, units = _units(text, options)
         target, _ = yield from _translated(text, spans, units, options, notices)
-        if target.text == text.text:  # every mark at its very place, inside of words and placeholders, too
+        if target.text == text.text:  # every mark keeps its exact position, even inside words and placeholders
             return original_pieces(text)
         if steps(text, target.text) <= MAX_STEPS:
             try:
@@ -154,7 +154,7 @@ def _paragraph(text: SpannedText, options: Options, notices: Counter[str]) -> Se
 
 
 def _units(text: SpannedText, options: Options) -> tuple[list[tuple[int, int]], list[Unit]]:
-    """Return the sentences of a paragraph, as spans and with what is in them."""
+    """Return the sentences of a paragraph, as spans and as units."""
     copied = [m for m in text.all_marks() if isinstance(m.piece, Verbatim) and m.end > m.start]
     copied.sort(key=lambda mark: mark.start)
     elements = [Item(mark.start, mark.end) for mark in copied]
@@ -169,7 +169,7 @@ def _units(text: SpannedText, options: Options) -> tuple[list[tuple[int, int]], 
     units = []
     for start, end in spans:
         inside = items[bisect_left(starts, start) : bisect_left(starts, end)]
-        inside = [item for item in inside if item.end <= end]  # one that a cut goes through is text
+        inside = [item for item in inside if item.end <= end]  # an item that is split counts as text
         marked_here = edges[bisect_left(edges, start + 1) : bisect_left(edges, end)]
         edges_of_items = {place for item in inside if item in own for place in (item.start, item.end)}
         units.append(
@@ -201,8 +201,8 @@ def _translated(
     options: Options,
     notices: Counter[str],
 ) -> SentenceRequests[tuple[Target, list[SentencePair]]]:
-    """Return the work of translating the sentences of a paragraph and joining them with its own white space."""
-    if len(units) == 1:  # of most, and without what `together` keeps
+    """Return the work of translating the sentences of a paragraph and joining them with the original white space."""
+    if len(units) == 1:  # the usual case, without the bookkeeping of `together`
         targets = [(yield from _sentence(units[0], options, notices))]
     else:
         targets = yield from together([_sentence(unit, options, notices) for unit in units])
@@ -210,7 +210,7 @@ def _translated(
     begin = 0
     for (start, end), target in zip(spans, targets, strict=True):
         gap = text.text[begin:start]
-        # Scripts without blanks need none between sentences; a translation into another script does.
+        # Scripts without blanks need none between sentences, but a translation into another script does.
         if said and not gap and len(join_parts([said[-1:], target.text[:1]])) > 2:
             gap = " " if join_parts([text.text[begin - 1], text.text[start]]).count(" ") == 0 else ""
         said += gap
@@ -225,7 +225,7 @@ def _translated(
 
 
 def _sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
-    """Return the work of translating a sentence, with the glossary where there is one."""
+    """Return the work of translating a sentence, with the glossary if there is one."""
     if options.terms is None:
         return (yield from sentence(unit, options, notices))
     found = options.terms.found(unit.text)
@@ -243,7 +243,7 @@ def _moved(link: Link, source: int, target: int) -> Link:
 
 
 def _by_slices(text: SpannedText, options: Options, notices: Counter[str]) -> SentenceRequests[list[Piece]]:
-    """Return the work of translating the text between any two marks by itself; marks stay in their order."""
+    """Return the work of translating the text between any two marks separately; marks keep their order."""
     order = original_pieces(text)
     slices = [SpannedText(piece) for piece in order if isinstance(piece, str)]
     said = iter((yield from together([_paragraph(one, options, notices) for one in slices])))
@@ -251,7 +251,7 @@ def _by_slices(text: SpannedText, options: Options, notices: Counter[str]) -> Se
 
 
 def original_pieces(text: SpannedText) -> list[Piece]:
-    """Return a paragraph as the pieces that it was made of, neighbouring texts as one."""
+    """Return a paragraph as the pieces it was made from, with adjacent texts joined."""
     order: list[Piece] = []
     begin = 0
 
@@ -262,7 +262,7 @@ def original_pieces(text: SpannedText) -> list[Piece]:
         begin = max(begin, place)
 
     waiting: list[Mark | Close] = list(reversed(text.marks))
-    ends: list[int] = []  # of the elements that are open
+    ends: list[int] = []  # ends of the open elements
     while waiting:
         mark = waiting.pop()
         if isinstance(mark, Close):

@@ -1,10 +1,10 @@
-"""Projection of marks (tags, runs, breaks) from a text to its translation, by links between their characters.
+"""Projection of marks (tags, runs, breaks) from a text onto its translation, by links between their characters.
 
-Bergamot's way, made strict: each word of the translation belongs to the elements of the source word that it is linked
-to. Where Bergamot opens an element again for every stretch of its words, here each element gets one, the one that fits
-best, so that the translation has the tags of the source and nests as it does; it holds no word of a neighbour. Elements
-that no word belongs to come out empty, at the place where the fewest words change sides; so do points (images, breaks),
-which also keep their order.
+Bergamot's method, made strict: each word of the translation belongs to the elements of the source word that it is
+linked to. Bergamot opens an element again for every stretch of its words. Here each element gets a single stretch, the
+one that fits best and contains no word of a neighbour, so that the translation has the source's tags and nesting.
+Elements without words come out empty, where the fewest words change sides. So do points (images, breaks), which also
+keep their order.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ziggurat.serve.text.sentences import SPACED, Link, Target, best_boundary, c
 
 @dataclass(frozen=True)
 class Open:
-    """Beginning of an element.
+    """Start of an element.
 
     Attributes:
-        raw: what the reader needs to write it.
-        name: closed by a Close of this name.
+        raw: data with which the reader's format writes it.
+        name: the name of the Close that ends it.
     """
 
     raw: Any
@@ -45,10 +45,10 @@ class EmptyElement:
     """A mark without text: an image, a break, a footnote's number.
 
     Attributes:
-        raw: what the reader needs to write it.
-        blank: the text that it stands for, a blank where it divides words as a line's end does; else empty.
-        is_seen: whether readers see something there, such as an image: words on both sides of it are two, and it
-            stands for a blank where there is none.
+        raw: data with which the reader's format writes it.
+        blank: the text that it stands for: a blank if it divides words, as a line end does; otherwise empty.
+        is_seen: whether readers see something there, such as an image. The text on its two sides is two words, and it
+            stands for a blank if there is none.
     """
 
     raw: Any
@@ -58,7 +58,7 @@ class EmptyElement:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """An element that must come through untouched, such as code; `text` is what a reader sees of it."""
+    """An element that must stay unchanged, such as code; `text` is the part of it that readers see."""
 
     raw: Any
     text: str
@@ -73,9 +73,9 @@ class Mark:
 
     Attributes:
         piece: its Open, EmptyElement or Verbatim.
-        start, end: its characters, `end` exclusive; equal for an element without text and for most points.
-        close: the Close of an element.
-        children: of an element, in order.
+        start, end: its range of characters, `end` exclusive; equal for an element without text and for most points.
+        close: the Close of an element; None for other marks.
+        children: the marks inside an element, in order.
     """
 
     piece: Open | EmptyElement | Verbatim
@@ -102,18 +102,18 @@ class SpannedText:
 
 
 MAX_STEPS = 4_000_000
-"""Most points times words that are projected: a few seconds. Beyond it a paragraph is translated in segments."""
+"""MAX_STEPS limits points times words: a few seconds. Beyond it a paragraph is translated in segments."""
 
 
 def steps(source: SpannedText, target: str) -> int:
-    """Return a bound of the work of a projection, for MAX_STEPS."""
+    """Return an upper bound of a projection's work, for MAX_STEPS."""
     return sum(1 for _ in source.all_marks()) * max(1, len(target) // 4)
 
 
 def project(source: SpannedText, target: Target) -> list[Piece]:
-    """Return the translation with the marks of `source`: every mark once, nested as it was.
+    """Return the translation with the marks of `source`: every mark once, with the same nesting.
 
-    The text of the pieces is the target's, except that a point that stands for a blank takes the place of one.
+    The pieces' text is the target's, except that a point that stands for a blank replaces one.
 
     Raises MisplacedError.
     """
@@ -123,7 +123,7 @@ def project(source: SpannedText, target: Target) -> list[Piece]:
 
 
 class MisplacedError(Exception):
-    """A copied element is in the translation, but outside of the stretch of the element that holds it."""
+    """A copied element is in the translation, but outside the stretch of the element that contains it."""
 
 
 class _Projection:
@@ -135,7 +135,7 @@ class _Projection:
         self.target = target = replace(target, links=links, fixed=fixed)
         whole = units(target.text, [(link.target_start, link.target_end) for link in target.fixed])
         self.units = cut_at(whole, self._cuts())
-        # What came through unchanged is not cut.
+        # Stretches that stayed unchanged are not cut.
         self.fixed = {(f.target_start, f.target_end): (f.source_start, f.source_end) for f in target.fixed}
         self.of_unit = self._primary_links()
         self.centres = [None if s is None else (s[0] + s[1] - 1) / 2 for s in self.of_unit]
@@ -145,11 +145,11 @@ class _Projection:
         self.out: list[Piece] = []
         self.cursor = 0
         self.in_point = self.is_blank_owed = False
-        self.breaks: set[int] = set()  # boundaries with a line's end: two would make an empty line
+        self.breaks: set[int] = set()  # boundaries with a line end: two would make an empty line
 
     @staticmethod
     def _split(source: SpannedText, target: str, whole: Sequence[Link]) -> list[Link]:
-        """Return links, those of a word with a mark inside cut where its parts come through: `m<sup>2</sup>`."""
+        """Return links; the link of a word with an inner mark is cut if the parts stay unchanged: `m<sup>2</sup>`."""
         inside = sorted({place for mark in source.all_marks() for place in (mark.start, mark.end)})
         links: list[Link] = []
         for link in whole:
@@ -169,9 +169,9 @@ class _Projection:
         return [link for link in links if source.text[link.source_start : link.source_end].strip()]
 
     def _bounds(self, mark: Mark) -> tuple[int, int]:
-        """Return the first and the last boundary for a point: in its sentence, or between the same two.
+        """Return the first and last boundary allowed for a point: in its sentence, or between the same two sentences.
 
-        A line's end between words stays between words.
+        A line end between words stays between words.
         """
         low, high = 0, len(self.units)
         if sentences := self.target.sentences:
@@ -186,7 +186,7 @@ class _Projection:
         return low, high
 
     def _cuts(self) -> list[int]:
-        """Return where words of the translation are cut: a mark is inside of a word, and a link ends just there."""
+        """Return where words of the translation are cut: at a mark inside a word, if a link ends exactly there."""
         text = self.source.text
         inside = {
             place
@@ -198,7 +198,7 @@ class _Projection:
         return sorted(cuts | {link.target_end for link in self.target.links if link.source_end in inside})
 
     def _primary_links(self) -> list[tuple[int, int] | None]:
-        """Return for each unit the source characters that most of its characters are linked to."""
+        """Return, for each unit, the source characters that most of its characters are linked to."""
         first: list[int] = [-1] * len(self.target.text)
         links = [*self.target.fixed, *self.target.links]
         for number in range(len(links) - 1, -1, -1):  # backwards: an earlier link wins
@@ -223,10 +223,10 @@ class _Projection:
             return True
         return self.units[boundary - 1][1] < self.units[boundary][0]
 
-    # Which words belong to which element
+    # Assignment of words to elements
 
     def _write(self, marks: Sequence[Mark], low: int, high: int, until: int) -> None:
-        """Write the marks of one element (or of the paragraph), whose words are units `low` to `high`.
+        """Write the marks of one element (or of the paragraph) whose words are units `low` to `high`.
 
         `until`: where the element ends in the source.
         """
@@ -244,7 +244,7 @@ class _Projection:
             first, last = self._bounds(mark)
             taken = self.breaks if _is_break(mark) else set()
             open_to_it = [place for place in allowed[at_least:] if first <= place <= last and place not in taken]
-            if _is_break(mark):  # not inside of `"word"`, whose signs are units of their own
+            if _is_break(mark):  # not inside `"word"`, whose signs are separate units
                 open_to_it = list(filter(self._is_gap, open_to_it)) or open_to_it
             boundary = best_boundary(self.centres, mark.start - 0.25, open_to_it or allowed[at_least:], low, high)
             if _is_break(mark):
@@ -262,16 +262,17 @@ class _Projection:
                 self.is_blank_owed = False
 
     def _stretches(self, marks: Sequence[Mark], low: int, high: int) -> dict[int, tuple[int, int]]:
-        """Return the units of each mark that has any, by its number; the stretches do not overlap."""
+        """Return the range of units of each mark that has any, by its number; the ranges do not overlap."""
         starts = [mark.start for mark in marks]
         wanted: dict[int, list[int]] = {}
-        owner: list[int | None] = []  # for each unit, number of its mark; -1: none of them; None: not known
+        owner: list[int | None] = []  # for each unit, number of its mark; -1: none of them; None: unknown
         for place in range(low, high):
             number = self._owner(marks, starts, place)
             owner.append(number)
             if number is not None and number >= 0:
                 wanted.setdefault(number, []).append(place)
-        # Sums, so that a gap is judged at once: units of other marks in it forbid it, units of none weigh against it.
+        # Prefix sums, to judge a gap at once: units of other marks in it forbid it, units without a mark weigh against
+        # it.
         owned, free = [0], [0]
         for whose in owner:
             owned.append(owned[-1] + (whose is not None and whose >= 0))
@@ -300,16 +301,16 @@ class _Projection:
         return found
 
     def _owner(self, marks: Sequence[Mark], starts: Sequence[int], place: int) -> int | None:
-        """Return the number of the mark that a unit belongs to: the one with at least half of its source word."""
+        """Return the number of the mark that a unit belongs to: the mark with at least half of its source word."""
         span, centre = self.of_unit[place], self.centres[place]
         if span is None or centre is None:
             return None
-        # Of marks that begin at the same place all but the last are empty.
+        # Of several marks that start at the same index, all but the last are empty.
         number = bisect_right(starts, centre) - 1
         if number < 0:
             return -1
         mark = marks[number]
-        if isinstance(mark.piece, Verbatim):  # only itself: other words that look at it are text
+        if isinstance(mark.piece, Verbatim):  # only its own text: other words linked to it are ordinary text
             return number if self.fixed.get(self.units[place]) == (mark.start, mark.end) else -1
         shared = min(span[1], mark.end) - max(span[0], mark.start)
         if isinstance(mark.piece, EmptyElement) or 2 * shared < span[1] - span[0] or shared <= 0:
@@ -317,7 +318,7 @@ class _Projection:
         return number
 
     def _is_alone(self, mark: Mark, low: int, high: int) -> bool:
-        """Return whether a mark holds all words of the paragraph, and so all of the translation, linked or not."""
+        """Return whether a mark contains all words of the paragraph, and so the whole translation, linked or not."""
         text = self.source.text
         return (
             low < high == len(self.units)
@@ -331,7 +332,7 @@ class _Projection:
     def _linked_unit(
         self, mark: Mark, low: int, high: int, owner: Sequence[int | None], found: dict[int, tuple[int, int]]
     ) -> int | None:
-        """Return a unit for a mark that got none: one that is linked to it less surely and belongs to no other mark."""
+        """Return a unit for a mark that has none: a less surely linked one that belongs to no other mark."""
         first = bisect_right(self.by_source, mark.start - 1, key=lambda link: link.source_start)
         for link in self.by_source[first : first + 50]:
             if link.source_start >= mark.end:
@@ -346,7 +347,7 @@ class _Projection:
 
     @staticmethod
     def _outside(stretches: Iterable[tuple[int, int]], low: int, high: int) -> list[int]:
-        """Return the boundaries from `low` to `high` that are not inside of a stretch."""
+        """Return the boundaries from `low` to `high` that are not inside a stretch."""
         allowed, at = [], low
         for begin, end in sorted(stretches):
             allowed += [*range(at, begin), begin]
@@ -356,7 +357,7 @@ class _Projection:
     # Writing
 
     def _write_mark(self, mark: Mark, begin: int, end: int) -> None:
-        """Write a mark around units `begin` to `end`, with what is in it."""
+        """Write a mark around units `begin` to `end`, with its content."""
         if isinstance(mark.piece, Verbatim):
             if begin < end:
                 self._copy_to(self.units[begin][0])
@@ -383,28 +384,28 @@ class _Projection:
         return mark.start == mark.end and beside[0].isspace() and beside[1].isspace()
 
     def _write_point(self, mark: Mark, boundary: int) -> None:
-        """Write a mark without text between two blanks, of which the translation may have one, or none at a sign."""
+        """Write a mark without text between two blanks; the translation may have one, or none next to a sign."""
         text = self.target.text
         self._copy_to(self._place(mark.start, boundary))
         before, after = text[max(self.cursor - 1, 0) : self.cursor], text[self.cursor : self.cursor + 1]
         if SPACED.match(before) and not SPACED.match(after):
             self._add(" ")
-        self.in_point = True  # what is in it has no blanks
+        self.in_point = True  # its content has no blanks
         self._write_mark(mark, boundary, boundary)
         self.in_point = False
         self.is_blank_owed = not after.isspace() and bool(before.isspace() or (not before and SPACED.match(after)))
 
     def _place(self, at: int, boundary: int, *, opens: bool = False) -> int:
-        """Return the character for a mark that is at `at` in the source, in the white space at a boundary of units.
+        """Return the character index for a mark at `at` in the source, within the white space at a boundary of units.
 
-        `opens`: it is to stand before a word rather than after one.
+        `opens`: whether it should precede a word rather than follow one.
         """
         start = self.units[boundary - 1][1] if boundary else 0
         end = self.units[boundary][0] if boundary < len(self.units) else len(self.target.text)
         before, after = self.gaps[0][at], self.gaps[1][at]
         if end - start == after - before:
             return start + at - before
-        if before == after and opens:  # in the source there is none: tight around its words
+        if before == after and opens:  # no white space in the source: tight around its words
             return end
         if at == before:
             return start

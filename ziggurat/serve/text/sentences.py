@@ -1,11 +1,11 @@
-"""Sentences of a text: asked for by generators, checked, and asked for again where something got lost.
+"""Sentences of a text: generators request them, check them, and request them again if something was lost.
 
-Nothing in this package calls a translator. A work yields a list of sentences, is sent back their translations in the
-same order, may ask again, and returns its result. So one caller can translate sentence by sentence (`run`), and a
-server can put the sentences of many requests into one search.
+Nothing in this package calls a translator. A work yields a list of sentences, is sent their translations in the same
+order, may request more, and returns its result. So one caller can translate sentence by sentence (`run`), while a
+server puts the sentences of many requests into one search.
 
-A sentence is asked for in up to three forms: as it is; without the stretches that must come through (which are put back
-by the alignment); each segment between marks and such stretches by itself. Every fall-back is counted.
+A sentence is requested in up to three forms: unchanged; without the stretches that must stay unchanged, which the
+alignment puts back; or each segment between marks and such stretches separately. Every fallback is counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 
 
 class Link(NamedTuple):
-    """A stretch of the source and the stretch of its translation that says the same; ends are exclusive."""
+    """A stretch of the source and the corresponding stretch of its translation; ends are exclusive."""
 
     source_start: int
     source_end: int
@@ -41,7 +41,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class SentenceTranslation:
-    """The translation of a sentence, and what became of which of its characters, the surest first; None: not known."""
+    """The translation of a sentence, and links between characters, the surest first; None: unknown."""
 
     text: str
     links: Sequence[Link] | None = None
@@ -49,7 +49,7 @@ class SentenceTranslation:
 
 @dataclass(frozen=True)
 class Result(Generic[Value]):
-    """The translated text or document that a work results in, and what was not translated in the ordinary way."""
+    """The translated text or document that a work returns, and counts of what needed special handling."""
 
     value: Value
     notices: TextNotices = field(default_factory=TextNotices)
@@ -63,7 +63,7 @@ Each sentence has at least one letter, and no white space at its ends.
 
 
 def run(work: SentenceRequests[Value], translate: Callable[[list[str]], list[SentenceTranslation]]) -> Value:
-    """Return the result of `work`, whose sentences `translate` translates, in order."""
+    """Return the result of `work`, with its sentences translated by `translate`, in order."""
     try:
         asked = next(work)
         while True:
@@ -74,7 +74,7 @@ def run(work: SentenceRequests[Value], translate: Callable[[list[str]], list[Sen
 
 
 def watched(work: SentenceRequests[Value], tell: Callable[[list[str]], object]) -> SentenceRequests[Value]:
-    """Return the same work, which tells each list of sentences before it asks for them."""
+    """Return the same work, but it passes each list of sentences to `tell` before it requests them."""
     try:
         asked = next(work)
         while True:
@@ -88,9 +88,9 @@ def watched(work: SentenceRequests[Value], tell: Callable[[list[str]], object]) 
 
 
 def together(works: Sequence[SentenceRequests[Value]]) -> SentenceRequests[list[Value]]:
-    """Return several works as one, which asks for the sentences of all at once; its result is the list of theirs."""
+    """Return several works as one, which requests the sentences of all of them at once; its result is a list."""
     results: dict[int, Value] = {}
-    answers: dict[int, list[SentenceTranslation]] | None = None  # None: the works have not begun
+    answers: dict[int, list[SentenceTranslation]] | None = None  # None: the works have not started
     while True:
         asked: dict[int, list[str]] = {}
         for place in range(len(works)) if answers is None else answers:
@@ -107,7 +107,7 @@ def together(works: Sequence[SentenceRequests[Value]]) -> SentenceRequests[list[
             begin += len(sentences)
 
 
-# A letter of a script without blanks; a word, with what joins its parts; any other sign.
+# A letter of a script without blanks; a word, including joiners of its parts; any other sign.
 _UNIT = regex.compile(
     rf"[{UNSPACED_SCRIPTS}]\p{{M}}*|(?:(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{M}}\p{{N}}_])+"
     rf"(?:['’·\-](?:(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{M}}\p{{N}}_])+)*|\S"
@@ -120,9 +120,9 @@ class Target:
 
     Attributes:
         text: the translation.
-        links: between characters of the source and of `text`, the surest first.
-        fixed: the links of stretches that came through unchanged; no tag goes inside of them.
-        sentences: the links of whole sentences, in order; none: it is one.
+        links: links between characters of the source and of `text`, the surest first.
+        fixed: links of stretches that stayed unchanged; no tag goes inside them.
+        sentences: links of whole sentences, in order; none: it is a single sentence.
     """
 
     text: str
@@ -132,7 +132,7 @@ class Target:
 
 
 def units(text: str, fixed: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:
-    """Return the words and signs of a text as spans; those in `fixed` (in order) are not cut."""
+    """Return the words and signs of a text as spans; those in `fixed` (in order) are not split."""
     spans, begin = [], 0
     for start, end in fixed:
         spans += [found.span() for found in _UNIT.finditer(text, begin, start)]
@@ -142,7 +142,7 @@ def units(text: str, fixed: Sequence[tuple[int, int]] = ()) -> list[tuple[int, i
 
 
 def cut_at(spans: Sequence[tuple[int, int]], cuts: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the spans, each cut at those of `cuts` that are inside of it."""
+    """Return the spans, each split at those of `cuts` that lie inside it."""
     parts = []
     for start, end in spans:
         inside = cuts[bisect_right(cuts, start) : bisect_left(cuts, end)]
@@ -151,7 +151,7 @@ def cut_at(spans: Sequence[tuple[int, int]], cuts: Sequence[int]) -> list[tuple[
 
 
 def gaps(text: str) -> tuple[list[int], list[int]]:
-    """Return for each boundary of characters where the white space around it begins and ends."""
+    """Return, for each boundary of characters, the start and end of the white space around it."""
     begins, ends = list(range(len(text) + 1)), list(range(len(text) + 1))
     for place in range(1, len(text) + 1):
         if text[place - 1].isspace():
@@ -163,11 +163,10 @@ def gaps(text: str) -> tuple[list[int], list[int]]:
 
 
 def best_boundary(centres: Sequence[float | None], at: float, allowed: Sequence[int], lowest: int, highest: int) -> int:
-    """Return the boundary at which the fewest words are on another side of a point than in the source.
+    """Return the boundary at which the fewest words are on a different side of a point than in the source.
 
-    `centres` has for each word the place in the source that it belongs to, None where that is not known, and `at` is
-    the place of the point in the source. `allowed` are boundaries in order; k is before word k. Only words from
-    `lowest` to `highest` count.
+    `centres` has for each word its index in the source, None if unknown; `at` is the point's index in the source.
+    `allowed` are boundaries in order; boundary k is before word k. Only words from `lowest` to `highest` count.
     """
     wrong = sum(1 for c in centres[lowest:highest] if c is not None and c < at)
     best, fewest, k = allowed[0], wrong + 1, lowest
@@ -186,21 +185,21 @@ _CLOSES = regex.compile(r"[.,;:!?…)\]}»”’。，；：！？、）」』]"
 _OPENS = regex.compile(r"[(\[{«“‘（「『]")
 _TOUCHES = regex.compile(r"[\p{L}\p{N}]")
 SPACED = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{N}}]")
-"""A letter or digit of a script that writes blanks between words."""
+"""SPACED matches a letter or digit of a script with blanks between words."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Settings of cutting texts and putting them together again.
+    """Settings for splitting texts and reassembling them.
 
     Attributes:
-        split: cuts a paragraph into sentences (ziggurat.serve.text.splitting); None: a paragraph is one sentence.
-        aligned: whether the translator tells alignments; without, sentences with marks are translated in segments.
-        again: whether a sentence is asked for again where something that must come through is missing.
-        terms: a glossary, whose hard terms must come out; soft terms are the caller's responsibility.
-        tally: where what came of the terms is counted.
-        protect: patterns of what must come through unchanged, beside what always must.
-        admit: is given the paragraphs, perhaps in several calls, before they are cut; what it raises ends the work.
+        split: splits a paragraph into sentences (ziggurat.serve.text.splitting); None: a paragraph is one sentence.
+        aligned: whether the translator gives alignments; without them, sentences with marks are translated in segments.
+        again: whether a sentence is requested again if something that must stay unchanged is missing.
+        terms: a glossary, whose hard terms must appear; soft terms are the caller's responsibility.
+        tally: counter of what became of the terms.
+        protect: patterns of text that must stay unchanged, in addition to what always must.
+        admit: receives the paragraphs, possibly in several calls, before they are split; an exception ends the work.
     """
 
     split: Splitter | None
@@ -214,13 +213,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Unit:
-    """A sentence and what is known of it.
+    """A sentence and the facts known about it.
 
     Attributes:
-        text: without white space at its ends.
-        items: stretches that must come through unchanged, in order.
-        copied: of `items` those that are elements of their own, by their index.
-        inner: places strictly inside of the text where marks begin, end or are.
+        text: the sentence, without white space at its ends.
+        items: stretches that must stay unchanged, in order.
+        copied: indices of the `items` that are copied elements.
+        inner: indices strictly inside the text where marks start, end or stand.
     """
 
     text: str
@@ -232,7 +231,7 @@ class Unit:
 def sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
     """Return the work of translating a sentence."""
     if kept := sum(BRANCHES.match(unit.text, item.start, item.end) is not None for item in unit.items):
-        notices["not_parsed"] += kept  # a message in a format of which messages are not parsed
+        notices["not_parsed"] += kept  # a message in a format that is not parsed
     if not has_words(unit.text, unit.items):
         return _unchanged(unit)
     if unit.inner and not options.aligned:
@@ -260,13 +259,13 @@ def _unchanged(unit: Unit) -> Target:
 
 
 _NOTHING = regex.compile(r"[\s\p{DI}\p{Cc}]*+")
-"""_NOTHING matches text of which readers see nothing: blanks, signs without width, controls."""
+"""_NOTHING matches text that readers cannot see: blanks, zero-width signs, controls."""
 
 
 def _answered(asked: str, answer: SentenceTranslation, notices: Counter[str]) -> SentenceTranslation:
-    """Return a translation without white space at its ends; where nothing is left of it, the source, which is counted.
+    """Return a translation without white space at its ends; if nothing is left, return the source and count it.
 
-    A document must not lose text since a model had nothing to say.
+    A document must not lose text because a model returned nothing.
     """
     if _NOTHING.fullmatch(answer.text):
         notices["empty"] += 1
@@ -285,16 +284,16 @@ def _answered(asked: str, answer: SentenceTranslation, notices: Counter[str]) ->
     return SentenceTranslation(text, links)
 
 
-# Whether everything came through
+# Checks that everything stayed unchanged
 
 
 def _located(unit: Unit, text: str, links: Sequence[Link] | None, protect: Protection | None) -> list[Link] | None:
-    """Return where each item is in the translation; None unless there are the same, each as often as in the source."""
+    """Return where each item is in the translation; None unless each occurs as often as in the source."""
     if not unit.items or text == unit.text:
         return [Link(item.start, item.end, item.start, item.end) for item in unit.items]
-    # (1) Elements that are copied: their text as often as in the source, longer ones first since they may hold shorter.
+    # (1) Copied elements: their text as often as in the source, longer ones first since they may contain shorter ones.
     taken: list[tuple[int, int]] = []
-    places: dict[tuple[str, bool], list[int]] = {}  # by text, and whether an element's
+    places: dict[tuple[str, bool], list[int]] = {}  # by text, and whether it belongs to an element
     literals = {unit.text[unit.items[i].start : unit.items[i].end] for i in unit.copied}
     for literal in sorted(literals, key=len, reverse=True):
         here = [at for at in occurrences(literal, text) if not _overlaps(taken, at, at + len(literal))]
@@ -303,7 +302,7 @@ def _located(unit: Unit, text: str, links: Sequence[Link] | None, protect: Prote
             return None
         places[literal, True] = _likeliest(unit, literal, here, own, links)
         taken += [(at, at + len(literal)) for at in places[literal, True]]
-    # (2) The others are found by pattern, as they were in the source.
+    # (2) The others are found by pattern, as in the source.
     found = [item for item in protected(text, protect) if not _overlaps(taken, item.start, item.end)]
     wanted = [item for i, item in enumerate(unit.items) if i not in unit.copied]
     if Counter(text[i.start : i.end] for i in found) != Counter(unit.text[i.start : i.end] for i in wanted):
@@ -314,7 +313,7 @@ def _located(unit: Unit, text: str, links: Sequence[Link] | None, protect: Prote
         return None
     for item in found:
         places.setdefault((text[item.start : item.end], False), []).append(item.start)
-    # (3) Equal ones keep their order.
+    # (3) Equal items keep their order.
     fixed = []
     for number, item in enumerate(unit.items):
         at = places[unit.text[item.start : item.end], number in unit.copied].pop(0)
@@ -327,7 +326,7 @@ def _overlaps(taken: Sequence[tuple[int, int]], start: int, end: int) -> bool:
 
 
 def _likeliest(unit: Unit, literal: str, here: list[int], own: int, links: Sequence[Link] | None) -> list[int]:
-    """Return which of the places of a literal are its elements', where it is also text: those linked to them."""
+    """Return which occurrences of a literal are its elements', if it also occurs as text: those linked to them."""
     if own == len(here):
         return here
     spans = [unit.items[i] for i in unit.copied]
@@ -364,9 +363,9 @@ def _cut_out(unit: Unit, options: Options, notices: Counter[str]) -> SentenceReq
 
 
 def _without(unit: Unit) -> tuple[str, list[int]]:
-    """Return the text without its items, and for each of its characters the place in the whole text.
+    """Return the text without its items, and for each of its characters the index in the whole text.
 
-    An item between two words that no blank divides (`one%stwo`) leaves a blank.
+    An item between two words without blanks (`one%stwo`) leaves a blank.
     """
     kept, blanks, begin = list[int](), set[int](), 0
     for item in [*unit.items, Item(len(unit.text), len(unit.text))]:
@@ -374,7 +373,7 @@ def _without(unit: Unit) -> tuple[str, list[int]]:
         if kept and stretch and _divides(unit.text, kept[-1] + 1, begin):
             blanks.add(begin - 1)
             kept.append(begin - 1)
-        # One of the two blanks around an item goes with it.
+        # One of the two blanks around an item is removed with it.
         if kept and stretch and unit.text[kept[-1]].isspace() and begin:
             if unit.text[stretch[0]].isspace():
                 stretch = stretch[1:]
@@ -390,12 +389,12 @@ def _without(unit: Unit) -> tuple[str, list[int]]:
 
 
 def _divides(text: str, start: int, end: int) -> bool:
-    """Return whether what is taken out from `start` to `end` divides two words, without a blank on either side."""
+    """Return whether removing the range from `start` to `end` would join two words, with no blank on either side."""
     return start < end and bool(SPACED.match(text[start - 1 : start]) and SPACED.match(text[end : end + 1]))
 
 
 def _larger(places: Sequence[int]) -> tuple[int, int]:
-    """Return the longest stretch without a hole: a word may have an item inside."""
+    """Return the longest contiguous stretch: a word may have an item inside."""
     best, begin = (places[0], places[0] + 1), 0
     for number in range(1, len(places) + 1):
         if number == len(places) or places[number] != places[number - 1] + 1:
@@ -406,7 +405,7 @@ def _larger(places: Sequence[int]) -> tuple[int, int]:
 
 
 def _put_back(unit: Unit, target: Target) -> Target:
-    """Return the translation with the items where the fewest words change sides, in the order of the source."""
+    """Return the translation with the items inserted where the fewest words change sides, in the source's order."""
     words = units(target.text)
     centres: list[float | None] = []
     for start, end in words:
@@ -414,13 +413,13 @@ def _put_back(unit: Unit, target: Target) -> Target:
         centres.append(None if link is None else (link.source_start + link.source_end - 1) / 2)
     text, links, fixed = "", [], []
     begin, lowest = 0, 0
-    shifts: list[tuple[int, int]] = []  # from this character of the translation on, how many more stand before it
+    shifts: list[tuple[int, int]] = []  # from this character on, how many characters were inserted before it
     for item in unit.items:
         lowest = best_boundary(centres, item.start, range(lowest, len(words) + 1), 0, len(words))
         end = words[lowest - 1][1] if lowest else 0
         text += target.text[begin:end]
         begin = max(begin, end)
-        # The white space around the item is as in the source; of the translation's one blank is in front of it.
+        # The white space around the item is as in the source; a single blank of the translation is kept before it.
         if text and not text[-1].isspace() and _blank_before(unit.text, item.start, text[-1]):
             text += " "
             if target.text[begin : begin + 1].isspace():
@@ -457,7 +456,7 @@ def _blank_after(source: str, at: int, first: str) -> bool:
 
 
 def _segments(unit: Unit, notices: Counter[str]) -> SentenceRequests[Target]:
-    """Return the work of translating each stretch between marks and items by itself; the order is the source's."""
+    """Return the work of translating each stretch between marks and items separately, in the source's order."""
     cuts = sorted({0, len(unit.text), *unit.inner, *(i.start for i in unit.items), *(i.end for i in unit.items)})
     inside = {place for item in unit.items for place in cuts if item.start < place < item.end}
     cuts = [place for place in cuts if place not in inside]
@@ -482,7 +481,7 @@ def _segments(unit: Unit, notices: Counter[str]) -> SentenceRequests[Target]:
         said = answers.get(number, unit.text[slice(*core)])
         joined = _TOUCHES.match(unit.text[core[0] - 1 : core[0]]) and _TOUCHES.match(unit.text[core[0] :])
         if not joined and _TOUCHES.match(text[-1:]) and _TOUCHES.match(said):
-            text += " "  # a sign between them is lost
+            text += " "  # a sign between them was lost
         link = Link(*core, len(text), len(text) + len(said))
         if said and core[0] < core[1]:
             (fixed if start in items else links).append(link)

@@ -1,10 +1,10 @@
 """Splitting of paragraphs into sentences, by sentencex (Wikimedia), and the white space around them.
 
-sentencex is in the extra `serve`. Without it there is an error, not a worse splitter: the same text would otherwise be
-translated differently on two machines. Callers can give a splitter of their own.
+sentencex is in the extra `serve`. Without it there is an error instead of a worse splitter, because otherwise the same
+text would be translated differently on two machines. Callers can pass their own splitter.
 
-No sentence ends inside of what a translation must hold as it is: placeholders, addresses, emoji. These are found by
-pattern; how they come through a translation is decided in ziggurat.serve.text.sentences.
+No sentence ends inside text that a translation must preserve: placeholders, addresses, emoji. They are found by
+patterns; ziggurat.serve.text.sentences decides how they are carried through a translation.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import regex
 from ziggurat.system.errors import ConfigError, DataError, printable
 
 Splitter = Callable[[str], list[str]]
-"""Text without line ends at its own ends -> its sentences; joined they are the text."""
+"""Splitter: text without line ends at its own ends -> its sentences, which joined are the text."""
 
 MAX_SENTENCE = 2000
-"""Characters; a longer "sentence" is text without full stops, such as a list, and is cut at the best place before."""
+"""MAX_SENTENCE is a length in characters; longer "sentences" lack full stops, like lists, and are split earlier."""
 
 _BLOCK = 10_000
-"""Characters that sentencex is given at once: quotes that open and do not close take it time by the square, in which no
-other thread goes on."""
+"""_BLOCK is the number of characters passed to sentencex at once: unclosed quotes cost it quadratic time, during which
+no other thread runs."""
 
-# The last of these in a sentence that is too long is where it is cut: the end of a line, clause or word.
+# A sentence that is too long is split at the last of these: the end of a line, clause or word.
 _CUTS = [regex.compile(p) for p in (r"[\n\r\u2028\u2029]\s*", r"[.!?;:。！？；：]\s*", r"[,，、]\s*", r"\s+")]
 _BLANKS = regex.compile(r"[^\S\x00-\x7f]")
 _SURROGATES = regex.compile(r"[\ud800-\udfff]")
@@ -37,9 +37,9 @@ _SURROGATES = regex.compile(r"[\ud800-\udfff]")
 
 @lru_cache(maxsize=256)
 def sentencex_splitter(language: str) -> Splitter:
-    """Return sentencex's splitter for a language code; one that it does not know is split by its general rules.
+    """Return sentencex's splitter for a language code; an unknown one is split by its general rules.
 
-    Raises ConfigError where sentencex is not installed.
+    Raises ConfigError if sentencex is not installed.
     """
     try:
         import sentencex
@@ -50,16 +50,16 @@ def sentencex_splitter(language: str) -> Splitter:
     segment: Callable[[str, str], Any] = sentencex.segment
 
     def block(text: str) -> list[str]:
-        # Stand-ins of the same length, so that the text itself can be cut by lengths: Rust has no lone surrogates, and
-        # sentencex (1.0.32) panics at white space of several bytes before a full stop, as French has it.
+        # Stand-ins of the same length, so that the text itself can be split by lengths: Rust has no lone surrogates,
+        # and sentencex (1.0.32) panics at multi-byte white space before a full stop, as in French.
         stand_in = _BLANKS.sub(" ", _SURROGATES.sub("\ufffd", text))
         try:
             found = segment(language, stand_in)
         except BaseException as error:
-            # A panic is no Exception, so it would end a server. It has no class that could be imported.
+            # A panic is not an Exception, so it would end a server. Its class cannot be imported.
             if type(error).__name__ != "PanicException":
                 raise
-            found = [text]  # as a splitter does that finds no end of a sentence
+            found = [text]  # as if no sentence end was found
         sentences, begin = [], 0
         for sentence in found:
             sentences.append(text[begin : begin + len(sentence)])
@@ -70,7 +70,7 @@ def sentencex_splitter(language: str) -> Splitter:
         sentences, begin = list[str](), 0
         while len(text) - begin > _BLOCK:
             found = [sentence for sentence in block(text[begin : begin + _BLOCK]) if sentence]
-            # The last one may go on, and the next block begins with it; if it is most of a block, it is cut anyhow.
+            # The last sentence may continue, so the next block starts with it, unless it fills most of a block.
             if len(found) > 1 and len(found[-1]) <= MAX_SENTENCE:
                 found.pop()
             else:
@@ -84,7 +84,7 @@ def sentencex_splitter(language: str) -> Splitter:
 
 
 def _last_gap(text: str) -> int:
-    """Return where the last word of a text begins; its end if it has one word."""
+    """Return where the last word of a text starts; its end if it has a single word."""
     gaps = [found.end() for found in _CUTS[-1].finditer(text, len(text) // 2) if found.end() < len(text)]
     return gaps[-1] if gaps else len(text)
 
@@ -95,8 +95,8 @@ def sentence_spans(text: str, split: Splitter, kept: Sequence[tuple[int, int]] =
     Args:
         text: the paragraph.
         split: the splitter.
-        kept: stretches in order that no sentence may end inside of, such as addresses; a longer sentence is cut
-            between them or, at MAX_SENTENCE, through them.
+        kept: stretches, in order, that no sentence may end inside, such as addresses; a longer sentence is split
+            between them or, at MAX_SENTENCE, inside them.
     """
     ends, end = [], 0
     for sentence in split(text):
@@ -122,7 +122,7 @@ def _within_limit(text: str, begin: int, end: int) -> list[tuple[int, int]]:
     while end - begin > MAX_SENTENCE:
         cut = begin + MAX_SENTENCE
         for kind in _CUTS:
-            # In the second half, or the parts would become too short to be understood.
+            # In the second half, otherwise the parts would become too short to be understood.
             found = [m.end() for m in kind.finditer(text, begin + MAX_SENTENCE // 2, cut)]
             if found:
                 cut = found[-1]
@@ -141,23 +141,23 @@ def _stripped(text: str, begin: int, end: int) -> tuple[int, int]:
 
 
 def _is_gap(character: str) -> bool:
-    """Return whether a character is white space, of no width (pasted byte order marks) too."""
+    """Return whether a character is white space, including zero-width ones (pasted byte order marks)."""
     return character.isspace() or character in "\u200b\ufeff"
 
 
-# What must come through unchanged
+# Text that must stay unchanged
 
 
 class Item(NamedTuple):
-    """A stretch of a text that must come through unchanged; `start` and the exclusive `end` are characters of it."""
+    """A stretch of a text that must stay unchanged, as a range of characters with an exclusive `end`."""
 
     start: int
     end: int
     positional: bool = False
-    """Its meaning depends on its place among its like, as of `%s`: they must come out in the same order."""
+    """Whether its meaning depends on its position among similar items, as for `%s`: they must keep their order."""
 
 
-# Quantifiers are possessive or bounded, so that no text takes more than linear time.
+# Quantifiers are possessive or bounded, so that every text takes linear time.
 _IN_URL = r"""[^\s<>"'“”‘’«»`\\^{}|]++"""
 _URL = rf"(?:https?|ftp|file)://{_IN_URL} | \b(?:mailto|tel):{_IN_URL} | \bwww\.[\w-]++\.{_IN_URL}"
 _EMAIL = r"(?<![\w.+-])[\w.+-]{1,64}+@[\w-]{1,63}+(?:\.[\w-]{1,63}+)++"
@@ -184,9 +184,9 @@ _PLACEHOLDERS = r"""
   | \$[A-Za-z_][\w@]{0,80}\$ | \$[A-Za-z_]\w{0,80}  # $NAME$, $NAME; $5 is money
   | \[\[[^\[\]\n]{1,80}\]\] | \[%[^\[\]\n]{1,200}%\] | \[X\d{1,6}X\]  # Weblate sends [X0X] for what it keeps
 """
-# "100 % sure" and Hungarian's "20%-a" have no placeholder: a blank is no flag here, nor is a hyphen behind a number.
-# The letter is the last of ASCII in its word, or few more follow where no word of text begins so: of `%dh%02dm` all
-# comes through.
+# "100 % sure" and Hungarian's "20%-a" contain no placeholder: a blank is not a flag here, nor is a hyphen after a
+# number. The letter is the last ASCII letter of its word, or is followed by a few that start no word of text, so that
+# all of `%dh%02dm` is kept.
 _SIZE = "(?:hh|h|ll|l|L|z|j|t|q)?"
 _GLUED = rf"%(?:0?\d{{0,2}}\.\d{{1,2}}[fFgGs]|(?:0\d{{1,2}})?{_SIZE}[diusS@])"
 _POSITIONAL = rf"""
@@ -194,7 +194,7 @@ _POSITIONAL = rf"""
       (?:%%(?!\w))?
   | (?<![\w%])(?<!\d\s){_GLUED}[A-Za-z]{{1,3}}+(?:{_GLUED}[A-Za-z]{{0,3}}+)*+(?!\w)
 """
-# A sequence of pictures: with modifiers, joined by ZWJ, flags, keycaps. Digits alone have the property Emoji, too.
+# A sequence of emoji: with modifiers, joined by ZWJ, flags, keycaps. Digits alone also have the property Emoji.
 _PICTURE = r"(?:\p{Emoji_Presentation}|\p{Extended_Pictographic}\ufe0f?)"
 _EMOJI = (
     rf"(?:\p{{Regional_Indicator}}{{2}} | [0-9\#*]\ufe0f?\u20e3 |"
@@ -209,22 +209,23 @@ _AFTER_URL = ".,;:!?…。，；：！？、)]"
 _PAIRS = (("(", ")"), ("[", "]"))
 _LETTER = regex.compile(r"\p{L}")
 _WORD_INSIDE = regex.compile(r"\w")
-# © ® ™ and the arrows are pictographs to Unicode, and text to everybody who writes them.
+# © ® ™ and the arrows are pictographs in Unicode, but ordinary text to everyone who writes them.
 _TEXT_PICTURES = frozenset("©®™‼⁉ℹ↔↕↖↗↘↙↩↪▪▫▶◀◻◼〰〽㊗㊙")
 
 
 BRANCHES = regex.compile(r"\{\s*+[^\s{},']++\s*+,\s*+(?i:plural|select|selectordinal|choice)\s*+,")
-"""Beginning of an argument of a message that contains texts, in ICU's MessageFormat."""
+"""BRANCHES matches the start of a message argument that contains texts, in ICU's MessageFormat."""
 
 
 class Protection:
-    """Patterns that a user names: what they match must come through unchanged, too.
+    """User-defined patterns; the text they match must also stay unchanged.
 
-    They are searched for by the library `regex` with a bound on its time: all searches in one text or document may take
-    SECONDS of computing together. Patterns that take long to compile are not taken.
+    The library `regex` searches for them with a time limit: all searches in one text or document may take SECONDS of
+    computing time in total. Patterns that take long to compile are refused.
 
-    Raises ConfigError, naming the pattern: it does not compile, has more than MAX_PATTERN characters, repeats more than
-    MAX_REPEATED groups, has more than MAX_WRITTEN characters once its counted repeats are written out, or calls itself.
+    Raises ConfigError, naming the pattern, if it does not compile, has more than MAX_PATTERN characters, repeats more
+    than MAX_REPEATED groups, has more than MAX_WRITTEN characters once its counted repeats are expanded, or calls
+    itself.
     """
 
     SECONDS = 5.0
@@ -238,7 +239,7 @@ class Protection:
 
     def _compiled(self, pattern: str) -> regex.Pattern[str]:
         shown = f"the pattern {printable(pattern, 100)!r}"
-        # The library writes a repeated group out several times, and the groups in it as often again.
+        # The library expands a repeated group, and the groups inside it again for each copy.
         if len(pattern) > self.MAX_PATTERN or len(_REPEATED.findall(pattern)) > self.MAX_REPEATED:
             raise ConfigError(
                 f"{shown} has more than {self.MAX_PATTERN} characters or {self.MAX_REPEATED} repeated groups; give "
@@ -249,16 +250,16 @@ class Protection:
                 f"{shown} repeats more than {self.MAX_WRITTEN:,} characters or groups; give smaller counts"
             )
         if _CALL.search(pattern):
-            raise ConfigError(f"{shown} calls itself or one of its groups, which is not offered")
+            raise ConfigError(f"{shown} calls itself or one of its groups, which is not supported")
         try:
             return regex.compile(pattern)
         except regex.error as error:
             raise ConfigError(f"{shown} cannot be read: {error}") from None
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return what the patterns match in a text, without white space at its ends.
+        """Return the ranges that the patterns match in a text, without white space at their ends.
 
-        Raises DataError where they have taken more than SECONDS.
+        Raises DataError if they have taken more than SECONDS.
         """
         spans: list[tuple[int, int]] = []
         for pattern in self._patterns:
@@ -282,7 +283,7 @@ _CALL = regex.compile(r"\(\?(?:R|[+-]?\d|&|P>)")
 
 
 def _written_out(pattern: str) -> int:
-    """Return how many characters, classes and escapes a pattern has with its counted repeats written out."""
+    """Return how many characters, classes and escapes a pattern has with its counted repeats expanded."""
     last, groups = 0, [0]
     for found in _TOKENS.finditer(pattern):
         if found[0] == "(":
@@ -301,9 +302,9 @@ def _written_out(pattern: str) -> int:
 
 
 def protected(text: str, own: Protection | None = None) -> list[Item]:
-    """Return the stretches of `text` that must come through unchanged, in order; they do not overlap.
+    """Return the stretches of `text` that must stay unchanged, in order; they do not overlap.
 
-    `own` are patterns of the user. Where what they match overlaps another stretch, both are one.
+    `own` are the user's patterns. A match that overlaps another stretch is merged with it.
     """
     items = _protected_anywhere(text)
     if own is None or not (spans := own.spans(text)):
@@ -318,7 +319,7 @@ def protected(text: str, own: Protection | None = None) -> list[Item]:
 
 
 def _protected_anywhere(text: str) -> list[Item]:
-    """Return placeholders, addresses and pictures."""
+    """Return placeholders, addresses and emoji."""
     items = _branching(text)
     starts = [item.start for item in items]
     for found in _ITEMS.finditer(text):
@@ -354,7 +355,7 @@ def _branching(text: str) -> list[Item]:
 
 
 def _end_of_address(text: str, start: int, end: int) -> int:
-    """Return where an address ends: not in the punctuation of its sentence, unless it opens a bracket itself."""
+    """Return where an address ends: before the punctuation of its sentence, unless it opens a bracket itself."""
     unclosed = {
         closing: text.count(closing, start, end) - text.count(opening, start, end) for opening, closing in _PAIRS
     }
@@ -369,7 +370,7 @@ def _end_of_address(text: str, start: int, end: int) -> int:
 
 
 def has_words(text: str, items: list[Item]) -> bool:
-    """Return whether `text` has a letter outside of `items`: otherwise there is nothing to translate."""
+    """Return whether `text` has a letter outside `items`; otherwise there is nothing to translate."""
     begin = 0
     for item in items:
         if _LETTER.search(text, begin, item.start):
@@ -379,7 +380,7 @@ def has_words(text: str, items: list[Item]) -> bool:
 
 
 def occurrences(literal: str, text: str) -> list[int]:
-    """Return where `literal` begins in `text`, not inside of a word and without overlaps."""
+    """Return where `literal` starts in `text`, not inside a word and without overlaps."""
     places, at = [], text.find(literal)
     while at >= 0:
         end = at + len(literal)

@@ -1,11 +1,11 @@
-"""Markup as tokens that keep their own spelling, so that what is not translated is written as it was read.
+"""Markup as tokens that keep their spelling, so that untranslated parts are written exactly as they were read.
 
-HTML is read as browsers read it as far as tags, comments and text of scripts go, and never fails: neither html.parser
-nor lxml gives back how a tag was written.
+HTML is read as browsers read its tags, comments and scripts, and reading never fails; neither html.parser nor lxml
+preserves the spelling of a tag.
 
-XML is read by expat without declared entities, and bounded: no entity declaration is read, no DTD is fetched, and
-neither depth nor size can fill memory. Names are those of known namespaces with the usual prefix (`w:p`), whatever
-prefix the file uses.
+XML is read by expat, without declared entities and within bounds: entity declarations are not read, no DTD is fetched,
+and neither depth nor size can fill memory. Names in known namespaces get the usual prefix (`w:p`), whatever prefix the
+file uses.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Kind = Literal["open", "close", "empty", "text", "other"]
 class Token(NamedTuple):
     """A piece of markup.
 
-    `kind` is `open` or `close` for a tag, `empty` for a tag that is both, `text`, or `other` for what has no text that
-    is shown: comments, declarations, instructions.
+    `kind` is `open` or `close` for a tag, `empty` for a self-closing tag, `text`, or `other` for markup without visible
+    text: comments, declarations, instructions.
     """
 
     kind: Kind
     raw: str
-    """As it was written."""
+    """The original spelling."""
     name: str = ""
-    """Of a tag; of HTML in lower case."""
+    """Name of a tag; for HTML in lower case."""
     text: str = ""
     """Text with its entities replaced."""
     attributes: dict[str, str] = {}  # noqa: RUF012  (never changed; a NamedTuple has no factories)
-    """Of a tag, by name, the first of each name."""
+    """Attributes of a tag by name; the first of each name counts."""
 
 
-# A tag's name runs to white space, / or >; in attributes only quotes hide a >. Possessive, for linear time.
+# A tag's name extends to white space, / or >; in attributes only quotes hide a >. Possessive, for linear time.
 _MARKUP = regex.compile(
     r"""<!--(?:>|->|.*?(?:-->|--!>|\Z))
       | <[!?][^>]*+>
@@ -55,17 +55,17 @@ _BEGINS = regex.compile("<!--|<[!?/A-Za-z]")
 ATTRIBUTE = regex.compile(
     r"""([^\s"'>/=][^\s>/=]*+)\s*+(?:=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s"'>][^\s>]*+)))?+""", flags=regex.VERBOSE
 )
-"""An attribute behind a tag's name: its name, and its value in double, single or no quotes."""
+"""ATTRIBUTE matches an attribute after a tag's name: its name, and its value in double, single or no quotes."""
 _CLOSING_NAME = regex.compile(r"</([A-Za-z][^\s/>]*+)")
 RAW_TEXT = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes", "plaintext"))
-"""Elements whose content is text without tags."""
+"""RAW_TEXT are elements whose content is text without tags."""
 _WITH_ENTITIES = frozenset(("textarea", "title"))
 
 
 def html_tokens(text: str) -> Iterator[Token]:
     """Yield the tokens of HTML; their `raw` joined is `text`."""
     at, last_end = 0, text.rfind(">")
-    ends: dict[str, list[int]] = {}  # of raw text, searched once for each name
+    ends: dict[str, list[int]] = {}  # ends of raw text, searched once for each name
     while at < len(text):
         begins = _BEGINS.search(text, at)
         if begins is None or (begins.start() > last_end and begins[0] != "<!--"):
@@ -74,7 +74,7 @@ def html_tokens(text: str) -> Iterator[Token]:
         if begins.start() > at:
             yield _text(text[at : begins.start()])
         found = _MARKUP.match(text, begins.start())
-        if found is None:  # an attribute's quote is never closed; browsers show nothing of the rest, either
+        if found is None:  # an attribute's quote is never closed; browsers show nothing of the rest either
             yield Token("other", text[begins.start() :])
             return
         token = _markup(found)
@@ -89,7 +89,7 @@ def html_tokens(text: str) -> Iterator[Token]:
 
 
 def _text(raw: str) -> Token:
-    return Token("text", raw, text=html.unescape(raw) or raw)  # of `&#1;` nothing would be left
+    return Token("text", raw, text=html.unescape(raw) or raw)  # `&#1;` would become empty
 
 
 def _markup(found: regex.Match[str]) -> Token:
@@ -114,8 +114,8 @@ def _end_of_raw_text(text: str, at: int, name: str, ends: dict[str, list[int]]) 
     return ends[name][-1] if ends[name] else len(text)
 
 
-# Where an element without an end tag ends: tags that begin others end those open in between, up to the limits
-# (html.spec.whatwg.org, 13.2.6.4.7 to .16, as far as broken pages need no more).
+# Where an element without an end tag ends: certain start tags end the elements open in between, up to the limits
+# (html.spec.whatwg.org, 13.2.6.4.7 to .16, as far as broken pages need it).
 _CELLS, _ROWS = ("td", "th", "caption", "colgroup"), ("tbody", "thead", "tfoot")
 _CELLED = ("table", "td", "th", "caption")
 _FLOW = (*_CELLED, "template", "object", "button", "html")
@@ -139,7 +139,7 @@ for _name, _ended in (("li", ("li",)), ("dt", ("dt", "dd")), ("dd", ("dt", "dd")
     _between = set(_ENDS_PARAGRAPH.split()) - {"address", "div", "p", *_ended}
     _BEGINNING_ENDS[_name].append((_ended, (*sorted(_between), *_FLOW)))
 BLOCKS = frozenset(_BEGINNING_ENDS)
-"""Elements of HTML that stand beside sentences, most of them."""
+"""BLOCKS are elements of HTML that mostly stand between sentences."""
 _END_TAGS_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("tr", *_CELLS, *_ROWS), ("table",)),
     "table": (),
@@ -148,23 +148,23 @@ _END_TAGS_IN: dict[str, tuple[str, ...]] = {
 
 
 def element_ends(tokens: Sequence[Token], void: Set[str], crossing: Set[str], *, xml: bool) -> dict[int, int]:
-    """Return for the opening tag of each element, by its place, the place of the element's last token.
+    """Return, by the index of each element's opening tag, the index of the element's last token.
 
     Args:
-        tokens: of a page, or a part of one.
+        tokens: tokens of a page, or of a fragment.
         void: names of elements without content.
-        crossing: names of elements whose end tags end nothing but them: `<b><i></b></i>` is read as it is meant.
+        crossing: names of elements whose end tags end no other element: `<b><i></b></i>` is read as intended.
         xml: whether only end tags end elements.
     """
     ends: dict[int, int] = {}
     stack: list[tuple[int, str]] = []  # open elements, and crossed ones that have ended
-    depths: defaultdict[str, list[int]] = defaultdict(list)  # of open elements in the stack, by name
+    depths: defaultdict[str, list[int]] = defaultdict(list)  # depths of open elements in the stack, by name
 
     def deepest(names: Sequence[str]) -> int:
         return max((depths[name][-1] for name in names if depths[name]), default=-1)
 
     def close(depth: int, last: int) -> None:
-        """End what is open from a depth on."""
+        """End all elements that are open from a depth on."""
         while len(stack) > depth:
             opened, name = stack.pop()
             if opened not in ends:
@@ -182,7 +182,7 @@ def element_ends(tokens: Sequence[Token], void: Set[str], crossing: Set[str], *,
         elif token.kind == "close" and depths[token.name]:
             depth = depths[token.name][-1]
             if not xml and depth < deepest(_END_TAGS_IN.get(token.name, _CELLED)):
-                continue  # an end tag in a cell does not end what the table is in
+                continue  # an end tag in a cell does not end elements around the table
             if token.name in crossing:
                 ends[stack[depth][0]] = place
                 depths[token.name].pop()
@@ -196,23 +196,23 @@ def element_ends(tokens: Sequence[Token], void: Set[str], crossing: Set[str], *,
 
 
 def xml_ends(tokens: Sequence[Token]) -> dict[int, int]:
-    """Return for the opening tag of each element of well-formed XML, by its place, that of its end tag."""
+    """Return, by the index of each element's opening tag in well-formed XML, the index of its end tag."""
     return element_ends(tokens, frozenset(), frozenset(), xml=True)
 
 
 _ENTITY = regex.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _STANDARD = {"&": "&amp;", "<": "&lt;"}
-# What XML does not allow in a document, not even as an entity; a model can write any character.
+# Characters that XML does not allow, not even as entities; a model can output any character.
 _NOT_XML = regex.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-# A `>` that would end a CDATA section (no text of XML may hold `]]>`) or a comment, or make an arrow that WebVTT takes
-# for times; at the beginning of a text since what is before it may end so.
+# A `>` that would end a CDATA section (XML text may not contain `]]>`) or a comment, or form an arrow that WebVTT reads
+# as times. At the start of a text, the text before it may supply the rest.
 _ENDS_MORE = regex.compile(r"(?:^|(?<=\]\]|--))>")
 
 _TEMPLATE = regex.compile(r"(<%[^<>\n]{1,200}+(?<=%)>)")
 
 
 class Spelling:
-    """The way in which a paragraph of markup writes characters.
+    """How a paragraph of markup spells characters.
 
     Args:
         raw: the source of the paragraph.
@@ -233,11 +233,11 @@ class Spelling:
         self._templates = not xml and "<%" in raw
 
     def of(self, text: str) -> str:
-        """Return `text` escaped, with the entities of the source.
+        """Return `text` escaped, with the source's entities.
 
-        A character that the source always wrote as an entity is written so again. In HTML an `&` that the source always
-        wrote bare stays bare where it begins no entity, and `<%= name %>` stays as it is. Characters that XML does not
-        have are left out, in HTML too.
+        A character that the source always wrote as an entity becomes one again. In HTML an `&` that the source always
+        wrote bare stays bare if it starts no entity, and `<%= name %>` is preserved. Characters that XML does not allow
+        are left out, in HTML as well.
         """
         text = _NOT_XML.sub("", text)
         if self._templates and (parts := _TEMPLATE.split(text))[1:]:
@@ -250,33 +250,33 @@ class Spelling:
 
 
 def without_controls(text: str) -> str:
-    """Return `text` without the characters that XML does not have."""
+    """Return `text` without the characters that XML does not allow."""
     return _NOT_XML.sub("", text)
 
 
 def spelt(text: str) -> str:
-    """Return `text` escaped for XML, without what XML does not have."""
+    """Return `text` escaped for XML, without characters that XML does not allow."""
     return Spelling("", xml=True).of(text)
 
 
 # XML
 
 MAX_XML_DEPTH = 200
-"""Deepest nesting of elements; Word's own files have some dozens."""
+"""MAX_XML_DEPTH is the deepest nesting of elements; Word's own files have a few dozen levels."""
 
 _MAX_TOKENS = 2_000_000
 _DECLARED = regex.compile(rb"""^\s*<\?xml[^>]*?encoding\s*=\s*["']([A-Za-z][A-Za-z0-9._-]{0,40})["']""")
-# Not those that swallow the mark: it stays in the text, and so in the file that is written.
+# Not encodings that swallow the byte order mark: it stays in the text, and so in the file that is written.
 _BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
 class Xml:
-    """A document: its tokens, and how it is turned into bytes again.
+    """A document: its tokens, and its encoding for writing it.
 
     Attributes:
-        tokens: their `raw` joined is the text of the document.
+        tokens: the tokens; their `raw` joined is the text of the document.
         encoding: Python's name of the encoding.
-        prefixes: those by which names of known namespaces begin in `tokens`.
+        prefixes: prefixes of names in known namespaces, as used in `tokens`.
     """
 
     def __init__(self, tokens: list[Token], encoding: str, prefixes: Mapping[str, str]) -> None:
@@ -292,11 +292,11 @@ def read_xml(content: bytes, name: str, prefixes: Mapping[str, str] | None = Non
 
     Args:
         content: the file.
-        name: of the file, for messages.
-        prefixes: prefix that names get, by namespace; elements and attributes of others have their local name alone.
+        name: its name, for messages.
+        prefixes: prefixes for names, by namespace; names in other namespaces lose their prefix.
 
-    Raises DataError: not well-formed, entities are declared, nested too deeply, too many tokens, or an encoding that is
-    not known.
+    Raises DataError if it is not well-formed, declares entities, is nested too deeply, has too many tokens or an
+    unknown encoding.
     """
     text, encoding = _decoded(content, name)
     reader = _Reader(text.encode("utf-8", "strict"), prefixes or {}, name)
@@ -310,7 +310,7 @@ def _decoded(content: bytes, name: str) -> tuple[str, str]:
         label = found[1].decode("ascii").lower() if found else "utf-8"
         encoding = codec_named(label)
         if encoding is None:
-            raise DataError(f"{name}: its encoding {printable(label)!r} is not known; convert it to UTF-8")
+            raise DataError(f"{name}: its encoding {printable(label)!r} is unknown; convert it to UTF-8")
     try:
         text = content.decode(encoding)
         text.encode("utf-8")
@@ -320,19 +320,19 @@ def _decoded(content: bytes, name: str) -> tuple[str, str]:
 
 
 class _RefusedError(Exception):
-    """Well-formed XML that is not read."""
+    """Well-formed XML that is not supported."""
 
 
 class _Reader:
-    """Turns expat's events into tokens; each begins where expat says and ends where the next one begins."""
+    """Turns expat's events into tokens; each starts where expat reports it and ends where the next one starts."""
 
     def __init__(self, content: bytes, prefixes: Mapping[str, str], name: str) -> None:
         self.content, self.prefixes = content, prefixes
         self.tokens: list[Token] = []
-        self.texts: list[Token] = []  # one text, which expat tells line by line
+        self.texts: list[Token] = []  # one text, which expat reports line by line
         self.waiting: tuple[int, Token] | None = None
         self.depth = 0
-        # With its encoding given, expat does not look at the declaration, which names that of the file.
+        # With an explicit encoding, expat ignores the declaration, which names the file's encoding.
         self.parser = parser = expat.ParserCreate("utf-8", namespace_separator=" ")
         parser.buffer_text = False
         parser.StartElementHandler = self.start
@@ -366,7 +366,7 @@ class _Reader:
             raise _RefusedError(f"more than {_MAX_TOKENS:,} pieces of markup")
 
     def finish(self, end: int) -> None:
-        """End the token that waits for its end."""
+        """Complete the token whose end is still unknown."""
         begin, token = self.waiting or (0, Token("other", ""))
         raw = self.content[begin:end].decode()
         if not raw and token.kind != "close":
@@ -405,21 +405,21 @@ class _Reader:
         return f"{prefix}:{local}" if prefix else local
 
     def skipped(self, name: str, is_parameter: bool) -> None:
-        """Take an entity of a DTD that is not read, such as XHTML's &nbsp;."""
+        """Take an entity from a DTD that is not read, such as XHTML's &nbsp;."""
         if not is_parameter:
             self.take(Token("text", "", text=html.unescape(f"&{name};")))
 
     def doctype(self, name: str, system: str | None, public: str | None, has_subset: bool) -> None:
         if has_subset:
-            raise _RefusedError("has declarations of its own in its DOCTYPE, which are not read; remove them")
+            raise _RefusedError("has declarations of its own in its DOCTYPE, which are not supported; remove them")
         self.take(Token("other", ""))
 
     def entity(self, *_: Any) -> None:
-        raise _RefusedError("declares entities, which are not read; remove them")
+        raise _RefusedError("declares entities, which are not supported; remove them")
 
 
 class Spellings:
-    """The way in which a source writes the texts between marks, in order: the same text may be written in two ways."""
+    """A source's spelling of the texts between marks, in order: the same text may have two spellings."""
 
     __slots__ = ("_known", "_taken")
 
@@ -428,11 +428,11 @@ class Spellings:
         self._taken: dict[str, int] = {}
 
     def add(self, text: str, raw: str) -> None:
-        """Take the next text and how it is written."""
+        """Add the next text and its spelling."""
         self._known.setdefault(text, []).append(raw)
 
     def next(self, text: str) -> str | None:
-        """Return how the source writes the next text that is like this; None for a new one."""
+        """Return the source's spelling of its next text that equals this one; None for a new text."""
         known = self._known.get(text)
         if known is None:
             return None

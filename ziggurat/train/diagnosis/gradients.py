@@ -1,6 +1,6 @@
-"""Gradients across the depth of a model, and hooks that record what passes through its sub-layers.
+"""Gradients across the depth of a model, and hooks that record the tensors in its sub-layers.
 
-Hooks exist only inside the contexts of this module; outside of them a model runs as if it did not exist.
+Hooks exist only inside the contexts of this module; outside, a model runs as if the module did not exist.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ class Sublayer:
 
     Attributes:
         residual: the module that joins f(x) to the stream.
-        x: the stream before it, [batch, length, d_model], or with hyper-connections [batch, length, streams, d_model].
+        x: the stream before the sub-layer, [batch, length, d_model], or with hyper-connections [batch, length, streams,
+            d_model].
         fx: the output of f, [batch, length, d_model].
-        r: the sum, before `out_norm` if there is one; of the shape of x.
-        y: the stream after it, of the shape of x; r itself if there is no `out_norm`.
+        r: the sum, before any `out_norm`; same shape as x.
+        y: the stream after it, same shape as x; r itself without an `out_norm`.
     """
 
     residual: Residual
@@ -58,8 +59,8 @@ class Sublayer:
 class Trace:
     """Record of a forward pass inside the context; a second pass replaces the first.
 
-    The tensors are those of the pass itself, so gradients can be taken with respect to them. Layers that LayerDrop left
-    out are None.
+    The tensors are those of the pass itself, so gradients can be taken with respect to them. Layers skipped by
+    LayerDrop are None.
 
     Args:
         model: any family, in any mode.
@@ -111,7 +112,8 @@ class Trace:
             if residual.out_norm is not None:
                 self._handles.append(residual.out_norm.register_forward_pre_hook(partial(_keep, inside)))
             self._hook(residual, partial(self._joins, places, stack if last else None, number, inside))
-        # An LSTM layer. The decoder's first runs cell by cell, not as a module: its output is the next one's input.
+        # An LSTM layer. The decoder's first layer runs cell by cell, not as a module, so its output is the next one's
+        # input.
         if not residuals:
             self._hook(layer, partial(self._runs, stack, number))
 
@@ -124,7 +126,7 @@ class Trace:
     def _steps(
         self, stack: str, layers: list[nn.Module], _module: nn.Module, inputs: tuple[Any, ...], y: Tensor
     ) -> None:
-        # The layer has been called several times; its sub-layers stay those of the last one.
+        # The layer has been called several times; its sub-layers are those of the last call.
         self.outputs[stack][layers.index(inputs[0])] = y
 
     def _joins(
@@ -155,7 +157,7 @@ def _keep(inside: list[Tensor], _module: nn.Module, inputs: tuple[Tensor, ...]) 
 
 @contextlib.contextmanager
 def eagerly(model: nn.Module) -> Iterator[None]:
-    """Run without compiled layers, in which hooks of inner modules do not run."""
+    """Run without compiled layers, which skip the hooks of inner modules."""
     if all(module._compiled_call_impl is None for module in model.modules()):
         yield
         return
@@ -179,14 +181,15 @@ def seen_once(model: nn.Module) -> Iterator[None]:
 
 
 Parts = dict[str, list[list[nn.Parameter]]]
-"""`embeddings` and `output`: one group of parameters, or none; `encoder` and `decoder`: one group per layer."""
+"""Groups of parameters by part. `embeddings` and `output`: one group or none; `encoder` and `decoder`: one per
+layer."""
 
 
 def parts_of(model: Seq2Seq) -> Parts:
-    """Return the trained parameters by part, each of them once, but for tied layers: each has those that they share.
+    """Return the trained parameters by part, each once, except that tied layers all list their shared parameters.
 
-    A matrix that embeddings and output projection share counts among the embeddings; `output` has the others of the
-    projection. Parameters of a stack outside of its layers (final norms, weights of a history) are left out.
+    A matrix shared by embeddings and output projection belongs to the embeddings; `output` has the rest of the
+    projection. Parameters of a stack outside its layers (final norms, weights of a history) are left out.
     """
     seen: set[nn.Parameter] = set()
 
@@ -214,14 +217,14 @@ def by_part(parts: Parts, norm_of: Callable[[list[nn.Parameter]], float]) -> dic
 
 
 def backward_measures(model: Seq2Seq, trace: Trace, objective: Tensor, which: Iterable[str]) -> dict[str, Any]:
-    """Return those of `gradient_norm`, `beta_ln`, `beta_rc`, `beta` and `r` that `which` names.
+    """Return the measures that `which` names among `gradient_norm`, `beta_ln`, `beta_rc`, `beta` and `r`.
 
-    torch.autograd.grad accumulates nothing: gradients of the parameters do not change, and hooks of DDP do not run.
+    torch.autograd.grad accumulates nothing: gradients of the parameters do not change, and DDP's hooks do not run.
 
     Args:
         model: the model.
         trace: record of the forward pass that computed `objective`.
-        objective: objective of training on one batch.
+        objective: training objective on one batch.
         which: names of measures; other names are ignored.
     """
     wanted = set(which)
@@ -231,9 +234,9 @@ def backward_measures(model: Seq2Seq, trace: Trace, objective: Tensor, which: It
     sublayers = [s for row in trace.sublayers.values() for s in row if s is not None] if rates else []
     ends = [(trace.outputs[stack][0], trace.outputs[stack][-1]) for stack in STACKS] if "r" in wanted else []
     states = [t for s in sublayers for t in (s.r, s.y)] + [t for pair in ends for t in pair if t is not None]
-    # Each tensor once: without a norm after the addition, r and y are one tensor.
+    # Each tensor once: without a norm after the addition, r and y are the same tensor.
     asked = list(dict.fromkeys(t for t in (*parameters, *states) if t.requires_grad))
-    # The graph is needed again for the rates, which propagate from r to x.
+    # The graph is reused for the rates, which propagate from r to x.
     found = torch.autograd.grad(objective, asked, retain_graph=bool(sublayers), allow_unused=True)
     gradients = dict(zip(asked, found, strict=True))
     values: dict[str, Any] = {}
@@ -246,7 +249,7 @@ def backward_measures(model: Seq2Seq, trace: Trace, objective: Tensor, which: It
         first, last = (
             lengths([None if t is None else gradients.get(t) for t in row]) for row in zip(*ends, strict=True)
         )
-        # No gradient goes into the output of a layer that is frozen, with all below it (`training.freeze`).
+        # The output of a layer gets no gradient if that layer and all below it are frozen (`training.freeze`).
         frozen = [low is not None and not low.requires_grad for low, _ in ends]
         values["r"] = {
             stack: torch.nan if fixed else _ratio(*pair)
@@ -260,8 +263,8 @@ def _rates(
 ) -> dict[str, dict[str, list[float]]]:
     """Return beta_LN, beta_RC and beta of every sub-layer, by place (Zhang, Titov and Sennrich 2019).
 
-    delta_z is the gradient that flows into z through this sub-layer alone, skip and branch together: it is propagated
-    back from r. Other paths of the stream (dense connections, B2T, transparent attention) do not count.
+    delta_z is the gradient that flows into z through this sub-layer only, skip and branch together, propagated back
+    from r. Other paths of the stream (dense connections, B2T, transparent attention) do not count.
     """
     passed = [s for row in sublayers.values() for s in row if s is not None]
     into: dict[int, Tensor | None] = {}

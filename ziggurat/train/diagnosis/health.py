@@ -1,7 +1,7 @@
 """Healthy bands of measures, and a run's warnings: when a measure leaves its band, and when it has recovered.
 
-A measure has recovered after CALM healthy readings in a row, so that one at the edge of its band does not warn again
-and again (docs/diagnosis.md).
+A measure has recovered after CALM consecutive healthy readings, so that one at the edge of its band does not warn
+repeatedly (docs/diagnosis.md).
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from ziggurat.system.errors import DataError, other_format
 from ziggurat.system.small_files import built, read_json_lines
 from ziggurat.train.records import Record
 
-# Choice of each band, and figures of healthy and of stuck runs: docs/diagnosis.md, experiments/health-bands.
+# The choice of each band, and figures of healthy and stuck runs, are in docs/diagnosis.md and experiments/health-bands.
 FADING = 1e-3
-"""Least gradient norm of a stack's first layer, relative to its last layer's."""
+"""FADING is the lowest healthy gradient norm of a stack's first layer, relative to its last layer."""
 FLAT_R = 0.02
-"""Least r of the encoder, unless it rises."""
+"""FLAT_R is the lowest healthy r of the encoder, unless it rises."""
 SOURCE = 1e-4
-"""Least rise of the loss, in nats per token, when sources are exchanged; judged after `LATE_WARMUPS` warm-ups."""
+"""SOURCE is the smallest healthy rise of the loss, in nats per token, when sources are exchanged; judged after
+`LATE_WARMUPS` warm-ups."""
 LATE_WARMUPS = 2
 VARIANCE, VARIANCE_GROWTH = 1e6, 100.0
-"""Most Var(r) of a sub-layer, and most by which it may grow from one record to the next."""
+"""VARIANCE is the highest healthy Var(r) of a sub-layer, and VARIANCE_GROWTH its largest growth between records."""
 LEAST_UPDATE, MOST_UPDATE = 0.01, 0.1
-"""Least change of a layer's weights by an update, relative to that of the layer that changes most; greatest change,
-relative to the weights."""
+"""LEAST_UPDATE is the smallest healthy change of a layer's weights in an update, relative to the layer that changes
+most; MOST_UPDATE is the largest, relative to the weights."""
 ENTROPY = 0.05
-"""Least attention entropy of a layer, nats, mean over heads and queries."""
+"""ENTROPY is the lowest healthy attention entropy of a layer, in nats, mean over heads and queries."""
 
 _METHODS = {
     "pre": "`model.residual: pre`",
@@ -43,19 +44,19 @@ _METHODS = {
     "depth_scaled": "`model.init.kind: depth_scaled`",
     "dlcl": "`model.encoder.history: dlcl`",
 }
-"""_METHODS is a method for deep models -> the setting that advice names."""
+"""_METHODS maps a method for deep models to the setting that advice names."""
 
 
 _OTHER_RESIDUAL = ", or use a kind that normalises or scales branches (`model.residual`)"
 
 
 def in_use(experiment: Experiment) -> frozenset[str]:
-    """Return what `experiment` has of the settings that advice may name, so that no advice names them.
+    """Return the settings in use by `experiment` that advice could name, so that it does not.
 
-    The key that sets the rate is among them: of that one and its warm-up advice is given.
+    The key that sets the rate is included; advice about the rate and its warm-up names that key.
     """
     training = experiment.training
-    of_others = experiment.model.family != "transformer"  # settings that it does not have
+    of_others = experiment.model.family != "transformer"  # settings that RNMT+ does not have
     settings = {
         "transparent": of_others,
         "qk_norm": of_others or experiment.model.attention.qk_norm != "none",
@@ -67,19 +68,19 @@ def in_use(experiment: Experiment) -> frozenset[str]:
 
 
 def _advice(used: Collection[str], first: str, *others: tuple[str, str]) -> str:
-    """Return `first` and those of the further ways (name of the setting, what to do) that are not in use."""
+    """Return `first` and the further options (name of the setting, what to do) that are not in use."""
     ways = [first, *(way for name, way in others if name not in used)]
     return ", or ".join(ways)
 
 
 def _slower(used: Collection[str]) -> str:
-    """Return the advice for a run whose updates are too large."""
+    """Return advice for a run whose updates are too large."""
     rate = next((key for key in ("factor", "base") if key in used), "peak")
     return f"lower `training.schedule.{rate}` or lengthen `training.schedule.warmup_updates`"
 
 
 def _deeper(used: Collection[str]) -> str:
-    """Return the advice for a stack whose lower layers do not learn; RNMT+ has none of the methods."""
+    """Return advice for a stack whose lower layers do not learn; RNMT+ supports none of the methods."""
     if "rnmt" in used:
         return "use fewer layers"
     methods = ", ".join(setting for name, setting in _METHODS.items() if name not in used)
@@ -88,13 +89,13 @@ def _deeper(used: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class HealthReading:
-    """A measure beside its band.
+    """A measure with its band.
 
     Attributes:
         measure: measure and place, such as `gradient_ratio.decoder`.
         value: the number; None if it was not finite.
         low, high: the band; None: no limit on that side.
-        message: the number, the band and what to do; healthy readings have one, too.
+        message: the number, the band and what to do; healthy readings also have one.
         healthy: True if the number is in its band.
     """
 
@@ -114,14 +115,14 @@ def readings(
     frozen: Sequence[str] = (),
     used: Collection[str] = (),
 ) -> list[HealthReading]:
-    """Return the readings of a record; measures that it does not have are not judged.
+    """Return the readings of a record; measures that it lacks are not judged.
 
     Args:
         record: the newest record.
         before: the records before it, oldest first.
         warmup_updates: `training.schedule.warmup_updates`; some bands hold only after it.
-        frozen: `training.freeze`; the layers that it names have no gradient, which counts as 0.
-        used: settings that no message recommends, since the run has them (`in_use`).
+        frozen: `training.freeze`; layers that it names have no gradient, which counts as 0.
+        used: settings that no message recommends, since the run already has them (`in_use`).
     """
     late = [r for r in (*before, record) if r.update >= LATE_WARMUPS * max(1, warmup_updates)]
     found = [*_finiteness(record, used), *_gradient_ratio(record, Frozen.parse(frozen), used)]
@@ -138,7 +139,7 @@ def _reading(
 
 
 def _finiteness(record: Record, used: Collection[str]) -> Iterator[HealthReading]:
-    """Judge if loss and gradients are finite; other measures may lack a meaning at some places."""
+    """Judge whether loss and gradients are finite; other measures may be undefined at some places."""
     for measure in ("nll", "gradient_norm"):
         if measure in record.values:
             where = [place for place, value in _leaves(record.values[measure]) if value is None]
@@ -150,7 +151,7 @@ def _finiteness(record: Record, used: Collection[str]) -> Iterator[HealthReading
 
 
 def _gradient_ratio(record: Record, frozen: Frozen, used: Collection[str]) -> Iterator[HealthReading]:
-    """Judge if the gradient reaches the lowest layer of each stack that is trained."""
+    """Judge whether the gradient reaches the lowest layer of each trained stack."""
     for stack in ("encoder", "decoder"):
         all_norms = record.values.get("gradient_norm", {}).get(stack, [])
         norms = [norm for number, norm in enumerate(all_norms, start=1) if not frozen.has(stack, number)]
@@ -164,11 +165,11 @@ def _gradient_ratio(record: Record, frozen: Frozen, used: Collection[str]) -> It
 
 
 def _flat_r(record: Record, before: Sequence[Record], used: Collection[str]) -> Iterator[HealthReading]:
-    """Judge if r of the encoder (Bapna et al. 2018, section 4) is small in three records and does not rise."""
+    """Judge whether r of the encoder (Bapna et al. 2018, section 4) is small in three records and does not rise."""
     r = record.values.get("r", {}).get("encoder")
     if r is not None:
         earlier = [b.values.get("r", {}).get("encoder") for b in before[-2:]]
-        # A small r that has doubled within two records is on its way up.
+        # A small r that has doubled within two records is rising.
         flat = len(earlier) == 2 and all(e is not None and e < FLAT_R and r < 2 * e for e in earlier)
         ways = _advice(used, _deeper(used), ("transparent", "`model.memory: transparent`"))
         said = (
@@ -179,7 +180,7 @@ def _flat_r(record: Record, before: Sequence[Record], used: Collection[str]) -> 
 
 
 def _variance(record: Record, before: Sequence[Record], used: Collection[str]) -> Iterator[HealthReading]:
-    """Judge if the stream explodes: by its size, or by its growth since the last record that has it."""
+    """Judge whether the stream explodes: by its size, or by its growth since the last record that has it."""
     earlier: dict[str, list[float | None]] = next(
         (b.values["variance"] for b in reversed(before) if "variance" in b.values), {}
     )
@@ -188,7 +189,7 @@ def _variance(record: Record, before: Sequence[Record], used: Collection[str]) -
         if finite:
             largest = max(finite)
             was = max((v for v in earlier.get(place, []) if v is not None), default=math.inf)
-            # A variance below 1 counts as 1: growth from nearly nothing is no explosion.
+            # A variance below 1 counts as 1, because growth from almost 0 is not an explosion.
             high = min(VARIANCE, VARIANCE_GROWTH * max(1.0, was))
             said = (
                 f"the variance of the stream at {place} is {largest:.1e} (healthy: at most {high:.1e}): it explodes; "
@@ -198,7 +199,7 @@ def _variance(record: Record, before: Sequence[Record], used: Collection[str]) -
 
 
 def _update_ratio(record: Record, before: Sequence[Record], used: Collection[str]) -> Iterator[HealthReading]:
-    """Judge if some layer's weights change too much, or much less than those of the layer that changes most."""
+    """Judge whether a layer's weights change too much, or much less than those of the layer that changes most."""
     ratios = record.values.get("update_ratio", {})
     layers = [v for stack in ("encoder", "decoder") for v in ratios.get(stack, []) if v is not None]
     if not layers:
@@ -221,7 +222,7 @@ def _update_ratio(record: Record, before: Sequence[Record], used: Collection[str
 
 
 def _entropy(record: Record, before: Sequence[Record], used: Collection[str]) -> Iterator[HealthReading]:
-    """Judge if attention has collapsed to single positions (Zhai et al. 2023)."""
+    """Judge whether attention has collapsed to single positions (Zhai et al. 2023)."""
     for place, values in record.values.get("attention_entropy", {}).items():
         finite = [v for v in values if v is not None]
         if finite:
@@ -235,7 +236,7 @@ def _entropy(record: Record, before: Sequence[Record], used: Collection[str]) ->
 
 
 def _source(late: Sequence[Record], used: Collection[str]) -> Iterator[HealthReading]:
-    """Judge, by three records in a row after the warm-up, if the model uses its source."""
+    """Judge, by three consecutive records after the warm-up, whether the model uses its source."""
     costs = [r.values.get("source_dependence") for r in late[-3:]]
     if costs and costs[-1] is not None:
         said = (
@@ -259,22 +260,22 @@ def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, float | None]]:
 
 
 WARNINGS_FILE = Path("diagnostics") / "warnings.jsonl"
-"""File of the warnings in a run's folder, one JSON object per line."""
+"""WARNINGS_FILE is the file in a run's folder with its warnings, one JSON object per line."""
 
 _WARNING_FORMAT = 1
-"""_WARNING_FORMAT is the version of these lines."""
+"""_WARNING_FORMAT is the format version of these lines."""
 
 CALM = 3
-"""Healthy readings in a row after which a measure has recovered."""
+"""CALM is the number of consecutive healthy readings after which a measure has recovered."""
 
 
 @dataclass(frozen=True)
 class RunWarning:
-    """One line of the file.
+    """One line of WARNINGS_FILE.
 
     Attributes:
         kind: `warning`: the measure left its band; `recovered`: it is back.
-        update, time: of the record that showed it, in seconds since 1970.
+        update, time: update and time (seconds since 1970) of the record that showed it.
         measure, value, low, high, message: as in HealthReading.
     """
 
@@ -288,12 +289,12 @@ class RunWarning:
     message: str
 
     def line(self) -> str:
-        """Return the warning as one line of the file, with its line feed."""
+        """Return the warning as one line of the file, including the line feed."""
         return json.dumps({"format": _WARNING_FORMAT, **asdict(self)}, allow_nan=False) + "\n"
 
 
 class Watch:
-    """State of a run's warnings, which the records of the run change in order.
+    """State of a run's warnings, updated by its records in order.
 
     Args:
         warmup_updates: `training.schedule.warmup_updates`.
@@ -306,7 +307,7 @@ class Watch:
         self._seen: list[Record] = []
         self._calm: dict[str, int] = {}
         self.standing: dict[str, HealthReading] = {}
-        """Warnings from which the run has not recovered, by measure, the newest last."""
+        """Warnings from which the run has not recovered, by measure, newest last."""
 
     def see(self, record: Record) -> list[RunWarning]:
         """Return the warnings of this record, and the recoveries that it completes."""
@@ -328,7 +329,7 @@ class Watch:
         return found
 
     def _still_above(self, reading: HealthReading) -> bool:
-        """Return whether a value is above the band that it left; a band of growth has moved up with it since."""
+        """Return whether a value is still above the band it left; a growth band has moved up with the value."""
         left = self.standing.get(reading.measure)
         if left is None or left.high is None or reading.value is None:
             return False
@@ -343,7 +344,7 @@ def _warned(kind: Literal["warning", "recovered"], record: Record, reading: Heal
 def read_warnings(run: Path) -> list[RunWarning]:
     """Return the warnings of a run, oldest first; none if there is no file.
 
-    A last line that a kill cut off is left out. Raises DataError, with file and line, for a damaged line, or one of
+    A last line truncated by a kill is ignored. Raises DataError, with file and line, for a damaged line, or one of
     another format.
     """
     return list(read_json_lines(run / WARNINGS_FILE, _line, "a warning of a run"))

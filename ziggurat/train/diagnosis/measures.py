@@ -1,8 +1,8 @@
-"""Measures of a model: similarities of layers, weights across depth, entropy of attention, and changes by an update.
+"""Measures of a model: similarities of layers, weights across depth, attention entropy, and changes by an update.
 
-Similarities are those of Li et al. (2020, figures 2, 7 and 8), of single sentences and real positions. y_i(l) is the
+Similarities are those of Li et al. (2020, figures 2, 7 and 8), over real positions of single sentences. y_i(l) is the
 state at source position l: i = 0 the encoder's input (embedding and position), i = 1..N the raw output of encoder layer
-i, before any final norm. A state of length 0 resembles nothing (cosine 0). Half precision is measured in fp32.
+i, before any final norm. A zero state has cosine 0 with everything. Half precision is measured in fp32.
 
 Shapes: `states` is a list of [batch, source, d_model], `mask` is [batch, source], True at real positions.
 """
@@ -32,8 +32,8 @@ from ziggurat.train.diagnosis.gradients import STACKS, Trace, by_part, layers_of
 def encoder_similarities(trace: Trace, mask: Tensor) -> dict[str, Any]:
     """Return `similarity`, `embedding_similarity`, `adjacent_similarity` and `inter_similarity`, means over sentences.
 
-    y_i is as above; with hyper-connections it is the sum of the streams. If the input has another width than the layers
-    (RNMT+), its similarities with them are NaN. Empty if a layer was left out.
+    y_i is as above; with hyper-connections it is the sum of the streams. If the input's width differs from that of the
+    layers (RNMT+), its similarities with them are NaN. Empty if a layer was skipped.
 
     `mask` is [batch, source], True at real tokens.
     """
@@ -72,8 +72,9 @@ def history_weights(model: Seq2Seq) -> dict[str, list[list[float]]]:
 def transparent_weights(model: Seq2Seq) -> list[list[float]]:
     """Return the mixtures of transparent attention, [source i][decoder layer j] (Bapna et al. 2018, figure 4).
 
-    Source 0 is the embedding, i the output of encoder layer i; the weights of a decoder layer sum to 1. RNMT+ does not
-    mix its embedding, which is NaN, and has one mixture for all layers. Empty if the memory is not transparent.
+    Source 0 is the embedding, source i the output of encoder layer i; the weights of a decoder layer sum to 1. RNMT+
+    does not mix its embedding, whose weight is NaN, and has one mixture for all layers. Empty if the memory is not
+    transparent.
     """
     transparent: Transparent | None = getattr(model.encoder, "transparent", None)
     if transparent is None:
@@ -86,10 +87,10 @@ def transparent_weights(model: Seq2Seq) -> list[list[float]]:
 
 @contextlib.contextmanager
 def entropies(model: Seq2Seq) -> Iterator[dict[str, list[list[Tensor]]]]:
-    """Context that records the entropy of every attention's weights, which it takes from the input of their dropout.
+    """Context that records the entropy of every attention's weights, read from the input of their dropout.
 
-    Gives place -> layer -> entropies [batch, queries], which are there after a pass. Attention without weights
-    (averages) is not recorded. Meanwhile plain products replace fused kernels, which never have all weights in memory.
+    Yields place -> layer -> entropies [batch, queries], which are filled by a pass. Attention without weights
+    (averages) is not recorded. Inside, plain products replace fused kernels, which never have all weights in memory.
     """
     attentions = _attentions(model)
     seen: dict[str, list[list[Tensor]]] = {place: [[] for _ in row] for place, row in attentions.items()}
@@ -112,7 +113,7 @@ def mean_entropies(
     for place, row in entropies.items():
         mask = masks[place.partition(".")[0]]
         found[place] = [
-            # The last queries: RNMT+ has one more, before its first step.
+            # The last queries, since RNMT+ has one more, before its first step.
             float(torch.cat(list(seen), dim=1)[:, -mask.shape[1] :][mask].mean()) if seen else torch.nan
             for seen in row
         ]
@@ -141,9 +142,9 @@ def _keep(seen: list[Tensor], _dropout: nn.Module, inputs: tuple[Any, ...]) -> N
 
 
 def inter_similarity(states: Tensor, mask: Tensor) -> Tensor:
-    """Return sim_in(i) = mean_l cos(y_i(l), mean_l y_i(l)) of each sentence, [batch]: 1 where all positions agree."""
+    """Return sim_in(i) = mean_l cos(y_i(l), mean_l y_i(l)) of each sentence, [batch]; 1 if all positions agree."""
     real, count = _real(states, mask), mask.sum(1)
-    # sum_l cos(y(l), m) = (sum_l y(l)/|y(l)|) . m/|m|: besides the directions no memory of the size of the states.
+    # sum_l cos(y(l), m) = (sum_l y(l)/|y(l)|) . m/|m|, which needs only the directions in memory.
     mean = F.normalize(real.sum(1) / count[:, None], dim=-1)
     return (F.normalize(real, dim=-1).sum(1) * mean).sum(-1) / count
 
@@ -151,12 +152,12 @@ def inter_similarity(states: Tensor, mask: Tensor) -> Tensor:
 def similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
     """Return sim(i, j) = mean_l cos(y_i(l), y_j(l)) for all pairs of states, [states, states, batch].
 
-    Raises ValueError for states of different widths, whose angle means nothing.
+    Raises ValueError for states of different widths, between which no angle is defined.
     """
     if len(shapes := {tuple(state.shape) for state in states}) > 1:
         raise ValueError(f"states of shapes {' and '.join(str(list(s)) for s in sorted(shapes))} cannot be compared")
     directions = torch.stack([F.normalize(_real(state, mask), dim=-1) for state in states], dim=1).flatten(2)
-    # Positions and channels in one product: the sum over positions of all cosines of a pair of states.
+    # One product over positions and channels sums the cosines of a pair of states over all positions.
     return (directions @ directions.transpose(1, 2)).movedim(0, 2) / mask.sum(1)
 
 
@@ -172,7 +173,7 @@ def _real(states: Tensor, mask: Tensor) -> Tensor:
 
 
 class Snapshot:
-    """Copy of the weights before an update, in the memory of the host, so that it takes none of a GPU's.
+    """Copy of the weights before an update, in host memory, so that it takes no GPU memory.
 
     Args:
         weights: every parameter by name, on any device (ziggurat.model.tensors.weights).
@@ -208,17 +209,17 @@ class Snapshot:
         }
 
     def _moved(self, name: str, after: Tensor) -> Tensor:
-        """Return the length of the change of one parameter, shape []; only one is on the device at a time."""
+        """Return the norm of the change of one parameter, shape []; only one is on the device at a time."""
         before = self._before[name].to(after.device)
         return torch.linalg.vector_norm(after.float() - before.float())
 
 
 SIZE = 0.01
-"""Length of the change of a matrix, relative to that of the matrix."""
+"""SIZE is the norm of a matrix's perturbation, relative to the norm of the matrix."""
 
 
 class _Pass(nn.Module):
-    """A forward pass as a module: functional_call replaces parameters of modules only."""
+    """A forward pass as a module, because functional_call replaces parameters of modules only."""
 
     def __init__(self, model: Seq2Seq, run: Callable[[], object]) -> None:
         super().__init__()
@@ -231,11 +232,11 @@ class _Pass(nn.Module):
 
 @torch.no_grad()
 def perturbed(model: Seq2Seq) -> dict[str, Tensor]:
-    """Return every matrix of the layers of both stacks by name, each moved by SIZE times its length.
+    """Return every matrix of the layers of both stacks by name, each moved by SIZE times its norm.
 
-    The direction is random, of independent normal numbers. The model stays as it is.
+    The direction is random (independent normal numbers). The model is unchanged.
     """
-    # A separate generator: the random numbers of training must not change.
+    # A separate generator, because the random numbers of training must not change.
     generator = torch.Generator(model.device).manual_seed(1)
     inside = {p for stack in STACKS for layer in layers_of(model, stack) for p in layer.parameters() if p.dim() >= 2}
     moved = {}
@@ -257,15 +258,15 @@ def output_change(
     """Return |y_i* - y_i| / |y_i| of every layer's output y_i, over real tokens, by stack.
 
     y_i* is the layer's output when the matrices of all layers are `perturbed`; the decoder then reads the memory of the
-    perturbed encoder. NaN for a layer that was left out.
+    perturbed encoder. NaN for a layer that was skipped.
 
     Args:
-        model: the model, whose own parameters stay as they are.
+        model: the model, whose parameters are unchanged.
         before: y_i, [batch, length, d], by stack (Trace.outputs).
         masks: [batch, length] by stack, True at real tokens.
         run: function that passes the same batch through the model.
     """
-    # `functional_call` leaves the model's own parameters as they are, even after an error.
+    # `functional_call` leaves the model's parameters unchanged, even after an error.
     names = {f"model.{name}": tensor for name, tensor in perturbed(model).items()}
     with Trace(model) as trace:
         functional_call(_Pass(model, run), names, ())

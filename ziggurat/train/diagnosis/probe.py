@@ -1,9 +1,9 @@
-"""All measures of depth of a model on one batch (docs/diagnosis.md), by as few passes as they need.
+"""All depth measures of a model on one batch (docs/diagnosis.md), in as few passes as possible.
 
-Among them is the contribution of each branch to the states above it (Liu et al. 2020, section 3 and figure 4). With the
+They include the contribution of each branch to the states above it (Liu et al. 2020, section 3 and figure 4). With the
 statistics of its norms held fixed, a stack is linear in the outputs of its attention and feed-forward networks: its
-state is the sum of what became of its input and of every branch f_j(x_j) below. This is the variance log of the
-authors' code, carried through any residual kind and any history.
+state is the sum of the transformed input and every transformed branch f_j(x_j) below. This is the variance log of the
+authors' code, extended to any residual kind and any history.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ziggurat.train.diagnosis.measures import (
 )
 
 TOKENS = 64
-"""Real tokens of the batch that are used."""
+"""TOKENS is the number of real tokens of the batch that are used."""
 
 _NORMS = (nn.LayerNorm, nn.RMSNorm, ScaleNorm)
 
@@ -51,8 +51,8 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm, ScaleNorm)
 def norm_inputs(model: Seq2Seq) -> Iterator[dict[nn.Module, Tensor]]:
     """Context that records the input of every norm of both stacks in a forward pass.
 
-    Gives norm -> its input when it was last called: [batch, length, ..., d], or with MUDD's queries, keys and values
-    [3, batch, length, d].
+    Yields norm -> its input in the latest call: [batch, length, ..., d], or [3, batch, length, d] for MUDD's queries,
+    keys and values.
     """
     seen: dict[nn.Module, Tensor] = {}
 
@@ -96,11 +96,11 @@ def contributions(
     """Yield, for every sub-layer of a stack, the terms of the state after it: [1 + sub-layers, tokens, d_model].
 
     Entry 0 comes from the stack's input, entry j from the branch of sub-layer j; entries above the sub-layer are 0.
-    Biases of norms are in none of them. Streams of hyper-connections are added up. Dropout counts as the identity.
+    They exclude biases of norms. Streams of hyper-connections are summed. Dropout counts as the identity.
 
     Args:
         model: the model; nothing is yielded for RNMT+, whose layers are not sums, for a stack with a solver, whose
-            layers are computed several times, nor if a layer was left out.
+            layers are computed several times, or if a layer was skipped.
         trace: record of a forward pass.
         norms: inputs of norms in the same pass.
         stack: `encoder` or `decoder`.
@@ -119,7 +119,7 @@ def contributions(
 
     def chosen(states: Tensor) -> Tensor:
         found = states.detach().flatten(0, 1)[places]
-        # At least fp32: small shares would vanish in half precision.
+        # At least fp32, since small shares would vanish in half precision.
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
     handles = [
@@ -142,8 +142,9 @@ def _replayed(
     """Run the wiring of a stack on all contributions at once, with the branches of the recorded pass."""
     if module.streams is not None:
         opened = opened.unsqueeze(-2).expand(*opened.shape[:-1], module.streams, opened.shape[-1])
-    # The contributions are one more batch axis: the wiring is linear, so their results add up to the states. Weights
-    # that depend on the stream are held fixed, like the statistics of norms: `seen` and `whole` are what the pass had.
+    # The contributions form one more batch axis: the wiring is linear, so their results add up to the states. Weights
+    # that depend on the stream are held fixed, like the statistics of norms: `seen` and `whole` are the values of the
+    # pass.
     whole, parts = opened, opened.new_zeros(1 + len(passed), *opened.shape)
     parts[0] = opened
     past, seen = module.history.start(parts), module.history.start(whole)
@@ -174,10 +175,11 @@ def _held(
 ) -> Tensor | None:
     """Return the output of a norm for contributions, without its bias, with the statistics that it had in the pass.
 
-    None, which lets its own output stand, for the states of the pass, of which weights are made.
+    Return None, which keeps the norm's output, for the states of the pass, from which weights are computed.
     """
     (x,) = inputs
-    # Only here: what a norm that the wiring does not call has read (MUDD's queries, keys and values) has other axes.
+    # Checked only here: the input of a norm that the wiring does not call (MUDD's queries, keys and values) has other
+    # axes.
     states = chosen(recorded)
     if x.dim() == states.dim():
         return None
@@ -192,7 +194,7 @@ def _held(
 
 
 Loss = Callable[[Seq2Seq, Batch], tuple[Tensor, Tensor]]
-"""(model, batch) -> the objective of training, and the sum of -log p(gold) in nats, both of shape []
+"""(model, batch) -> the training objective and the sum of -log p(gold) in nats, both of shape []
 (ziggurat.train.objective.probe_loss)."""
 
 _BACKWARD = ("gradient_norm", "beta_ln", "beta_rc", "beta", "r")
@@ -209,18 +211,18 @@ MEASURES = (
     *_SIMILARITIES,
     "attention_entropy",
 )
-"""Names of the measures, in the order in which `measure` returns them."""
+"""MEASURES lists the names of the measures, in the order in which `measure` returns them."""
 
 
 def measure(model: Seq2Seq, batch: Batch, loss: Loss, which: Collection[str] = MEASURES) -> dict[str, Any]:
     """Return measures of `model` on `batch`: name -> number, list over layers (bottom first), or lists by place.
 
-    The model stays in its mode: in evaluation mode, without dropout, the same model and batch give the same figures.
-    The model and its gradients do not change. A measure that has no meaning for this model is absent; a single figure
-    without meaning is NaN.
+    The model keeps its mode: in evaluation mode, without dropout, the same model and batch give the same figures. The
+    model and its gradients do not change. A measure that is undefined for this model is absent; a single undefined
+    figure is NaN.
 
     Args:
-        model: the model; meanwhile its layers run uncompiled and without recomputation.
+        model: the model; its layers run uncompiled and without recomputation.
         batch: the batch, on any device.
         loss: see Loss.
         which: names from MEASURES.
@@ -251,7 +253,7 @@ def _measured(model: Seq2Seq, batch: Batch, loss: Loss, which: Collection[str]) 
         values |= encoder_similarities(trace, batch.source_mask)
     if "attention_entropy" in which:
         values["attention_entropy"] = mean_entropies(seen, masks)
-    # (3) Backward, while the graph is there; then free it, since the passes below need the memory.
+    # (3) Backward, while the graph exists; then free it, since the passes below need the memory.
     if backward:
         values |= backward_measures(model, trace, objective, which)
     states = {stack: [None if y is None else y.detach() for y in row] for stack, row in trace.outputs.items()}
@@ -269,10 +271,10 @@ def _measured(model: Seq2Seq, batch: Batch, loss: Loss, which: Collection[str]) 
 def mean_gradient_norm(
     model: Seq2Seq, batches: Sequence[Batch], loss: Loss, first: Mapping[str, float | list[float]]
 ) -> dict[str, float | list[float]]:
-    """Return the mean of `gradient_norm` over batches: of `first`, measured already, and of each of `batches`.
+    """Return the mean of `gradient_norm` over batches: `first`, already measured, and each of `batches`.
 
-    The norms are averaged, not the gradients (Zhang, Titov and Sennrich 2019, figure 4). A norm that is not finite on
-    one batch is not finite in the mean.
+    The norms are averaged, not the gradients (Zhang, Titov and Sennrich 2019, figure 4). If one norm is not finite,
+    neither is the mean.
     """
     found = [first, *(measure(model, batch, loss, ("gradient_norm",))["gradient_norm"] for batch in batches)]
 

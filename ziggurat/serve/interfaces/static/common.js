@@ -1,22 +1,22 @@
-// What the parts of the page share: elements, what is remembered, requests.
+// Shared by the parts of the page: elements, stored preferences, requests.
 //
-// Text of users and of the server becomes part of the page as text only (textContent), never as markup.
+// Text from users and from the server enters the page only as text (textContent), never as markup.
 
 export const $ = (id) => document.getElementById(id);
 
-/** What the server offers, as GET v1/settings says it. */
+/** The server's features, as returned by GET v1/settings. */
 export const settings = { languages: [], pairs: [], limits: {}, files: [] };
 
 export const named = (code) => settings.languages.find((language) => language.code === code)?.name ?? code;
 
-/** Return a new element with these properties and what it contains. */
+/** Return a new element with these properties and children. */
 export function make(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
   return element;
 }
 
-/** Return a button; `label`: what it does, where its text alone does not say it. */
+/** Return a button; `label` describes its action if the text alone does not. */
 export function button(text, onclick, label = "") {
   const element = make("button", { type: "button", textContent: text, title: label, onclick });
   if (label) element.setAttribute("aria-label", label);
@@ -24,14 +24,14 @@ export function button(text, onclick, label = "") {
 }
 
 let announcing;
-/** Let screen readers say a text, even if it is the one that they said last. */
+/** Let screen readers announce a text, even if it repeats the last announcement. */
 export function announce(text) {
   clearTimeout(announcing);
   $("announcement").textContent = "";
   announcing = setTimeout(() => ($("announcement").textContent = text), 50);
 }
 
-/** Return what a storage has under a name, or null where the browser forbids it. */
+/** Return the value that a storage has under a name, or null if the browser forbids access. */
 export function stored(storage, name) {
   try {
     return window[storage].getItem(name);
@@ -44,16 +44,16 @@ export function store(storage, name, value) {
   try {
     window[storage].setItem(name, value);
   } catch {
-    // Forbidden by the browser, or full: the page works without.
+    // Forbidden by the browser, or full: the page works without it.
   }
 }
 
-/** What this browser remembers: languages, ticks, and terms if that was asked for. */
+/** Preferences stored in this browser: languages, checkboxes, and terms if requested. */
 export let preferences = {};
 try {
   preferences = { ...JSON.parse(stored("localStorage", "ziggurat")) };
 } catch {
-  // Not ours: it is replaced.
+  // Not written by this page, so it is replaced.
 }
 
 export function remember(changes) {
@@ -61,7 +61,7 @@ export function remember(changes) {
   store("localStorage", "ziggurat", JSON.stringify(preferences));
 }
 
-/** What went wrong, in words; `wait`: seconds after which another try may succeed, where one may. */
+/** An error message for the user; `wait`: seconds after which another attempt may succeed, or 0. */
 export class Problem extends Error {
   constructor(message, { status = 0, wait = 0 } = {}) {
     super(message);
@@ -69,7 +69,7 @@ export class Problem extends Error {
   }
 }
 
-/** Return the server's answer to a request. Raises Problem, or AbortError where `signal` called it off. */
+/** Return the server's response to a request. Throws Problem, or AbortError if `signal` cancelled it. */
 export async function ask(path, { method, json, body, signal } = {}) {
   const headers = json ? { "Content-Type": "application/json" } : {};
   if ($("key").value) headers.Authorization = `Bearer ${$("key").value}`;
@@ -97,7 +97,7 @@ export async function ask(path, { method, json, body, signal } = {}) {
 }
 
 let counting;
-/** Show a problem; with `again`, a button for it, and where waiting helps a countdown to it. */
+/** Show a problem, with a button that calls `again` if given, and a countdown to it if waiting helps. */
 export function complain(problem, again) {
   if (!(problem instanceof Problem)) throw problem;
   calm();
@@ -106,7 +106,7 @@ export function complain(problem, again) {
   $("again").onclick = () => (calm(), again());
   let left = problem.wait;
   const count = () => ($("countdown").textContent = left ? `in ${left} s` : "");
-  $("complaint").textContent = problem.message + (left ? " It will be tried again" : "");
+  $("complaint").textContent = problem.message + (left ? " Trying again" : "");
   count();
   if (!left) return;
   counting = setInterval(() => {

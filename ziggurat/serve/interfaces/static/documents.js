@@ -1,9 +1,9 @@
-// Documents: each is sent, looked at while it is translated, and saved.
+// Documents: each is sent, watched while it is translated, and saved.
 
 import { $, Problem, announce, ask, button, make, named, settings } from "./common.js";
 import { glossary } from "./glossary.js";
 
-const POLL = 700; // milliseconds between two looks at a document
+const POLL = 700; // milliseconds between two status requests for a document
 
 const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
@@ -12,7 +12,7 @@ function sizeOf(bytes) {
   return `${(bytes / unit).toLocaleString("en", { maximumFractionDigits: 1 })} ${name}`;
 }
 
-/** Raise Problem for a file that the server would not take. */
+/** Throw Problem for a file that the server would not accept. */
 function refuse(file) {
   const [kinds, most] = [settings.files, settings.limits.file_bytes];
   const known = kinds.some((end) => file.name.toLowerCase().endsWith(end));
@@ -20,31 +20,31 @@ function refuse(file) {
   if (file.size > most) throw new Problem(`The file is larger than ${sizeOf(most)}.`);
 }
 
-/** Translate a file into the language that is chosen now, and offer what comes of it. */
+/** Translate a file into the currently selected language, and offer the result. */
 async function translateFile(file) {
   const status = make("span", { className: "soft" });
   const bar = make("progress");
   bar.setAttribute("aria-label", `Progress of ${file.name}`);
   const called = new AbortController();
-  let path = null; // of the document on the server
+  let path = null; // path of the document on the server
   const forget = button("Cancel", () => {
     called.abort();
     row.remove();
     $("files").focus();
-    if (path) ask(path, { method: "DELETE" }).catch(() => {}); // the server forgets it in time
+    if (path) ask(path, { method: "DELETE" }).catch(() => {}); // the server deletes it later anyway
   });
   const actions = make("span", { className: "actions" }, forget);
   const row = make("li", {}, make("span", { className: "name", textContent: file.name }), bar, status, actions);
   $("uploads").append(row);
 
-  /** Ask until there is an answer: a server that is full, or away for a while, is waited for. */
+  /** Repeat a request until it is answered, waiting while the server is full or unreachable. */
   const patiently = async (where, options) => {
     for (;;) {
       try {
         return await (await ask(where, { ...options, signal: called.signal })).json();
       } catch (error) {
         if (!error.wait) throw error;
-        status.textContent = `${error.message} It will be tried again in ${error.wait} s.`;
+        status.textContent = `${error.message} Trying again in ${error.wait} s.`;
         await pause(1000 * error.wait);
         called.signal.throwIfAborted();
       }
@@ -84,14 +84,14 @@ async function translateFile(file) {
   forget.textContent = "Remove";
 }
 
-/** Save what was fetched: a plain link could not send the API key. */
+/** Save a fetched file; a plain link could not send the API key. */
 function save(blob, name) {
   const link = make("a", { href: URL.createObjectURL(blob), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
-/** Take files that are chosen or dropped, where the server translates any. */
+/** Accept chosen or dropped files, if the server translates documents. */
 export function startDocuments() {
   if (!settings.files.length) return;
   const take = (files) => Array.from(files).forEach(translateFile);
@@ -102,7 +102,7 @@ export function startDocuments() {
   $("kinds").textContent = settings.files.join(", ");
   $("most").textContent = sizeOf(settings.limits.file_bytes);
   document.addEventListener("dragover", (event) => {
-    if (!event.dataTransfer.types.includes("Files")) return; // text that is dragged goes where it is dropped
+    if (!event.dataTransfer.types.includes("Files")) return; // dragged text is handled by the element it is dropped on
     event.preventDefault();
     dropping(true);
   });

@@ -1,10 +1,10 @@
-// The glossary box: how terms are to be translated.
+// The glossary box: required translations of terms.
 
 import { $, button, make, preferences, remember } from "./common.js";
 
-let weighed = true; // whether the models of these languages can leave out a term that does not fit
+let weighed = true; // whether the models for these languages can leave out a term that does not fit
 
-/** Return the complete terms; `wishes`: each as it was wished for, even where these models put terms always. */
+/** Return the complete terms; `wishes`: with the modes the user chose, even if these models always use terms. */
 export function glossary({ wishes = false } = {}) {
   const terms = Array.from($("terms").children, ({ fields: { term, wanted, mode }, wish }) => (
     { source: term.value.trim(), target: wanted.value.trim(), mode: wishes ? wish : mode.value }));
@@ -15,7 +15,7 @@ function keep() {
   remember({ keep: $("keep").checked, glossary: $("keep").checked ? glossary({ wishes: true }) : undefined });
 }
 
-/** Offer what the models of the chosen languages can do with a term: use it where it fits, or always alone. */
+/** Offer the modes that the models for the chosen languages support: "if it fits" and "always", or only "always". */
 export function offerModes(fits) {
   weighed = fits;
   for (const { fields: { mode }, wish } of $("terms").children) {
@@ -44,7 +44,7 @@ function add(given = {}, changed) {
   return fields;
 }
 
-/** Say of each term how often the last translation used it. */
+/** Show next to each term how often the last translation used it. */
 export function showUse(used = []) {
   for (const { fields, use } of $("terms").children) {
     const found = used.find((each) => each.source === fields.term.value.trim());
@@ -55,13 +55,13 @@ export function showUse(used = []) {
   }
 }
 
-/** Let terms lead the other way. */
+/** Swap the two sides of all terms. */
 export function swapTerms() {
   for (const { fields: { term, wanted } } of $("terms").children) [term.value, wanted.value] = [wanted.value, term.value];
   keep();
 }
 
-/** Show the terms that are remembered; `changed` is called when they change. */
+/** Show the stored terms; `changed` is called when they change. */
 export function startGlossary(changed) {
   const save = () => (keep(), changed());
   $("keep").checked = preferences.keep === true;

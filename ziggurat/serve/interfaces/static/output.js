@@ -1,6 +1,6 @@
-// The translation as it is shown: its words, what each corresponds to, and what else could stand in its place.
+// The translation on the page: its words, their counterparts, and their alternatives.
 //
-// Offsets of the server count code points, those here UTF-16 units, as JavaScript's strings do.
+// The server's offsets count code points; those here count UTF-16 units, like JavaScript's strings.
 
 import { $, Problem, announce, ask, button, calm, complain, make, settings } from "./common.js";
 import { glossary, showUse } from "./glossary.js";
@@ -10,16 +10,16 @@ const UNSURE = Math.log(0.3); // log probability of a token
 const [source, target] = [$("source"), $("target")];
 
 let given = ""; // the text that was translated
-let sentences = []; // {gap, text, source, links, tokens}: `gap` stands before; ends are [begin, end], of targets in `text`
-let tail = ""; // what follows the last sentence
-let words = []; // of the translation: {element, sentence, begin, end}
+let sentences = []; // {gap, text, source, links, tokens}: `gap` precedes it; ranges are [begin, end], for targets in `text`
+let tail = ""; // text after the last sentence
+let words = []; // words of the translation: {element, sentence, begin, end}
 let sourceWords = []; // {element, begin, end}
 
 export const translation = () => sentences.map(({ gap, text }) => gap + text).join("") + tail;
 
 // Requests
 
-let running = null; // AbortController of what is under way
+let running = null; // AbortController of the current request
 
 export function callOff() {
   running?.abort();
@@ -27,7 +27,7 @@ export function callOff() {
   target.setAttribute("aria-busy", false);
 }
 
-/** Do some work in the place of what is under way, and show that it goes on; `again` is offered where it fails. */
+/** Replace the current work by `work` and show progress; `again` is offered if it fails. */
 export async function instead(work, again) {
   callOff();
   calm();
@@ -43,9 +43,9 @@ export async function instead(work, again) {
   }
 }
 
-const unaligned = new Set(); // pairs of languages whose models tell no alignment
+const unaligned = new Set(); // language pairs whose models give no alignment
 
-/** Return the translation of a text, or of a part of it, as the server gives it. */
+/** Return the server's translation of a text, or of a part of it. */
 export async function request(fields, signal) {
   const asked = { source: source.lang, target: target.lang, scores: $("unsure").checked, ...fields };
   if (glossary().length) asked.glossary = glossary();
@@ -59,20 +59,20 @@ export async function request(fields, signal) {
   } catch (error) {
     if (error.status !== 400) throw error;
   }
-  // An exported model refuses alignments; alternatives have the server tell sentences all the same.
+  // An exported model refuses alignments; requesting alternatives makes the server return sentences anyway.
   const found = await post({ alternatives: asked.alternatives ?? Math.min(1, settings.limits.alternatives) });
   unaligned.add(pair);
   return found;
 }
 
-/** Return a function from ends in code points of `text` to ends in UTF-16 units, less `first` of these. */
+/** Return a function that converts offsets in code points of `text` to UTF-16 units, minus `first`. */
 function units(text) {
   const at = [0];
   for (const point of text) at.push(at.at(-1) + point.length);
   return (ends, first = 0) => ends.map((offset) => at[offset] - first);
 }
 
-/** Return the sentences of the translation of `text`, which begins at `begin` of all, and what follows them. */
+/** Return the sentences of the translation of `text`, which starts at `begin` of the source, and the text after them. */
 function read(text, found, begin = 0) {
   const [inSource, inTarget] = [units(text), units(found.text)];
   let end = 0;
@@ -99,18 +99,18 @@ export function show(text, found) {
 
 // Words
 
-/** Return the words of a text and what is between them: {segment, index, isWordLike}. */
+/** Return the words of a text and the parts between them: {segment, index, isWordLike}. */
 function split(text, language) {
   let segmenter;
   try {
     segmenter = new Intl.Segmenter(language || undefined, { granularity: "word" });
   } catch {
-    segmenter = new Intl.Segmenter(undefined, { granularity: "word" }); // no code that browsers know
+    segmenter = new Intl.Segmenter(undefined, { granularity: "word" }); // a code that browsers do not know
   }
   return Array.from(segmenter.segment(text));
 }
 
-/** Return a text in pieces to show, its words as elements, which are noted in `noted` with `more`. */
+/** Return a text in pieces for display, with words as elements, which are added to `noted` with `more`. */
 function pieces(text, language, noted, more = {}) {
   return split(text, language).map(({ segment, index, isWordLike }) => {
     if (!isWordLike) return segment;
@@ -122,7 +122,7 @@ function pieces(text, language, noted, more = {}) {
 
 const overlap = (word, [begin, end]) => word.begin < end && begin < word.end;
 
-/** Show the translation with its words, and those of the source in the mirror. */
+/** Show the words of the translation, and those of the source in the mirror. */
 function draw() {
   const more = settings.limits.alternatives > 0;
   [words, sourceWords] = [[], []];
@@ -147,7 +147,7 @@ function draw() {
   if (source.value === given) $("mirror").replaceChildren(...mirrored, "\u200b");
 }
 
-/** Make a word the one that Tab reaches. Only that one is a button: the others are read out as text. */
+/** Make Tab reach this word. Only this one is a button; screen readers read the others as text. */
 function reach(word) {
   const marks = { tabindex: "0", role: "button", "aria-haspopup": "menu", "aria-description": "Arrow keys lead to other words" };
   const before = target.querySelector(".word[role]");
@@ -158,7 +158,7 @@ function reach(word) {
 
 const touches = (word, link) => (word.sentence ? word.sentence === link.sentence && overlap(word, link.target) : overlap(word, link.source));
 
-/** Highlight what a word, of either side, corresponds to; nothing where the element is none. */
+/** Highlight the counterpart of a word on either side; nothing if the element is not a word. */
 function light(element) {
   const all = [...sourceWords, ...words];
   const word = all.find((each) => each.element === element);
@@ -168,9 +168,9 @@ function light(element) {
 
 // Other words and sentences
 
-let choosing = null; // AbortController of the request for what is offered
+let choosing = null; // AbortController of the request for the menu's choices
 
-/** Open a menu at an element; `find` returns choices as [what to do, content of the menu's line...]. */
+/** Open a menu at an element; `find` returns choices as [action, content of the menu item...]. */
 async function offer(element, title, nothing, find) {
   choosing?.abort();
   const mine = (choosing = new AbortController());
@@ -201,29 +201,29 @@ async function offer(element, title, nothing, find) {
   $("menu").firstChild?.focus();
 }
 
-/** Put the menu below an element, or above where there is no room. */
+/** Put the menu below an element, or above it if there is no room. */
 function place(element) {
   const [box, at] = [$("choices").getBoundingClientRect(), element.getBoundingClientRect()];
   const left = Math.max(8, Math.min(at.left, document.documentElement.clientWidth - box.width - 8));
-  const narrow = matchMedia("(max-width: 45rem)").matches; // there the menu is as wide as the translation, which it must not cover
+  const narrow = matchMedia("(max-width: 45rem)").matches; // then the menu is as wide as the translation, which it must not cover
   const edge = narrow ? target.closest(".pane").getBoundingClientRect().bottom : at.bottom;
   const below = narrow || edge + 4 + box.height < window.innerHeight || at.top < box.height + 4;
   $("choices").style.left = `${left + window.scrollX}px`;
   $("choices").style.top = `${(below ? edge + 4 : at.top - 4 - box.height) + window.scrollY}px`;
 }
 
-/** Return the translations of a sentence, the best first. */
+/** Return the translations of a sentence, best first. */
 async function several(sentence, fields, signal) {
   const asked = { text: given.slice(...sentence.source), alternatives: settings.limits.alternatives, ...fields };
   const found = await request(asked, signal);
   return [found.text, ...(found.alternatives ?? [])].map((text) => text.trim());
 }
 
-/** Return the fields for a translation that begins so: the page cuts after whole words only. */
+/** Return the fields for a translation that starts with a prefix, which on this page always ends with a whole word. */
 const begun = (prefix) => (prefix ? { prefix, complete: true } : {});
 
 function offerSentences(element, sentence) {
-  offer(element, "Other translations", "There is no other.", async (signal) => {
+  offer(element, "Other translations", "There are no other translations.", async (signal) => {
     const others = new Set(await several(sentence, {}, signal));
     others.delete(sentence.text);
     return Array.from(others, (text) => [() => take(sentence, text, text), text]);
@@ -234,11 +234,11 @@ function offerWords({ element, sentence, begin }) {
   const prefix = sentence.text.slice(0, begin).trimEnd();
   const present = element.textContent;
   offer(element, `Instead of “${present}”`, "No other word was found.", async (signal) => {
-    const next = new Map(); // the next word -> what follows it in the best translation that has it there
+    const next = new Map(); // the next word -> the rest of the best translation that continues with it
     for (const text of await several(sentence, { next_words: true, ...begun(prefix) }, signal)) {
       if (!text.startsWith(prefix)) continue;
       const parts = split(text, target.lang);
-      const first = parts.findIndex((part) => part.index === prefix.length); // none where the word before goes on
+      const first = parts.findIndex((part) => part.index === prefix.length); // -1 if the word before continues
       const word = first < 0 ? null : parts.slice(first).find((part) => part.isWordLike);
       if (!word || word.segment === present) continue;
       const [rest, end] = [text.slice(prefix.length), word.index + word.segment.length - prefix.length];
@@ -251,7 +251,7 @@ function offerWords({ element, sentence, begin }) {
   });
 }
 
-/** Put `text` in the place of a sentence, and then what the model makes of its beginning, `prefix`. */
+/** Replace a sentence by `text`, and then by the model's continuation of `prefix`. */
 function take(sentence, text, prefix) {
   const index = sentences.indexOf(sentence);
   const put = (found) => {
@@ -268,10 +268,10 @@ function take(sentence, text, prefix) {
     try {
       const found = await request({ text: asked, ...begun(prefix) }, signal);
       const [all] = read(asked, found, sentence.source[0]);
-      // A whole sentence that was chosen stays as it is; its links are welcome.
+      // A whole sentence that was chosen stays unchanged; only its links are used.
       if (all.length === 1 && (text !== prefix || all[0].text === text)) put(all[0]);
     } catch (error) {
-      if (error.status !== 400) throw error; // through a third language nothing begins with a prefix: the choice stays
+      if (error.status !== 400) throw error; // no prefixes through a third language: the choice stays
     }
     announce("Changed.");
   }, () => take(sentences[index], text, prefix));
@@ -279,7 +279,7 @@ function take(sentence, text, prefix) {
 
 // Keys and pointers
 
-/** From word to word by arrows, as they point; Enter and the space bar are a click. */
+/** Move from word to word with the arrow keys, in their direction; Enter and the space bar act as a click. */
 function keysOfWords(event) {
   const index = words.findIndex((word) => word.element === event.target);
   if (index < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -315,7 +315,7 @@ export function startOutput() {
     const word = words.find((each) => each.element === event.target);
     if (!word || !target.classList.contains("choosable") || !getSelection().isCollapsed) return;
     reach(word);
-    word.element.focus(); // where the menu gives the focus back to
+    word.element.focus(); // the menu returns the focus here
     offerWords(word);
   });
   $("choices").addEventListener("keydown", keysOfMenu);

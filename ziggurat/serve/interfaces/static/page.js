@@ -15,7 +15,7 @@ const [source, target, from, to] = [$("source"), $("target"), $("from"), $("to")
 let detected = null; // the language that was detected, if `from` is "auto"
 let guessed = false; // whether its confidence was 0
 
-const spoken = () => (from.value === "auto" ? detected : from.value); // null: not known yet
+const spoken = () => (from.value === "auto" ? detected : from.value); // null: unknown yet
 
 function targetsOf(code) {
   const all = settings.languages.filter((language) => code === "auto" || language.code === code);
@@ -24,7 +24,7 @@ function targetsOf(code) {
 
 const options = (codes) => codes.map((code) => new Option(named(code), code)).sort((a, b) => a.text.localeCompare(b.text));
 
-/** Offer the languages into which the source can be translated; keep the one that is wanted, if it can be. */
+/** Offer the languages that the source can be translated into; keep `wanted` if it is one of them. */
 function offerTargets(wanted = to.value) {
   const codes = targetsOf(from.value);
   to.replaceChildren(...options(codes));
@@ -32,7 +32,7 @@ function offerTargets(wanted = to.value) {
   mark();
 }
 
-/** Tell the browser the language and the direction of each side, and whether the sides can be swapped. */
+/** Set the language and the direction of each side, and whether the sides can be swapped. */
 function mark() {
   for (const [element, code] of [[source, spoken()], [$("mirror"), spoken()], [target, to.value]]) {
     element.lang = code ?? "";
@@ -67,10 +67,10 @@ function swap() {
 
 let timer;
 
-/** Count what was typed, and translate it after a pause. */
+/** Count the characters typed, and translate the text after a pause. */
 function typed() {
   const [count, most] = [Array.from(source.value).length, settings.limits.characters];
-  $("mirror").textContent = `${source.value}\u200b`; // so that a last empty line has room
+  $("mirror").textContent = `${source.value}\u200b`; // so that an empty last line has room
   $("counter").textContent = `${count.toLocaleString("en")} / ${(most ?? 0).toLocaleString("en")}`;
   $("counter").classList.toggle("over", count > most);
   source.setAttribute("aria-invalid", count > most);
@@ -81,12 +81,12 @@ function typed() {
   timer = setTimeout(translate, source.value.trim() ? PAUSE : 0);
 }
 
-/** Translate what was typed; what is under way is called off. */
+/** Translate the text; cancel any running request. */
 function translate() {
   clearTimeout(timer);
   callOff();
   calm();
-  if (!to.value) return; // there are no settings yet
+  if (!to.value) return; // no settings yet
   const text = source.value;
   const over = Array.from(text).length - settings.limits.characters;
   if (!text.trim()) {
@@ -97,7 +97,7 @@ function translate() {
   } else if (over > 0) {
     complain(new Problem(`The text is ${over.toLocaleString("en")} character${over === 1 ? "" : "s"} too long.`));
   } else if (settings.key_required && !$("key").value) {
-    complain(new Problem("This server asks for an API key: enter it above."));
+    complain(new Problem("This server requires an API key: enter it above."));
   } else {
     instead(async (signal) => {
       const found = await request({ text, source: from.value }, signal);
@@ -105,7 +105,7 @@ function translate() {
       mark();
       show(text, found);
       $("note").hidden = found.source !== to.value;
-      $("note").textContent = `The text is in ${named(to.value)} already.`;
+      $("note").textContent = `The text is already in ${named(to.value)}.`;
       announce(`Translated into ${named(to.value)}.`);
     }, translate);
   }
@@ -119,7 +119,7 @@ async function copy(text, pressed) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Not allowed: at addresses without TLS, other than this machine's, browsers have the old way only.
+    // Not allowed: without TLS, except on this machine, browsers only support the old way.
     const field = document.body.appendChild(make("textarea", { value: text }));
     field.select();
     document.execCommand("copy");
@@ -131,7 +131,7 @@ async function copy(text, pressed) {
   setTimeout(() => (pressed.textContent = before), 1500);
 }
 
-/** Return an address with the text, in the part that browsers send to no server. */
+/** Return an address with the text, in the part that browsers never send to a server. */
 function address() {
   const fields = new URLSearchParams({ source: from.value, target: to.value, text: source.value });
   return `${location.origin}${location.pathname}#${fields}`;
@@ -178,7 +178,7 @@ async function start() {
   from.replaceChildren(...options(settings.languages.map(({ code }) => code).filter((code) => targetsOf(code).length)));
   if (settings.detection) from.prepend(new Option("Detect language", "auto"));
   const linked = new URLSearchParams(location.hash.slice(1));
-  if (linked.has("text")) history.replaceState(null, "", location.pathname); // so that the text stays in no address
+  if (linked.has("text")) history.replaceState(null, "", location.pathname); // so that the text does not stay in the address
   from.value = linked.get("source") ?? preferences.from ?? "";
   if (from.selectedIndex < 0) from.selectedIndex = 0;
   offerTargets(linked.get("target") ?? preferences.to ?? navigator.language.split("-")[0]);

@@ -1,1 +1,1 @@
-"""Documents: files of known kinds, whose text is translated and whose other bytes stay as they are."""
+"""Documents: files of known kinds whose text is translated and whose other bytes are preserved."""

@@ -1,4 +1,4 @@
-"""XLIFF 1.2 and 2, and TMX: files of pairs, whose missing targets are filled in. Targets that are there stay."""
+"""XLIFF 1.2 and 2, and TMX: files of pairs in which missing targets are filled in and existing ones are kept."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _XLIFF = MarkupRules(
     xml=True,
 )
 _TMX = MarkupRules(inline=frozenset(("hi", "pair")), points=frozenset(("ph", "it", "ut")), xml=True)
-# Native codes that belong together: their pairs are elements, whose tags are these codes.
+# Native codes that belong together: each pair becomes an element, with these codes as its tags.
 _BEGINS, _ENDS = frozenset(("bpt", "bx", "sc")), frozenset(("ept", "ex", "ec"))
 # "The item is new", "needs to be translated" (XLIFF 1.2) and "in its initial state" (2.1): tools put a copy of the
-# source there. All others, such as `needs-review-translation`, are of targets that somebody has worked on.
+# source there. All other states, such as `needs-review-translation`, mean that someone has worked on the target.
 _UNTRANSLATED_STATES = frozenset(("new", "needs-translation", "initial"))
 _REVIEW = ' state="needs-review-translation" state-qualifier="leveraged-mt"'
 _STATES = regex.compile(r"""\s+(?:state|state-qualifier|subState)\s*+=\s*+(?:"[^"]*+"|'[^']*+')""")
-# What a unit of 1.2, or of Phrase's, says of its target: that a person has approved it.
+# How a unit in XLIFF 1.2, or in Phrase's, records that a person has approved its target.
 _APPROVED = regex.compile(r"""(\s(?:approved|m:confirmed)\s*+=\s*+["'])(yes|1)(?=["'])""")
 _UNITS = frozenset(("trans-unit", "segment", "unit", "group", "file", "tu"))
 
 
 def _children(tokens: Sequence[Token], ends: dict[int, int], place: int) -> dict[str, int]:
-    """Return the places of the elements directly in one, by name, the first of each name."""
+    """Return the indices of an element's direct children by name, the first of each name."""
     found: dict[str, int] = {}
     at, end = place + 1, ends.get(place, place)
     while at < end:
@@ -51,16 +51,16 @@ def _children(tokens: Sequence[Token], ends: dict[int, int], place: int) -> dict
 
 
 def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating XLIFF 1.2 or 2: units without a target, or with an untranslated one, get one.
+    """Return the work of translating XLIFF 1.2 or 2: units whose target is missing or untranslated get one.
 
     A target is untranslated if it is empty, if its state is `new` or `needs-translation` (1.2), or if its segment's
-    state is given as `initial` (2). New targets of 1.2 are marked as made by a machine and to be reviewed, and a unit
-    that says that it is approved says no more so; a segment of 2 with a state gets `translated`, which `reviewed`
-    follows. Of elements with `translate` the innermost decides: a locked group may have open units. A source in
-    segments (`seg-source`) gets a target with the same segments, those without one. Source that is HTML is read as
-    HTML. A target that is longer than its unit allows is told.
+    state is given as `initial` (2). New targets in 1.2 are marked as machine-made and to be reviewed, and their units
+    lose any mark of approval; a segment in 2 with a state gets `translated`, which precedes `reviewed`. Of nested
+    elements with `translate` the innermost decides: a locked group may contain open units. A segmented source
+    (`seg-source`) gets a target with the same segments, if that lacks any. Source that is HTML is read as HTML. Targets
+    longer than their unit allows are reported.
 
-    Raises DataError: not XLIFF, or of other languages than those of `settings`.
+    Raises DataError if it is not XLIFF, or if its languages differ from those of `settings`.
     """
     xml = read_xml(content, name)
     root = next((token for token in xml.tokens if token.kind in ("open", "empty")), None)
@@ -71,12 +71,12 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
     ends, most = xml_ends(xml.tokens), _limits(xml.tokens)
 
     def filled(place: int) -> tuple[int, int, Template] | None:
-        """Return from where to where a unit is replaced (or its target put in), and by what."""
+        """Return the range in which a unit is replaced (or its target inserted), and the replacement."""
         within = _children(xml.tokens, ends, place)
         source, target = within.get("source"), within.get("target")
         if source is None or source not in ends:
             return None
-        cut = within.get("seg-source", source)  # the source in segments, where a tool has cut it
+        cut = within.get("seg-source", source)  # the segmented source, if a tool has split it
         cut = cut if cut in ends else source
         segment = xml.tokens[place]
         state = (segment if second or target is None else xml.tokens[target]).attributes.get("state")
@@ -107,7 +107,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
     notices = TextNotices()
 
     def measured(place: int, text: str) -> str:
-        """Return a target's content, which is told where it is longer than its unit allows."""
+        """Return a target's content; it is reported if longer than its unit allows."""
         if len(unescape(_ANY_TAG.sub("", _CDATA.sub("", text)))) > most[place]:
             notices.add("too_long", f"unit {printable(xml.tokens[place].attributes.get('id', '?'), 40)}")
         return text
@@ -124,13 +124,13 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
 
 
 def _tell_flows(tokens: Sequence[Token], ends: dict[int, int], source: int, unit: str, notices: TextNotices) -> None:
-    """Count a source with text inside of its native codes (`sub`), which stays."""
+    """Count a source with text inside its native codes (`sub`), which stays untranslated."""
     if any(tokens[at].name == "sub" and _has_text(tokens, ends, at) for at in range(source, ends[source])):
         notices.add("not_read", unit)
 
 
 def _limits(tokens: Sequence[Token]) -> dict[int, int]:
-    """Return the most characters of the target of each unit (1.2) or segment (2) that has a limit."""
+    """Return the maximum length in characters of the target of each unit (1.2) or segment (2) that has a limit."""
     most: dict[int, int] = {}
     of_unit: int | None = None
     for place, token in enumerate(tokens):
@@ -145,7 +145,7 @@ def _limits(tokens: Sequence[Token]) -> dict[int, int]:
 
 
 def _segments(tokens: Sequence[Token], ends: dict[int, int], place: int) -> dict[str, str]:
-    """Return what is in each segment (`mrk`) of a source or target of 1.2 that has text, by its id."""
+    """Return the content of each segment (`mrk`) with text in a source or target of 1.2, by its id."""
     found: dict[str, str] = {}
     for at in range(place + 1, ends.get(place, place)):
         if _is_segment(tokens[at]) and at in ends and _has_text(tokens, ends, at):
@@ -158,9 +158,9 @@ def _is_segment(token: Token) -> bool:
 
 
 def _with_segments(tokens: Sequence[Token], ends: dict[int, int], place: int, said: dict[str, str]) -> list[Token]:
-    """Return the tokens in a source, with the marks of its segments dividing it; those in `said` have a target.
+    """Return the tokens of a source, with the marks of its segments as dividers; those in `said` have a target.
 
-    What Trados marks as deleted is left out.
+    Text that Trados marks as deleted is left out.
     """
     taken: list[Token] = []
     closing: set[int] = set()
@@ -182,7 +182,7 @@ def _with_segments(tokens: Sequence[Token], ends: dict[int, int], place: int, sa
 
 
 CDATA = "<![CDATA["
-"""CDATA begins text of XML in which tags and entities are characters."""
+"""CDATA starts a stretch of XML in which tags and entities are plain characters."""
 _ANY_TAG = regex.compile(r"<[^<>]*+>")
 _CDATA = regex.compile(r"<!\[CDATA\[|\]\]>")
 
@@ -193,7 +193,7 @@ def _target_template(tokens: Sequence[Token]) -> Template:
     own = [part.kind == "text" and not inside for part, inside in zip(parts, _inside_codes(parts), strict=True)]
     if not are_html([part for part, is_own in zip(parts, own, strict=True) if is_own]):
         return markup_template(parts, _XLIFF)
-    if len(tokens) == 1:  # one text
+    if len(tokens) == 1:  # a single text
         return html_in_xml(tokens[0], _html)
     divided, escape = with_html(parts, own)
     template = markup_template(divided, replace(_XLIFF, escape=escape))
@@ -206,12 +206,12 @@ def _html(text: str) -> Template:
 
 
 def are_html(texts: Sequence[Token]) -> bool:
-    """Return whether texts beside tags of XML are HTML, as messages are."""
-    return is_html("<>".join(token.text for token in texts))  # no tag goes over a tag
+    """Return whether texts between XML tags are HTML, by the same test as for messages."""
+    return is_html("<>".join(token.text for token in texts))  # no HTML tag spans an XML tag
 
 
 def html_in_xml(text: Token, read: Callable[[str], Template]) -> Template:
-    """Return the template of a text of XML, escaped or CDATA, that `read` makes a template of HTML."""
+    """Return the template of a text in XML, escaped or CDATA; `read` makes a template from its HTML."""
     is_cdata = text.raw.startswith(CDATA) and text.raw.find("]]>") == len(text.raw) - 3
     spell = _cdata if is_cdata else Spelling(text.raw, xml=True).of
     template = read(text.text)
@@ -222,7 +222,7 @@ def html_in_xml(text: Token, read: Callable[[str], Template]) -> Template:
 
 
 def _inside_codes(tokens: Sequence[Token]) -> list[bool]:
-    """Return of each token whether it is in an element of a native code, whose text is no text."""
+    """Return, for each token, whether it is inside an element of a native code, whose content is not text."""
     inside, depth = [], 0
     for token in tokens:
         inside.append(depth > 0)
@@ -232,7 +232,7 @@ def _inside_codes(tokens: Sequence[Token]) -> list[bool]:
 
 
 def escaped(template: Template, spell: Callable[[str], str]) -> Template:
-    """Return a template of HTML that is text of XML."""
+    """Return a template of HTML, escaped as text in XML."""
     return [spell(part) if isinstance(part, str) else part for part in template]
 
 
@@ -241,7 +241,7 @@ def _cdata(text: str) -> str:
 
 
 class _Escaped:
-    """Paragraphs of HTML that are text of XML."""
+    """Paragraphs of HTML that is escaped as text in XML."""
 
     def __init__(self, form: Form, spell: Callable[[str], str]) -> None:
         self.form, self.spell = form, spell
@@ -252,9 +252,9 @@ class _Escaped:
 
 
 def with_html(parts: Sequence[Token], own: Sequence[bool]) -> tuple[list[Token], Callable[[str], str]]:
-    """Return tokens of XML with the HTML in the texts that are `own` as tokens, and what escapes such text before XML.
+    """Return XML tokens with the HTML in the texts that are `own` as tokens, and a function that escapes such text.
 
-    Tags of HTML become `pair`, `br`, `x`, or elements that divide.
+    HTML tags become `pair`, `br`, `x`, or dividing elements.
     """
     texts = [part for part, is_own in zip(parts, own, strict=True) if is_own]
     spell = Spelling("".join(text.raw for text in texts), xml=True).of
@@ -279,13 +279,13 @@ def _has_text(tokens: Sequence[Token], ends: dict[int, int], place: int) -> bool
 
 
 def _unit_tag(raw: str, *, has_state: bool) -> str:
-    """Return the tag of a unit or segment whose target a machine has written: approved by nobody, and translated."""
+    """Return the tag of a unit or segment with a machine-made target: translated, but not approved."""
     tag = _APPROVED.sub(lambda found: found[1] + {"yes": "no", "1": "0"}[found[2]], raw)
     return f'{_STATES.sub("", tag)[:-1]} state="translated">' if has_state else tag
 
 
 def _target_tag(source: Token, target: Token | None) -> str:
-    """Return a target's tag without its state and its `>`: the one that is there, or one made as the source's."""
+    """Return a target's tag without its state and its `>`: the existing one, or one modelled on the source's."""
     if target is None:
         tag = f"<{source.raw[1:].split('source')[0]}target"
     else:
@@ -295,7 +295,7 @@ def _target_tag(source: Token, target: Token | None) -> str:
 
 
 def _paired(tokens: Sequence[Token]) -> list[Token]:
-    """Return the tokens with every native code as one token, and pairs of them as the tags of an element."""
+    """Return the tokens with every native code as a single token, and pairs of them as the tags of an element."""
     taken: list[Token] = []
     place = 0
     while place < len(tokens):
@@ -313,7 +313,7 @@ def _paired(tokens: Sequence[Token]) -> list[Token]:
 
 
 def _protected(token: Token) -> Token:
-    """Return a token of XLIFF; a protected `mrk` says so in the way that HTML does."""
+    """Return a token of XLIFF; a protected `mrk` gets the attribute that HTML uses."""
     if token.name == "mrk" and token.attributes.get("mtype") == "protected":
         return token._replace(attributes={**token.attributes, "translate": "no"})
     return token
@@ -326,9 +326,9 @@ def _with_targets(
     settings: Settings,
     notices: TextNotices,
 ) -> Template:
-    """Return the template of a file: its tokens, one string each, with what `filled` says in its units."""
+    """Return the template of a file: its tokens, one string each, with the changes that `filled` makes to its units."""
     out: list[Template] = [[token.raw] for token in xml.tokens]
-    wanted = [True]  # of each open element, whether it is to be translated
+    wanted = [True]  # for each open element, whether it is to be translated
     for place, token in enumerate(xml.tokens):
         if token.kind == "close":
             wanted.pop()
@@ -348,7 +348,7 @@ def _with_targets(
 
 
 def _named(template: Template, xml: Xml, element: str, attribute: str, language: str) -> None:
-    """Give elements the attribute of the target language where they have none."""
+    """Add the attribute for the target language to elements that lack it."""
     raws = {t.raw for t in xml.tokens if t.name == element and t.kind == "open" and attribute not in t.attributes}
     for place, part in enumerate(template):
         if isinstance(part, str) and part in raws:
@@ -362,10 +362,10 @@ def _value(text: str) -> str:
 def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating TMX: units without a variant in the target language get one.
 
-    Raises DataError: the target language is not given, or it is not TMX.
+    Raises DataError if the target language is not given, or if it is not TMX.
     """
     if not settings.target:
-        raise DataError(f"{name}: the language of the translation is not known, but TMX has it in every unit")
+        raise DataError(f"{name}: the language of the translation is not known, but TMX states it in every unit")
     xml = read_xml(content, name)
     tokens, ends = xml.tokens, xml_ends(xml.tokens)
     header = next((token for token in tokens if token.name == "header"), None)
@@ -406,6 +406,6 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
 
 
 def _spoken(variants: dict[str, int], language: str) -> int | None:
-    """Return the variant in a language, or else in one of its regions or in the language of a region."""
+    """Return the variant in a language, or else in one of its regions or in the language without its region."""
     similar = (place for spoken, place in variants.items() if is_same(spoken, language))
     return variants.get(language.lower(), next(similar, None))

@@ -1,7 +1,7 @@
-"""Direction of writing of Office files, OpenDocument and EPUB: what it is in the markup of a translation.
+"""Writing direction in Office files, OpenDocument and EPUB: how the markup of a translation expresses it.
 
-A translation from a language that is written from the left into one that is written from the right, or the other way
-round, is turned: paragraphs, runs, columns of tables, alignment to the one side or the other.
+A translation from a left-to-right language into a right-to-left one, or vice versa, is mirrored: paragraphs, runs,
+columns of tables, alignment.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.tokens import Token, xml_ends
 
 Turn = Callable[[Sequence[Token], bool], str]
-"""Turn makes the text of a part from its tokens; the flag is whether the translation is written from the right."""
+"""Turn makes the text of a part from its tokens; the flag is True for a right-to-left translation."""
 
 
 def turned(settings: Settings) -> bool | None:
-    """Return whether a translation is written from the right; None where its direction is that of its source."""
+    """Return whether a translation is right-to-left; None if its direction is the same as its source's."""
     return is_right_to_left(settings.target) if turns((settings.source, settings.target)) else None
 
 
 def with_attribute(raw: str, name: str, value: str) -> str:
-    """Return a tag with an attribute of this value, in place of the one that it has or behind the others.
+    """Return a tag with an attribute of this value, replacing an existing one or appended to the others.
 
-    `name`: with the prefix that a new one gets; the one that the tag has may have any.
+    `name` includes the prefix for a new attribute; an existing one may have any prefix.
     """
     local = name.rpartition(":")[2]
     found = regex.search(rf"""(?<=\s)(?:[\w.-]++:)?{local}\s*+=\s*+(?:"([^"]*+)"|'([^']*+)')""", raw)
@@ -44,7 +44,8 @@ def with_attribute(raw: str, name: str, value: str) -> str:
 _FROM_RIGHT = regex.compile(r"[\p{Bidi_Class=R}\p{Bidi_Class=AL}]")
 _LETTER = regex.compile(r"\p{L}")
 _OF_WORD = frozenset(("w:bidi", "w:rtl", "w:bidiVisual", "w:rtlGutter"))
-# Elements with properties: what these are in, what is set there, and what stands behind that (ECMA-376, 17.3, 17.4).
+# Elements with properties: the properties' element, the flag to set in it, and what must follow the flag (ECMA-376,
+# 17.3, 17.4).
 _PROPERTIES = {
     "w:p": (
         "w:pPr",
@@ -61,8 +62,8 @@ _PROPERTIES = {
     ),
 }
 _TWINS = {"w:b": "w:bCs", "w:i": "w:iCs", "w:sz": "w:szCs"}
-"""_TWINS maps properties of letters to those that count instead for letters of scripts from the right."""
-# Slides and what is drawn
+"""_TWINS maps properties of letters to those that replace them for right-to-left scripts."""
+# Slides and drawings
 
 _OF_PARAGRAPHS = regex.compile(r"a:(?:pPr|defPPr|lvl\dpPr)")
 _STYLES = frozenset(("titleStyle", "bodyStyle", "otherStyle", "notesStyle", "defaultTextStyle"))
@@ -70,11 +71,11 @@ _SIDES = {"l": "r", "r": "l"}
 
 
 def office(tokens: Sequence[Token], to_right: bool) -> str:
-    """Return the text of a part of Word or PowerPoint, turned."""
+    """Return the text of a part of Word or PowerPoint, mirrored."""
     ends = xml_ends(tokens)
     raws = [_drawn(token, to_right) for token in tokens]
-    added = defaultdict[int, str](str)  # before tokens
-    styles_end = -1  # of the innermost styles of a master, which inherit nothing
+    added = defaultdict[int, str](str)  # text inserted before tokens
+    styles_end = -1  # end of the innermost styles of a master, which inherit nothing
     for place, token in enumerate(tokens):
         if token.name in _STYLES:
             styles_end = max(styles_end, ends.get(place, place))
@@ -94,7 +95,7 @@ def office(tokens: Sequence[Token], to_right: bool) -> str:
 
 
 def _next_tag(tokens: Sequence[Token], place: int) -> Token:
-    """Return the tag after a place, which may be the next but one: layout of the file stands between."""
+    """Return the tag after an index, skipping the file's layout in between."""
     return next((token for token in tokens[place + 1 : place + 3] if token.kind != "text"), tokens[place])
 
 
@@ -104,7 +105,7 @@ def _prefix(token: Token) -> str:
 
 
 def _drawn(token: Token, to_right: bool) -> str:
-    """Return a tag of what is drawn or of a slide, turned; others as they are."""
+    """Return a tag of a drawing or slide, mirrored; other tags unchanged."""
     raw, wanted = token.raw, "1" if to_right else "0"
     if token.kind not in ("open", "empty"):
         return raw
@@ -120,7 +121,7 @@ def _drawn(token: Token, to_right: bool) -> str:
 
 
 def _is_from_right(tokens: Sequence[Token], place: int, ends: dict[int, int]) -> bool:
-    """Return whether a run has text from the right, or signs alone, which take the direction of what is around them."""
+    """Return whether a run has right-to-left text, or only signs, which take the direction of their surroundings."""
     text, at = "", place + 1
     while at < ends[place]:
         text += tokens[at + 1].text if tokens[at].name == "w:t" and tokens[at].kind == "open" else ""
@@ -131,7 +132,7 @@ def _is_from_right(tokens: Sequence[Token], place: int, ends: dict[int, int]) ->
 def _set(
     tokens: Sequence[Token], place: int, ends: dict[int, int], raws: list[str], added: defaultdict[int, str]
 ) -> None:
-    """Set the direction in the properties of an element of Word, at the place that the schema has for it."""
+    """Set the direction in the properties of a Word element, at the position that the schema requires."""
     properties, flag, behind = _PROPERTIES[tokens[place].name]
     prefix, at = _prefix(tokens[place]), place + 1
     while at < ends[place] and tokens[at].kind == "text":
@@ -164,10 +165,10 @@ _FO = regex.compile(
 
 
 def opendocument(tokens: Sequence[Token], to_right: bool) -> str:
-    """Return the text of `content.xml` or `styles.xml`, turned.
+    """Return the text of `content.xml` or `styles.xml`, mirrored.
 
-    Texts are aligned to a side, not to the beginning of a line, which programs take for the left in any direction. In a
-    source from the right that they wrote, `end` is the right for the same reason, and `start` is left alone.
+    Texts are aligned to a side, not to the start of a line, which programs take for the left in any direction. In a
+    right-to-left source that they wrote, `end` means the right for the same reason, and `start` is left alone.
     """
     modes = _MODES if to_right else {after: before for before, after in reversed(_MODES.items()) if before != "page"}
     sides = _SIDES_OF_TEXT if to_right else {key: side for key, side in _SIDES_OF_TEXT.items() if key != "start"}

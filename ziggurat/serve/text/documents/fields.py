@@ -1,4 +1,4 @@
-"""Instructions of Word's fields: entries of indexes, which are translated, and other texts in them, which stay."""
+"""Instructions of Word's fields: index entries, which are translated, and other texts in them, which are not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ziggurat.serve.text.projection import SpannedText
 from ziggurat.serve.text.tokens import Spellings, Token
 
 _ENTRY = regex.compile(r'\s*+(?:XE|TC)\s++"(?P<text>[^"\\<>]*+)"')
-# Text of an instruction that Word shows, or puts in the place of what it showed before.
+# Text of an instruction that Word displays, or inserts in place of what it displayed before.
 _TEXT = regex.compile(
     r"""\s*+(?:
         (?:XE|TC|IF|FILLIN|ASK|QUOTE|SET|AUTOTEXTLIST)\b[^"]*+(?:"[^"]*?\p{L}{2}|"[^"]*+"[^"]*+)*?"[^"]*?\p{L}{2}
@@ -26,12 +26,12 @@ _TEXT = regex.compile(
 
 
 def entry_template(instruction: str) -> Template:
-    """Return the template of an instruction, as the file spells it, with slots where it is an entry of an index."""
+    """Return the template of an instruction, as the file spells it, with slots if it is an index entry."""
     found = _ENTRY.match(instruction)
     if found is None:
         return [instruction]
     template: Template = [instruction[: found.start("text")]]
-    for number, part in enumerate(found["text"].split(":")):  # below each other
+    for number, part in enumerate(found["text"].split(":")):  # nested entries
         form = MarkupForm(part, Spellings(), xml=True, escape=_in_quotes)
         form.spellings.add(unescape(part), part)
         template += [":" if number else "", MarkupSlot(SpannedText(unescape(part)), form)]
@@ -43,7 +43,7 @@ def _in_quotes(text: str) -> str:
 
 
 def silent_fields(tokens: Sequence[Token]) -> int:
-    """Return how many fields have text that stays in their instructions, or show text from elsewhere."""
+    """Return how many fields have untranslated text in their instructions, or show text from elsewhere."""
     return sum(_is_silent(parts) for parts in _instructions(tokens))
 
 
@@ -53,7 +53,7 @@ def _is_silent(parts: Sequence[str]) -> bool:
 
 
 def _instructions(tokens: Sequence[Token]) -> Iterator[list[str]]:
-    """Yield the instruction of each field, in the parts in which it is written."""
+    """Yield the instruction of each field, in the parts in which the file stores it."""
     open_fields: list[list[str]] = []
     for place, token in enumerate(tokens):
         kind = token.attributes.get("w:fldCharType")

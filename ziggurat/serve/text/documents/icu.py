@@ -1,10 +1,10 @@
 """Messages in ICU's MessageFormat: `{count, plural, one {# file} other {# files}}`, select, selectordinal, nested.
 
-The texts of the branches are translated one by one; names, keywords, offsets and the layout between them stay as they
-are. An argument is shown to the model as `{count}`, and comes through as any placeholder does.
+The texts of the branches are translated one by one; names, keywords, offsets and the layout between them are preserved.
+An argument is shown to the model as `{count}` and handled like any placeholder.
 
-https://unicode-org.github.io/icu/userguide/format_parse/messages/ says how such a message is read, `''` and quoted
-braces among it.
+https://unicode-org.github.io/icu/userguide/format_parse/messages/ describes how to read such a message, including `''`
+and quoted braces.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, Ver
 from ziggurat.serve.text.tokens import Spelling, Spellings, Token, html_tokens
 
 MAX_DEPTH = 20
-"""Deepest nesting of arguments; a deeper message is not parsed."""
+"""MAX_DEPTH is the deepest nesting of arguments; a deeper message is not parsed."""
 
 FORMATTED = regex.compile(r"(?<!\{)\{\s*+[^\s{},']++\s*+,\s*+[a-z]++\s*+[,}]|'[{}]'")
-"""Other signs that a text is such a message: an argument with a type, a quoted brace. A quoted `'{name}'` is none: in
-most other formats that is a placeholder between quotation marks."""
+"""FORMATTED matches further signs of such a message: an argument with a type, a quoted brace. A quoted `'{name}'` does
+not count, because in most other formats it is a placeholder between quotation marks."""
 
 _NAME = regex.compile(r"\s*+([^\s{},']++)\s*+")
 _OFFSET = regex.compile(r"\s*+offset\s*+:\s*+\d++")
 _SELECTOR = regex.compile(r"\s*+(?:=\s*+\d++|[^\s{},='#]++)\s*+\{")
 _BLANKS = regex.compile(r"\s*+")
-_QUOTED = regex.compile(r"((?:[^']++|'')*+)'?")  # one without end goes to the message's
+_QUOTED = regex.compile(r"((?:[^']++|'')*+)'?")  # an unclosed one extends to the end of the message
 _ENDING = regex.compile(r"(?:<sup>)?\p{L}{1,3}\.?(?:</sup>)?|[.ºª]")
 _EMPTY = frozenset(("br", "hr", "img", "input", "wbr"))
 _STAND_IN = "\ue000"
-"""_STAND_IN is a character of no meaning that stands for an argument while the tags around it are read."""
+"""_STAND_IN is a meaningless character that stands for an argument while the tags around it are read."""
 _LONGEST_SHOWN = 100
 
 
@@ -47,9 +47,9 @@ class MessageError(ValueError):
 
 
 class IcuText(NamedTuple):
-    """Text; `raw` is how it is written, `text` what people read, and `places` where in `raw` each character of it is.
+    """Text: `raw` is its spelling, `text` what readers see, `places` the index in `raw` of each character of `text`.
 
-    What stands between quotes has one place, that of its first character; the others have -1.
+    Quoted text has one index, for its first character; its other characters have -1.
     """
 
     raw: str
@@ -57,20 +57,20 @@ class IcuText(NamedTuple):
     places: list[int]
 
     def source(self, begin: int, end: int) -> str | None:
-        """Return how these characters are written; None where quotes are cut."""
+        """Return the spelling of these characters; None if that would split a quotation."""
         first, last = (self.places[at] if at < len(self.text) else len(self.raw) for at in (begin, end))
         return None if first < 0 or last < 0 else self.raw[first:last]
 
 
 class Argument(NamedTuple):
-    """An argument without branches, or the `#` of a plural, as it is written."""
+    """An argument without branches, or the `#` of a plural, with its spelling."""
 
     raw: str
     name: str
 
 
 class IcuChoice(NamedTuple):
-    """An argument with branches: each is what is written before its text, and its parts; `end` closes them all."""
+    """An argument with branches: each is the spelling before its text, and its parts; `end` closes them all."""
 
     name: str
     kind: str
@@ -79,12 +79,12 @@ class IcuChoice(NamedTuple):
 
     @property
     def plural(self) -> bool:
-        """True if `#` is a number in its branches."""
+        """True if `#` stands for a number in its branches."""
         return self.kind != "select"
 
     @property
     def raw(self) -> str:
-        """The whole argument, as it is written."""
+        """The spelling of the whole argument."""
         inner = (before + "".join(part.raw for part in branch) for before, branch in self.branches)
         return "".join(inner) + self.end
 
@@ -94,18 +94,18 @@ Part: TypeAlias = IcuText | Argument | IcuChoice
 
 
 def parse(text: str) -> list[Part]:
-    """Return the parts of a message, which joined as they are written are `text`. Raises MessageError."""
+    """Return the parts of a message, whose spellings joined are `text`. Raises MessageError."""
     return _Parser(text).message(0, plural=False)
 
 
 class _Parser:
-    """Reader of one message; `at` is the next character."""
+    """Reader of one message; `at` is the index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
 
     def message(self, depth: int, *, plural: bool) -> list[Part]:
-        """Return the parts up to the end, or to the brace that ends a branch."""
+        """Return the parts up to the end, or to the brace that closes a branch."""
         if depth > MAX_DEPTH:
             raise MessageError("nested too deeply")
         parts: list[Part] = []
@@ -122,7 +122,7 @@ class _Parser:
             sign, begin = self.text[self.at], self.at
             if sign == "}":
                 if not depth:
-                    raise MessageError(f"a brace that nothing opens, at character {self.at}")
+                    raise MessageError(f"an unmatched closing brace, at character {self.at}")
                 break
             if sign == "{" or (sign == "#" and plural):
                 end_text()
@@ -143,7 +143,7 @@ class _Parser:
         return parts
 
     def _quoted(self, *, plural: bool) -> str:
-        """Return what an apostrophe and what it quotes stand for."""
+        """Return what an apostrophe and the text it quotes stand for."""
         following = self.text[self.at + 1 : self.at + 2]
         if following == "'":
             self.at += 2
@@ -162,7 +162,7 @@ class _Parser:
             return Argument(self.text[begin : self.at], name)
         kind = self._take(_NAME, self.at)[1].lower()
         if kind == "choice":
-            raise MessageError("`choice`, which is not read")
+            raise MessageError("`choice`, which is not supported")
         if self._next(",") == "}":
             if kind in ("plural", "selectordinal", "select"):
                 raise MessageError(f"`{kind}` without branches")
@@ -203,7 +203,7 @@ class _Parser:
         return sign
 
     def _style(self) -> None:
-        """Go behind the style of an argument and the brace that ends it."""
+        """Skip the style of an argument and the brace that closes it."""
         depth = 0
         while self.at < len(self.text):
             sign = self.text[self.at]
@@ -225,16 +225,16 @@ def icu_template(
 ) -> Template:
     """Return the template of a message, in which each line is a paragraph.
 
-    `apostrophe` is how one is written that would quote. With `tags` the texts are HTML, of which it yields the tokens.
+    `apostrophe` is the spelling of an apostrophe that would quote. With `tags`, which yields tokens, texts are HTML.
 
-    Endings of ordinal numbers (`{#st}`) stay, since no translation of them alone is right; they are counted.
+    Endings of ordinal numbers (`{#st}`) are kept and counted, since no translation of them alone would be right.
     """
     doubled = _doubles(parts)
     return _Writer(notices, doubled, "''" if doubled else apostrophe, tags).template(parts, plural=False)
 
 
 def _doubles(parts: Sequence[Part]) -> bool:
-    """Return whether the message writes an apostrophe as two; where it need not, most do not."""
+    """Return whether the message doubles its apostrophes; where that is optional, most messages do not."""
     waiting = list(parts)
     while waiting:
         part = waiting.pop()
@@ -246,19 +246,19 @@ def _doubles(parts: Sequence[Part]) -> bool:
 
 
 class _LineEnd(NamedTuple):
-    """The end of a line, as it is written: what stands around it are paragraphs."""
+    """The end of a line, with its spelling; the texts around it are paragraphs."""
 
     raw: str
 
 
 @dataclass
 class _Writer:
-    """Writer of the templates of one message.
+    """Builder of the templates of one message.
 
     Attributes:
-        notices: where endings that stay are counted, and tags whose attributes have text.
-        doubled: whether every apostrophe is written as two.
-        apostrophe: how one is written that would quote what follows.
+        notices: counter of the endings that are kept, and of tags whose attributes have text.
+        doubled: whether every apostrophe is doubled.
+        apostrophe: the spelling of an apostrophe that would quote what follows.
         tags: yields the tokens of texts that are HTML.
     """
 
@@ -290,12 +290,12 @@ class _Writer:
                 else:
                     yield self._argument(part)
             return
-        # A tag may hold arguments, as in `<a href="{url}">`: tags are looked for in the branch as a whole.
+        # A tag may contain arguments, as in `<a href="{url}">`, so tags are searched for in the whole branch.
         shown = "".join(part.text if isinstance(part, IcuText) else _STAND_IN for part in parts)
         ends = list(accumulate(len(part.text) if isinstance(part, IcuText) else 1 for part in parts))
 
         def parts_in(begin: int, end: int) -> Iterator[tuple[Part, int, int]]:
-            """Yield each part that has characters there, with the first and last of its own that do."""
+            """Yield each part with characters in this range, with the range of its own characters inside it."""
             for number in range(bisect_right(ends, begin), len(parts)):
                 start = ends[number - 1] if number else 0
                 if start >= end:
@@ -329,7 +329,7 @@ class _Writer:
         return Verbatim(part.raw, part.raw if short else f"{{{part.name}}}")
 
     def _choice(self, part: IcuChoice) -> Verbatim:
-        """Return an argument with branches, whose texts are paragraphs in it."""
+        """Return an argument with branches, whose texts become paragraphs."""
         raw: Template = []
         for before, branch in part.branches:
             raw.append(before)
@@ -342,7 +342,7 @@ class _Writer:
 
 
 def _is_ending(parts: Sequence[Part]) -> bool:
-    """Return whether a branch is a number and letters that belong to it."""
+    """Return whether a branch consists of a number and the letters attached to it."""
     if len(parts) != 2 or not isinstance(parts[0], Argument) or not isinstance(parts[1], IcuText):
         return False
     return _ENDING.fullmatch(parts[1].raw) is not None
@@ -350,14 +350,14 @@ def _is_ending(parts: Sequence[Part]) -> bool:
 
 @dataclass
 class _Form:
-    """Texts of a message: braces, and `#` in a plural, are quoted; apostrophes so that they quote nothing.
+    """Spelling of a message's texts: braces, and `#` in a plural, are quoted; apostrophes are escaped.
 
     Attributes:
-        doubled: whether every apostrophe is written as two.
-        apostrophe: how one is written that would quote what follows.
-        plural: whether `#` is a number.
-        tags: source of the texts where they are HTML; else empty.
-        spellings: of the source's texts.
+        doubled: whether every apostrophe is doubled.
+        apostrophe: the spelling of an apostrophe that would quote what follows.
+        plural: whether `#` stands for a number.
+        tags: source of the texts if they are HTML; otherwise empty.
+        spellings: spellings of the source's texts.
     """
 
     doubled: bool
@@ -371,13 +371,13 @@ class _Form:
         return Spelling(self.tags, xml=False)
 
     def source(self, part: IcuText, begin: int, end: int) -> str:
-        """Return how a stretch of a text is written."""
+        """Return the spelling of a stretch of a text."""
         source = part.source(begin, end)
         return self._quoted(part.text[begin:end]) if source is None else source
 
     def text(self, part: IcuText, begin: int, end: int, said: str) -> Iterator[Piece | _LineEnd]:
-        """Yield a stretch of a text, `said` with entities as their characters, in lines."""
-        if said != part.text[begin:end]:  # entities: its lines cannot be told apart by places
+        """Yield a stretch of a text in lines; `said` is the stretch with its entities decoded."""
+        if said != part.text[begin:end]:  # entities: its lines cannot be found by index
             self.spellings.add(said, self.source(part, begin, end))
             yield said
             return
@@ -392,7 +392,7 @@ class _Form:
             first = begin + found.end()
 
     def tag(self, token: Token, source: str) -> Piece:
-        """Return a tag, which is written as `source`."""
+        """Return a tag, spelt as `source`."""
         if token.kind in ("open", "close") and token.name not in _EMPTY:
             return (Open if token.kind == "open" else Close)(source, token.name)
         return EmptyElement(source, "\n" if token.name == "br" else "")
@@ -411,6 +411,6 @@ class _Form:
 
     def _quoted(self, text: str) -> str:
         special = "{}#" if self.plural else "{}"
-        # What follows is not known at the end.
+        # At the end, the following text is unknown.
         text = regex.sub("'" if self.doubled else rf"'(?=['{special}]|$)", self.apostrophe, text)
         return regex.sub(rf"[{special}]++", lambda found: f"'{found[0]}'", text)

@@ -1,4 +1,4 @@
-"""Kinds of documents, by the ending of a file's name, and the work of translating any of them."""
+"""Kinds of documents, recognised by file name suffix, and the work of translating any of them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class DocumentKind:
 
     Attributes:
         name: short name.
-        endings: endings of file names, the usual one first.
-        media_type: of its files.
-        work: the file's bytes, its name for messages and settings -> the work whose outcome is the translated bytes; it
-            raises DataError for a damaged or hostile file, before the first sentence is asked for.
-        marks: bytes of which each piece of a file has one; an archive counts those of its members itself.
-        keyed: whether its texts have keys, by which they can be left as they are.
+        endings: file name suffixes, the usual one first.
+        media_type: media type of its files.
+        work: (bytes of the file, its name for messages, settings) -> the work that yields the translated bytes; it
+            raises DataError for a damaged or hostile file, before it requests the first sentence.
+        marks: byte strings of which each piece of a file contains one; an archive counts those of its members itself.
+        keyed: whether its texts have keys, by which they can be excluded from translation.
     """
 
     name: str
@@ -73,16 +73,16 @@ KINDS = (
 """All kinds."""
 
 
-# What a file is whose bytes begin so, whatever its name says; no document of the kinds above does.
+# Kinds of files recognised by their first bytes, whatever their names; no document of the kinds above starts like this.
 _OTHERS = {
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "is protected by a password, or a file of Word or PowerPoint 97 (.doc, .ppt); "
     "save it as .docx or .pptx without a password",
     b"%PDF-": "is a PDF; translate the document that it was made from",
     b"{\\rtf": "is RTF; save it as .docx",
-    b"\x1f\x8b": "is packed by gzip; unpack it",
-    b"7z\xbc\xaf\x27\x1c": "is packed by 7-Zip; unpack it",
-    b"Rar!": "is packed by RAR; unpack it",
-    b"version https://git-lfs.github.com/": "is a pointer of Git LFS to the file; `git lfs pull` fetches it",
+    b"\x1f\x8b": "is compressed with gzip; unpack it",
+    b"7z\xbc\xaf\x27\x1c": "is compressed with 7-Zip; unpack it",
+    b"Rar!": "is compressed with RAR; unpack it",
+    b"version https://git-lfs.github.com/": "is a Git LFS pointer to the file; `git lfs pull` fetches it",
     b"\x89PNG\r\n": "is a picture",
     b"\xff\xd8\xff": "is a picture",
 }
@@ -99,7 +99,7 @@ def _refuse_other(content: bytes, kind: DocumentKind, name: str) -> None:
 
 
 def document_kind(name: str) -> DocumentKind:
-    """Return the kind of a file by the ending of its name, in any letter case. Raises DataError for another ending."""
+    """Return the kind of a file by the suffix of its name, ignoring case. Raises DataError for an unknown suffix."""
     for kind in KINDS:
         if name.lower().endswith(kind.endings):
             return kind
@@ -113,15 +113,15 @@ def document(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     Args:
         content: the file.
         name: its name, for its kind and messages.
-        settings: how it is read; a file of more than `settings.limits.size` bytes is refused.
+        settings: settings of the translation; a file of more than `settings.limits.size` bytes is refused.
 
-    Raises DataError, when the work begins, for an unknown kind, and for a damaged or hostile file.
+    Raises DataError, when the work starts, for an unknown kind, and for a damaged or hostile file.
     """
     kind = document_kind(name)
     if len(content) > settings.limits.size:
         raise DataError(f"{name}: {len(content):,} bytes, more than {settings.limits.size:,}")
     _refuse_other(content, kind, name)
-    # Told at once: reading and cutting a large file take minutes.
+    # Checked at once, because reading and splitting a large file take minutes.
     settings.limits.refuse_many(_count(content, kind.marks), name)
     asked = list[str]()
     outcome = yield from watched(kind.work(content, name, settings), lambda sentences: asked.extend(sentences[:1]))
@@ -131,8 +131,8 @@ def document(content: bytes, name: str, settings: Settings) -> SentenceRequests[
 
 
 def _count(content: bytes, marks: Collection[bytes]) -> int:
-    """Return how many marks a file has; CR and LF together are one."""
+    """Return how many marks a file has; CR LF counts once."""
     if marks and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        # There the ends of lines are also bytes of letters, of Tamil for one.
+        # In UTF-16 and UTF-32 the bytes of line ends also occur inside letters, for example in Tamil.
         content = content.decode("utf-16", "replace").encode()
     return sum(map(content.count, marks)) - (content.count(b"\r\n") if b"\r" in marks else 0)

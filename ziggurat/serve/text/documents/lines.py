@@ -1,4 +1,4 @@
-"""Plain text, pages of HTML and subtitles."""
+"""Plain text, HTML pages and subtitles."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import Spellings, Token, Xml, html_tokens
 
 LINE = regex.compile(r"[^\r\n]*+(?:\r\n|\n|\r)|[^\r\n]++")
-"""A line with its end; for str.splitlines other characters end one, too."""
+"""LINE matches a line with its end; str.splitlines would also split at other characters."""
 
 
 def file_work(
     template: Template, form: Charset | Xml, settings: Settings, notices: TextNotices
 ) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating the paragraphs of a template; its value is the file, encoded as its form says."""
+    """Return the work of translating a template's paragraphs; its value is the file, encoded as its form requires."""
     said = yield from written(template, settings.options, notices)
     return Result(form.encoded(said), notices)
 
 
 def text_file(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating plain text, of which each line is a paragraph."""
+    """Return the work of translating plain text, in which each line is a paragraph."""
     text, charset = decoded(content, name)
     outcome = yield from plain_text(text, settings.options)
     return Result(charset.encoded(outcome.value), outcome.notices)
@@ -50,7 +50,7 @@ def text_file(content: bytes, name: str, settings: Settings) -> SentenceRequests
 
 # Pages
 
-# Where browsers look for it: an XML declaration, or a `meta` that is not in a comment.
+# Where browsers look for the character set: an XML declaration, or a `meta` outside comments.
 _DECLARED = regex.compile(
     r"""<!--.*?(?:-->|$)
       | (?:^\s*+<\?xml\b[^>]*?\bencoding\s*+=\s*+["'] | <meta\b[^>]*?\bcharset\s*+=\s*+["']?+\s*+)
@@ -58,14 +58,14 @@ _DECLARED = regex.compile(
     flags=regex.VERBOSE | regex.DOTALL | regex.IGNORECASE,
 )
 _HEAD = 4096
-"""Characters in which it is looked for."""
+"""_HEAD is the number of characters searched for it."""
 
 
 def html_file(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating a page in HTML, in the character set that it declares, or else UTF-8.
+    """Return the work of translating an HTML page, in the character set that it declares, or else UTF-8.
 
-    Characters that the set lacks become references. A page that is UTF-8 though it declares another gets the right
-    declaration; one that says that it is in the source language then says the target's.
+    Characters that the set lacks become references. A page that is UTF-8 but declares another set gets a correct
+    declaration, and a page that declares the source language then declares the target language.
     """
     labels = [found["label"] for found in _DECLARED.finditer(content[:_HEAD].decode("latin-1")) if found["label"]]
     text, charset = decoded(content, name, labels[0] if labels else "")
@@ -84,17 +84,17 @@ def _utf8_declared(found: regex.Match[str]) -> str:
 
 # Subtitles
 
-# Times as players take them: blanks inside, any number of digits, no milliseconds, colons and points for commas.
+# Times as players accept them: blanks inside, any number of digits, no milliseconds, colons and points for commas.
 _TIME = r"-?+\d++(?:\s*+[:.,;]\s*+\d++){1,4}+"
 _TIMES = regex.compile(rf"[\s\ufeff]*+{_TIME}\s*+-->\s*+{_TIME}(?:\s(?P<rest>.*+)|\D?+)")
 _SETTINGS = regex.compile(
     r"(?:\s*+\w++:\S++)*+\s*+"
-)  # of WebVTT, and coordinates of SubRip; players show no other text
+)  # settings in WebVTT, coordinates in SubRip; players show no other text
 _STAMP = r"(?<!\d)\d{1,9}+(?:\s?[:.,;]\s?\d{1,9}+){2,4}+"
 _STAMPS = regex.compile(_STAMP)
 _WITH_ARROW = regex.compile(rf"{_STAMP}\s?-->\s?{_STAMP}")
 _SHORT = regex.compile(r"\d[:.,;]\d")
-_ARROW = regex.compile(  # of times that only the number before them tells
+_ARROW = regex.compile(  # after a line that only the preceding number marks as times
     r"\s*+\d.*?(?:(?<![-=])[-=]++\s?>|[–—]>|→)\s*+\d.*+"
 )
 _NUMBER = regex.compile(r"\W*+\d++\W*+")
@@ -103,17 +103,17 @@ _IMAGE = regex.compile(r"\S+\.(?:jpe?g|png|webp|gif|avif)(?:#\S*)?", flags=regex
 _LETTER = regex.compile(r"\p{L}")
 _CUE_TAGS = frozenset(("b", "i", "u", "s", "font", "c", "v", "lang", "ruby", "rt"))
 _OVERRIDE = regex.compile(r"\{\\[^{}]*+\}|<\d[\d:.]*+>")
-_ESCAPE = regex.compile(rf"{_OVERRIDE.pattern}|\\[Nnh]")  # of SubRip: an end of a line, two blanks
+_ESCAPE = regex.compile(rf"{_OVERRIDE.pattern}|\\[Nnh]")  # in SubRip: a line end, two blanks
 _SPEAKER = regex.compile(r"\s*[-–—]\s*")
 
 
 def srt(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating SubRip subtitles, cue by cue; numbers and times stay as they are."""
+    """Return the work of translating SubRip subtitles, cue by cue; numbers and times are preserved."""
     return (yield from _subtitles(content, name, settings, entities=False))
 
 
 def vtt(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating WebVTT, cue by cue; settings, notes and styles stay as they are."""
+    """Return the work of translating WebVTT, cue by cue; settings, notes and styles are preserved."""
     return (yield from _subtitles(content, name, settings, entities=True))
 
 
@@ -126,9 +126,9 @@ def _subtitles(content: bytes, name: str, settings: Settings, *, entities: bool)
 class _Cues:
     """Reader of subtitles as players read them.
 
-    Times begin a cue wherever they stand, with or without an empty line before; a line of digits before them is its
-    number. In SubRip all up to the next cue is its text, behind empty lines, too; in WebVTT an empty line ends a cue,
-    a line of blanks does not, and players show nothing of a block without times.
+    Times start a cue wherever they occur, with or without an empty line before them; a line of digits before them is
+    the cue's number. In SubRip everything up to the next cue is its text, even after empty lines. In WebVTT an empty
+    line ends a cue, a line of blanks does not, and players ignore a block without times.
     """
 
     def __init__(self, lines: Sequence[str], *, is_web: bool) -> None:
@@ -136,8 +136,8 @@ class _Cues:
         self.notices = TextNotices()
         self.done: Template = []
         self.cue: list[str] = []
-        self.times = 0  # place of the times of the cue
-        self.block: list[str] = []  # lines since the last empty one that are in no cue
+        self.times = 0  # index of the cue's line of times
+        self.block: list[str] = []  # lines outside cues since the last empty one
 
     def template(self) -> Template:
         """Return the template of the file."""
@@ -146,7 +146,7 @@ class _Cues:
             body = line.rstrip("\r\n")
             if self._begins(place):
                 is_second = self.cue and body.lstrip().startswith("-->") and _is_time(self.cue[-1])
-                half = [self.cue.pop()] if is_second else []  # of the times
+                half = [self.cue.pop()] if is_second else []  # half of the times
                 number = [self.cue.pop()] if self.cue and _NUMBER.fullmatch(self.cue[-1].strip()) else []
                 self._flush()
                 self.done += [*number, *half, line]
@@ -183,7 +183,7 @@ class _Cues:
         return bool(place and _NUMBER.fullmatch(self.lines[place - 1].strip()) and _ARROW.fullmatch(line))
 
     def _outside(self, place: int, body: str) -> None:
-        """Take a line that is in no cue: text there is not shown, and not translated."""
+        """Take a line outside cues: text there is not shown, and not translated."""
         if body.strip():
             self.block.append(body)
             return
@@ -205,7 +205,7 @@ class _Cues:
 
 
 def _is_like_times(line: str) -> bool:
-    """Return whether a line has times that no player takes, as of another arrow or in brackets: it is no text."""
+    """Return whether a line has times that no player accepts, with another arrow or in brackets: it is not text."""
     if _WITH_ARROW.search(line):
         return True
     if _LETTER.search(line.replace("&gt;", "")):
@@ -218,7 +218,7 @@ def _is_time(line: str) -> bool:
 
 
 def _is_data(text: str) -> bool:
-    """Return whether a cue is for programs: JSON, or the address of a picture."""
+    """Return whether a cue is for programs: JSON, or the address of an image."""
     if text[:1] in ("{", "[") and text[-1:] in ("}", "]"):
         try:
             return isinstance(json.loads(text), dict | list)
@@ -229,12 +229,12 @@ def _is_data(text: str) -> bool:
 
 @dataclass
 class _CueForm:
-    """Spelling of a paragraph of a cue: no line of it is empty, and nothing in it is taken for times.
+    """Spelling of a cue's paragraph: none of its lines is empty, and nothing in it can be read as times.
 
     Attributes:
-        form: of text and marks.
-        is_web: whether it is WebVTT.
-        is_after, is_before: whether text of the cue stands before it, and behind it.
+        form: spelling of text and marks.
+        is_web: whether the file is WebVTT.
+        is_after, is_before: whether text of the same cue precedes it, and follows it.
     """
 
     form: Form
@@ -243,10 +243,10 @@ class _CueForm:
     is_before: bool
 
     def write(self, pieces: Sequence[Piece]) -> Template:
-        """Return the pieces as strings and slots; of ends of lines only those between texts."""
+        """Return the pieces as strings and slots, with only those line ends that stand between texts."""
         kept: list[Piece] = []
-        last: int | None = None  # of the ends of lines
-        has_text = self.is_after  # since then
+        last: int | None = None  # index of the last line end
+        has_text = self.is_after  # whether text follows it
         for piece in pieces:
             if isinstance(piece, EmptyElement) and piece.blank == "\n" and not piece.raw.strip():
                 if has_text:
@@ -271,15 +271,15 @@ _EMPTY_LINE = regex.compile(r"(?:^|(?<=\n)|(?<=\r)(?!\n))(?:\r\n|\n|\r)")
 
 
 def _cue(lines: Sequence[str], *, entities: bool) -> TemplateGroup:
-    """Return the template of a cue: its lines are one text, unless each is another speaker's.
+    """Return the template of a cue: its lines form one text, unless each belongs to a different speaker.
 
-    `entities`: `&amp;` is one letter, as in WebVTT; SubRip has tags, but no entities.
+    `entities`: `&amp;` is one letter, as in WebVTT; SubRip has tags but no entities.
     """
     template: Template = []
     pieces: list[Piece] = []
     spellings = Spellings()
     form = MarkupForm("".join(lines), spellings) if entities else PlainForm()
-    begin, is_first = 0, True  # the first of the text's lines; whether none of its pieces is text so far
+    begin, is_first = 0, True  # index of the text's first line; whether none of its pieces is text so far
     for number, line in enumerate(lines):
         body = line.rstrip("\r\n")
         if not body.strip():
@@ -311,7 +311,7 @@ def _cue(lines: Sequence[str], *, entities: bool) -> TemplateGroup:
 
 
 def _text_template(pieces: Sequence[Piece], form: Form, *, is_web: bool) -> Template:
-    """Return the template of one text of a cue, in which tags without a partner divide paragraphs."""
+    """Return the template of one text in a cue, in which unpaired tags divide paragraphs."""
     parts = marked(pieces)
     written = [number for number, part in enumerate(parts) if isinstance(part, SpannedText) and part.text.strip()]
     first, last = (written[0], written[-1]) if written else (len(parts), -1)
@@ -325,7 +325,7 @@ def _text_template(pieces: Sequence[Piece], form: Form, *, is_web: bool) -> Temp
 
 
 def _with_signs(body: str) -> Iterator[Token]:
-    """Yield the tokens of a line of WebVTT; signs above words (`<rt>`) are one, with what is in them."""
+    """Yield the tokens of a line of WebVTT; a sign above words (`<rt>`) is one token, including its content."""
     begin = 0
     for found in _SIGNS.finditer(body):
         yield from html_tokens(body[begin : found.start()])
@@ -335,7 +335,7 @@ def _with_signs(body: str) -> Iterator[Token]:
 
 
 def _cue_text(text: str, *, is_first: bool, is_web: bool) -> list[Piece]:
-    """Return text with points in it: overrides (`{\\an8}`), times (`<00:01.5>`), `\\N`, the dash that begins a line."""
+    """Return text with points in it: overrides (`{\\an8}`), times (`<00:01.5>`), `\\N`, the dash at a line's start."""
     pieces: list[Piece] = []
     begin = 0
     for found in (_OVERRIDE if is_web else _ESCAPE).finditer(text):

@@ -1,10 +1,10 @@
-"""Markdown: what a parser (markdown-it) calls text is translated, and every other byte stays.
+"""Markdown: what a parser (markdown-it) considers text is translated, and every other byte is preserved.
 
-The parser says which lines are a paragraph, a heading, a row or a block of HTML, and where in each line the text begins
-behind the marks of quotations, items and notes.
+The parser reports which lines form a paragraph, a heading, a row or a block of HTML, and where in each line the text
+starts, after the marks of quotations, items and notes.
 
-Site generators have marks that the parser does not know: directives (`:::note Title`), admonitions (`!!! note "Title"`
-with an indented body), tabs, imports and exports of MDX, lines of templates. They stay; their titles are translated.
+Site generators use marks unknown to the parser: directives (`:::note Title`), admonitions (`!!! note "Title"` with an
+indented body), tabs, imports and exports in MDX, template lines. They are preserved, but their titles are translated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import html_tokens
 from ziggurat.system.errors import ConfigError, printable
 
-# Behind the beginning of a line and the marks of quotations and items; `title` is translated.
+# At the start of a line, after the marks of quotations and items; `title` is translated.
 _MARKS = r"^[ \t>]*+(?:(?:[-*+]|\d{1,9}[.)])[ ]++)?"
 _MARKS_OF_LINE = regex.compile(_MARKS)
 _ADMONITION = (
@@ -81,11 +81,11 @@ _RULE = regex.compile(r"[\s|:]*+-[\s|:\-]*+")
 _GRID = regex.compile(r"[ ]{0,3}\+(?:[:=\-]{3,}+\+)++\s*+")
 _TAG_BEGINS = regex.compile(r"\s*+<[A-Za-z][\w.\-]*+(?:\s[^<>]*+)?")
 _MAX_TAG = 50
-"""Most lines of a tag, or of an expression of MDX, that is kept."""
+"""_MAX_TAG is the most lines of a tag, or of an MDX expression, that is preserved."""
 
 
 def _kept_lines(bodies: Sequence[str], number: int, *, is_mdx: bool) -> int:
-    """Return how many lines from one on are a table drawn with signs, a tag over several lines, or an expression."""
+    """Return how many lines from `number` on form an ASCII table, a multi-line tag, or an expression."""
     line = bodies[number]
     lines = bodies[number : number + _MAX_TAG]
     if _GRID.fullmatch(line):
@@ -106,7 +106,7 @@ def _kept_lines(bodies: Sequence[str], number: int, *, is_mdx: bool) -> int:
 
 
 def _as_items(bodies: Sequence[str]) -> list[str]:
-    """Return the lines with the marks of items for those of definitions, and for lines that stay lines (`| a`)."""
+    """Return the lines with item marks in place of definition marks, and with line blocks (`| a`) kept as lines."""
     said = list(bodies)
     number = 0
     while number < len(said):
@@ -116,24 +116,24 @@ def _as_items(bodies: Sequence[str]) -> list[str]:
         end = number
         while end < len(said) and _BAR.match(said[end]):
             end += 1
-        if end - number > 1 and not any(map(_RULE.fullmatch, said[max(number - 1, 0) : number + 2])):  # no table
+        if end - number > 1 and not any(map(_RULE.fullmatch, said[max(number - 1, 0) : number + 2])):  # not a table
             said[number:end] = [regex.sub(r"\|(?= )", "*", each, count=1) for each in said[number:end]]
         number = max(end, number + 1)
     return said
 
 
 def _marks(bodies: Sequence[str], *, is_mdx: bool = False) -> tuple[dict[int, tuple[int, int]], list[str]]:
-    """Return the lines of marks that the parser does not know, and all lines as it gets them.
+    """Return the lines with marks unknown to the parser, and all lines as the parser gets them.
 
-    Of each such line the characters of its title are given, from and to, equal where it has none. The parser gets
-    blanks in their place, so that paragraphs end there; and the beginning of an item for what has an indented body.
+    For each such line the range of its title is given, empty if it has none. The parser gets blanks instead, so that
+    paragraphs end there, and the start of an item for a mark with an indented body.
     """
     marks: dict[int, tuple[int, int]] = {}
     parsed = _as_items(bodies)
     fence = ""
-    kept = 0  # lines
+    kept = 0  # remaining lines to preserve
     opened: list[str] = []  # fences around text
-    module = 0  # braces of an import or export that are open
+    module = 0  # open braces of an import or export
     in_module = False
     ends = {"---": "", "+++": "+++"}.get(bodies[0].rstrip(), "") if bodies else ""
     for number, line in enumerate(bodies):
@@ -177,7 +177,7 @@ def _after_blank(bodies: Sequence[str], number: int) -> bool:
 
 
 def _mark_line(number: int, line: str, marks: dict[int, tuple[int, int]], parsed: list[str]) -> None:
-    """Note a line that is a mark of a site generator."""
+    """Record a line that is a site generator's mark."""
     begin = _MARKS_OF_LINE.match(line).end()
     if line[begin : begin + 1] not in set(":*!?=.{[-<@/"):
         return
@@ -192,13 +192,13 @@ def _mark_line(number: int, line: str, marks: dict[int, tuple[int, int]], parsed
 
 # Links to headings
 
-# Where a link leads, behind its text, as a definition or in a tag: a heading of this file, or of another.
+# A link's target, after its text, in a definition or in a tag: a heading in this file, or in another one.
 _LEADS = r"""(?:\]\(\s*+<?|\]:[ \t]*+<?|\bhref\s*+=\s*+["']?)"""
 _TO_HEADING = regex.compile(rf"""{_LEADS}\#([^\s"'<>()]++)""")
 _TO_OTHER_FILE = regex.compile(rf"""{_LEADS}([^\s"'<>()#:]{{1,300}}+\#[^\s"'<>()]++)""")
 _ID = regex.compile(r"""\b(?:id|name)\s*+=\s*+["']?([^\s"'<>]++)|\{:?\s*+\#([^\s{}]++)""")
-_ATTRIBUTES = regex.compile(r"\{(?=[#.:])(:?)[^{}]*+\}\s*+$")  # behind a heading
-# What names of headings are made without: tags, where links lead, pictures, marks of emphasis beside words.
+_ATTRIBUTES = regex.compile(r"\{(?=[#.:])(:?)[^{}]*+\}\s*+$")  # after a heading
+# Parts that are removed from the names of headings: tags, link targets, images, marks of emphasis next to words.
 _UNNAMED = regex.compile(
     r"<[^<>]*+>|!\[[^\[\]]*+\]\([^()]*+\)|(?<=\])(?:\([^()]*+\)|\[[^\[\]]*+\])|(?<!\w)_++|(?<!_)_++(?!\w)"
 )
@@ -206,21 +206,21 @@ _NO_LETTER = regex.compile(r"[^\p{L}\p{M}\p{N}\p{Pc}\- ]")
 
 
 def _heading_name(title: str) -> str:
-    """Return the name of a heading in links, by the rule of GitHub, Docusaurus, Hugo: small letters, `-` for blanks."""
+    """Return a heading's name in links, by the rule of GitHub, Docusaurus and Hugo: lower case, `-` for blanks."""
     title = _ATTRIBUTES.sub("", title)
     return _NO_LETTER.sub("", unescape(_UNNAMED.sub("", title)).strip().lower()).replace(" ", "-")
 
 
 def _ascii_name(name: str) -> str:
-    """Return a name as MkDocs and VitePress make it: without accents, and no two hyphens beside each other."""
+    """Return a name as MkDocs and VitePress build it: without accents, and without adjacent hyphens."""
     ascii_only = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     return regex.sub("-{2,}", "-", ascii_only).strip("-")
 
 
 def _linked(titles: Sequence[str], text: str) -> dict[int, str]:
-    """Return which of the headings of a file its links lead to, by number, with the name in these links.
+    """Return the headings of a file that its links lead to, by number, with the name in these links.
 
-    A heading that names itself is none of them: `{#id}`, or an `id` in a tag.
+    Headings with an explicit name, `{#id}` or an `id` in a tag, are not included.
     """
     named = {name for names in _ID.findall(text) for name in names}
     wanted = {unquote(name).lower(): unquote(name) for name in _TO_HEADING.findall(text) if name not in named}
@@ -238,9 +238,9 @@ def _linked(titles: Sequence[str], text: str) -> dict[int, str]:
 
 
 def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating Markdown: paragraphs, headings, items, cells, notes; code and addresses stay.
+    """Return the work of translating Markdown: paragraphs, headings, items, cells, notes; not code or addresses.
 
-    Raises ConfigError where the parser is not installed.
+    Raises ConfigError if the parser is not installed.
     """
     text, charset = decoded(content, name)
     notices = TextNotices()
@@ -258,7 +258,7 @@ def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[
 def _parser() -> Any:
     """Return a parser of CommonMark with tables, notes, front matter and blocks of formulas.
 
-    Its tokens of text have in `meta["begins"]` the character at which each of their lines begins.
+    Its text tokens have in `meta["begins"]` the index at which each of their lines starts.
     """
     try:
         from markdown_it import MarkdownIt
@@ -273,12 +273,12 @@ def _parser() -> Any:
         ) from None
 
     class Block(ParserBlock):
-        """The parser of blocks, which notes places while it still knows them."""
+        """The parser of blocks, which records positions while it still has them."""
 
         def tokenize(self, state: StateBlock, startLine: int, endLine: int) -> None:
             done = len(state.tokens)
             super().tokenize(state, startLine, endLine)
-            for token in state.tokens[done:]:  # those of inner blocks have theirs
+            for token in state.tokens[done:]:  # tokens of inner blocks already have theirs
                 if token.map and token.type in ("inline", "tr_open", "html_block") and "begins" not in token.meta:
                     token.meta["begins"] = [state.bMarks[line] + state.tShift[line] for line in range(*token.map)]
 
@@ -288,9 +288,9 @@ def _parser() -> Any:
 
 
 def _anchored(heading: Template, title: str, name: str, *, takes_ids: bool) -> TemplateGroup:
-    """Return a heading that keeps the name by which links lead to it, where its translation has another.
+    """Return a heading that keeps the name in links to it, if its translation would have a different one.
 
-    A file whose headings have ids gets one more; in others a tag has it, which all dialects take.
+    In a file whose headings have ids it gets an id; otherwise it gets a tag, which all dialects accept.
     """
     first, last = heading[0], heading[-1]
     begin, length = (len(part) if isinstance(part, str) else 0 for part in (first, last))
@@ -311,12 +311,12 @@ def _anchored(heading: Template, title: str, name: str, *, takes_ids: bool) -> T
 
 
 class _Reader:
-    """Reader of one file, of which it has the lines with their ends."""
+    """Reader of one file, with its lines and their ends."""
 
     def __init__(self, lines: Sequence[str], rules: MarkupRules, notices: TextNotices, *, is_mdx: bool) -> None:
         self.lines, self.rules, self.notices = lines, rules, notices
         self.bodies = [line.rstrip("\r\n") for line in lines]
-        self.starts = [0]  # of each line in what the parser reads
+        self.starts = [0]  # start of each line in the parser's input
         for body in self.bodies:
             self.starts.append(self.starts[-1] + len(body) + 1)
         self.inline = Inline(is_mdx=is_mdx)
@@ -357,7 +357,7 @@ class _Reader:
         return [*template, *self._between(at, len(self.lines))]
 
     def _between(self, first: int, last: int) -> Template:
-        """Return lines without paragraphs, which may have the title of a directive."""
+        """Return the lines between paragraphs, which may contain the title of a directive."""
         template: Template = []
         for number in range(first, last):
             begin, end = self.marks.get(number, (0, 0))
@@ -370,7 +370,7 @@ class _Reader:
         return self.lines[line][len(self.bodies[line]) :]
 
     def _html(self, first: int, columns: Sequence[int]) -> Template:
-        """Return the template of a block of HTML; in a quotation it stays as it is."""
+        """Return the template of a block of HTML; inside a quotation it is preserved."""
         lines = self.lines[first : first + len(columns)]
         if any(line[:column].strip() for line, column in zip(lines[1:], columns[1:], strict=True)):
             return list(lines)
@@ -384,7 +384,7 @@ class _Reader:
         return [*template, self._end(line)]
 
     def _heading(self, line: int, column: int) -> Template:
-        """Return the template of a heading in one line: `# Title # {#id}`."""
+        """Return the template of a one-line heading: `# Title # {#id}`."""
         text = self.bodies[line][column:]
         begin = len(text) - len(text.lstrip("#").lstrip(" \t"))
         title = text[begin:].rstrip(" \t")
@@ -397,12 +397,12 @@ class _Reader:
         return [self.lines[line][: column + begin], *self.inline.template(title), self.lines[line][end:]]
 
     def _paragraph(self, first: int, columns: Sequence[int], *, is_item: bool) -> Template:
-        """Return the template of a paragraph: its lines are one text, as they are for readers."""
+        """Return the template of a paragraph, whose lines form one text, as for readers."""
         columns, last = list(columns), first + len(columns) - 1
         template: Template = []
-        if first in self.marks:  # the line of an admonition, which the parser takes for an item
+        if first in self.marks:  # an admonition's line, which the parser takes for an item
             template, first, columns = self._between(first, first + 1), first + 1, columns[1:]
-        elif alert := _ALERT.match(self.bodies[first], columns[0]):  # `> [!NOTE]`, perhaps with a title
+        elif alert := _ALERT.match(self.bodies[first], columns[0]):  # `> [!NOTE]`, possibly with a title
             line, begin = self.bodies[first], alert.end()
             template = [line[:begin], *self.inline.template(line[begin:]), self._end(first)]
             first, columns = first + 1, columns[1:]

@@ -1,7 +1,7 @@
-"""Inline markup of Markdown, found by pattern: the parser tells no places of it.
+"""Inline markup of Markdown, found by patterns, because the parser gives no positions for it.
 
-Formulas, templates (`{% tag %}`, `{{name}}`), short names of emoji, citations and attributes come through untouched;
-escapes and entities are the characters that they stand for, and are written so again.
+Formulas, templates (`{% tag %}`, `{{name}}`), emoji short names, citations and attributes are preserved. Escapes and
+entities are decoded, and encoded again in the translation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TARGET = r"""\(\s*+(?:<(?:[^<>\\\n]|\\.){0,500}+>
       |\\\S|\((?:[^()\s\\]++|\\\S|\((?:[^()\s\\]|\\\S){0,100}+\)){0,20}+\)){0,50}+)
   (?:\s++(?:"(?:[^"\\]|\\.){0,300}+"|'(?:[^'\\]|\\.){0,300}+'|\((?:[^()\\]|\\.){0,300}+\)))?\s*+\)"""
 _ENTITY = r"&(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"
-# Words in a formula are a text between two dollars or escaped brackets, unless a sign of TeX is there.
+# Words in a formula are text between two dollars or escaped brackets, unless there is a sign of TeX.
 _FORMULA = r"(?:(?=[^$]{0,300}?[\\^_={}])|(?![^$]{0,300}?[A-Za-z]{2,}\s[A-Za-z]{2,}))"
 _INLINE = regex.compile(
     rf"""(?P<code>(?<!`)(?P<ticks>`{{1,8}})(?!`)[^`].{{0,500}}?(?<!`)(?P=ticks)(?!`))
@@ -66,13 +66,13 @@ _INLINE = regex.compile(
       | (?P<emphasis>(?<![*\w])\*(?=[^\s*])|(?<=[^\s*])\*(?!\*)|(?<!\w)_(?=[^\s_])|(?<=[^\s_])_(?!\w))""",
     flags=regex.VERBOSE | regex.DOTALL,
 )
-# What would begin a block where a line of a paragraph begins, or be a rule behind the mark of an item (`* **`); a
-# backslash makes it text.
+# What would start a block at the start of a paragraph's line, or a rule after an item's marker (`* **`); a backslash makes
+# it text.
 _BEGINS_BLOCK = regex.compile(
     r"\s*+(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+*](?:\s|$)|>|#{1,6}(?:\s|$)|[-=]+\s*$|(?:[-*_]\s*){2,}$|`{3}|~{3}))"
 )
 _BRACES = r"\{[^{}]{0,300}+\}"
-# `{a + b}` of MDX, with braces in it.
+# `{a + b}` in MDX, with nested braces.
 _EXPRESSION = rf"(?P<shown>\{{(?:[^{{}}]|{_BRACES}|\{{(?:[^{{}}]|{_BRACES}){{0,300}}+\}}){{0,500}}+\}})"
 _WITH_EXPRESSIONS = regex.compile(f"{_INLINE.pattern}|{_EXPRESSION}", flags=_INLINE.flags)
 _TITLE = regex.compile(r"(?P<before>.*[\s\n])(?P<quote>[\"'])(?P<title>[^\n]+)(?P=quote)(?P<after>\s*\))")
@@ -87,7 +87,7 @@ _BEGINS_IMAGE = regex.compile(r"(?<!\\)!\Z")
 
 
 class Inline:
-    """Reader of text with inline markup; `labels` are those of the links that the file defines, folded."""
+    """Reader of text with inline markup; `labels` are the file's link labels, folded."""
 
     def __init__(self, *, is_mdx: bool = False) -> None:
         self.labels: set[str] = set()
@@ -97,10 +97,10 @@ class Inline:
         """Return the template of text with inline markup.
 
         Args:
-            text: lines with `\\n` between them.
-            breaks: what is in the file in place of each `\\n`: its line's end and the marks before the next.
-            escaped: characters that mean something where this text is.
-            begins: whether it is the beginning of a paragraph.
+            text: lines separated by `\\n`.
+            breaks: the file's text for each `\\n`: the line's end and the marks before the next line.
+            escaped: characters that have a meaning where this text stands.
+            begins: whether it is at the start of a paragraph.
         """
         reader = _Run(self, text, breaks, escaped)
         reader.read()
@@ -126,20 +126,20 @@ class Inline:
 
 
 class _Run:
-    """Reader of one text: its pieces, and for each that is text how it is in the file."""
+    """Reader of one text: its pieces, and the file's spelling of those that are text."""
 
     def __init__(self, inline: Inline, text: str, breaks: Sequence[str], escaped: str) -> None:
         self.inline, self.text, self.escaped = inline, text, escaped
         self.ends = iter(breaks)
         self.pieces: list[Piece] = []
         self.sources: list[str] = []
-        self.links: list[tuple[int, int]] = []  # places of brackets that are open, in `pieces` and in `text`
-        self.opened: list[tuple[str, int]] = []  # emphasis, and its place in `pieces`
+        self.links: list[tuple[int, int]] = []  # indices of open brackets, in `pieces` and in `text`
+        self.opened: list[tuple[str, int]] = []  # open emphasis and its index in `pieces`
         self.closed: list[tuple[str, int, int]] = []
-        self.written: dict[str, str] = {}  # characters that are escapes or entities
+        self.written: dict[str, str] = {}  # characters written as escapes or entities
 
     def read(self) -> None:
-        """Read all of it."""
+        """Read the whole text."""
         at = 0
         pattern = _WITH_EXPRESSIONS if self.inline.is_mdx else _INLINE
         while found := pattern.search(self.text, at):
@@ -154,7 +154,7 @@ class _Run:
                 before = self.pieces[-1] if self.pieces else None
                 is_glued = isinstance(before, str) and SPACED.match(before[-1:]) and SPACED.match(self.text, at)
                 if is_glued or (isinstance(before, Close) and before.name == "["):
-                    self._add(EmptyElement("", " "))  # links beside each other, or beside a word, are two texts
+                    self._add(EmptyElement("", " "))  # adjacent links, or a link next to a word, are two texts
                 self.links.append((len(self.pieces), at))
                 self._add_text("[")
             elif kind == "bracket":
@@ -177,7 +177,7 @@ class _Run:
             else:
                 self._add(_mark(kind, raw))
         self._add_text(self.text[at:])
-        for raw, place in self.opened:  # which nothing ends
+        for raw, place in self.opened:  # never closed
             self._as_text(place, raw)
 
     def _add(self, piece: Piece, source: str = "") -> None:
@@ -192,7 +192,7 @@ class _Run:
         self.pieces[place] = self.sources[place] = raw
 
     def _is_only_bracket(self, found: regex.Match[str], end: int) -> bool:
-        """Return whether `][label]` is not the end of a link: no such label, and a link whose text it is follows."""
+        """Return whether `][label]` does not end a link: the label is unknown, and the end of another link follows."""
         if not found[0].startswith("]["):
             return False
         following = regex.match(r"\[([^\[\]]{1,200})\]", self.text[end : end + 202])
@@ -201,7 +201,7 @@ class _Run:
 
     def _emphasis(self, raw: str) -> None:
         for number in reversed(range(len(self.opened))):
-            if self.opened[number][0] == raw and self.opened[number][1] == len(self.pieces) - 1:  # nothing is in it
+            if self.opened[number][0] == raw and self.opened[number][1] == len(self.pieces) - 1:  # it is empty
                 self.opened.pop()
                 self._as_text(-1, raw)
                 self._add_text(raw)
@@ -226,10 +226,10 @@ class _Run:
         written = _Shortcut(raw, label, _flat(inside)) if kind == "short" else _titled(raw, self.escaped)
         self._add(Close(written, "["))
         self.pieces[place] = Open("[", "[")
-        self.links.clear()  # a link has no other around it
+        self.links.clear()  # links cannot be nested
 
     def _whole_inside(self, place: int) -> None:
-        """Take emphasis that crosses the beginning of a link for text inside of it: a link binds more tightly."""
+        """Treat emphasis that crosses the start of a link as text inside it, because a link binds more tightly."""
         for raw, mark in self.opened:
             if mark > place:
                 self._as_text(mark, raw)
@@ -238,11 +238,11 @@ class _Run:
             if begin < place < end:
                 self._as_text(end, raw)
                 self.opened.append((raw, begin))
-        self.closed.clear()  # the next link begins behind all of these
+        self.closed.clear()  # the next link starts after all of these
 
 
 def _respelt(run: _Run) -> dict[str, str]:
-    """Return how characters are written in new text: as escapes and entities are in the source."""
+    """Return how to spell characters in new text: as escapes or entities if the source does so."""
     bare = {
         letter
         for piece, source in zip(run.pieces, run.sources, strict=True)
@@ -257,7 +257,7 @@ def _respelt(run: _Run) -> dict[str, str]:
 
 
 def _marks_not_in(text: str) -> str:
-    """Return the signs that would begin code or a tag in a translation, and of which the source has none as text."""
+    """Return the signs that would start code or a tag in a translation, and that the source does not use as text."""
     return "".join(sign for sign in "`<" if sign not in text)
 
 
@@ -278,7 +278,7 @@ def _mark(kind: str, raw: str) -> Piece:
 
 
 def _titled(raw: str, escaped: str) -> Raw:
-    """Return the end of a link or image, with a place for its title."""
+    """Return the end of a link or image, with a slot for its title."""
     found = None if "\n" in raw else _TITLE.search(raw)
     if found is None:
         return raw
@@ -290,7 +290,7 @@ def _titled(raw: str, escaped: str) -> Raw:
 
 
 def _spellings(pieces: Sequence[Piece], sources: Sequence[str]) -> Spellings:
-    """Return for each text between marks how it is in the file."""
+    """Return the file's spelling of each text between marks."""
     spellings = Spellings()
     for is_text, group in groupby(zip(pieces, sources, strict=True), lambda pair: isinstance(pair[0], str)):
         if is_text:
@@ -300,12 +300,12 @@ def _spellings(pieces: Sequence[Piece], sources: Sequence[str]) -> Spellings:
 
 
 def folded(label: str) -> str:
-    """Return a link's label as the parser compares it."""
+    """Return a link's label in the form that the parser compares."""
     return " ".join(label.split()).lower().upper()
 
 
 def _is_empty(pieces: Sequence[Piece], number: int) -> bool:
-    """Return whether emphasis without text begins at a piece: `**` would be read as another mark."""
+    """Return whether emphasis without text starts at a piece: `**` would be read as a different mark."""
     first, second = pieces[max(number, 0)], pieces[number + 1] if number + 1 < len(pieces) else None
     return isinstance(first, Open) and isinstance(second, Close) and first.name in ("*", "_", "**", "__", "~~", "***")
 
@@ -324,10 +324,10 @@ def _without_empty_marks(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _without_empty_lines(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the pieces with only those ends of lines that are between texts: an empty line ends a paragraph."""
+    """Return the pieces with only those line ends that stand between texts: an empty line ends a paragraph."""
     kept: list[Piece] = []
-    last: int | None = None  # of the ends of lines
-    has_text = False  # since then
+    last: int | None = None  # index of the last line end
+    has_text = False  # whether text follows it
     for piece in pieces:
         if isinstance(piece, EmptyElement) and isinstance(piece.raw, str) and _ENDS_LINE.search(piece.raw):
             if not has_text:
@@ -348,30 +348,30 @@ def _without_empty_lines(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 class _Shortcut(NamedTuple):
-    """The end of a link whose text is also its label (`[text]`): another text needs the label beside it."""
+    """The end of a link whose text is also its label (`[text]`); if the text changes, the label must be added."""
 
     raw: str
     label: str
-    source: str  # the text with its marks, as `_flat` gives it
+    source: str  # the text with its marks, as returned by `_flat`
 
 
 def _flat(template: Template) -> str:
-    """Return a template in one line, without descriptions of images and the marks of quotations."""
+    """Return a template as one line, without image descriptions and quotation marks of blocks."""
     return regex.sub(r"[\s>]+", " ", "".join(part for part in template if isinstance(part, str)))
 
 
 @dataclass(eq=False)
 class _Form:
-    """Paragraphs of Markdown: marks are written as they were; a text that is new is kept from being read as a mark.
+    """Spelling of Markdown paragraphs: marks are preserved, and new text is kept from being read as a mark.
 
     Attributes:
-        spellings: of the source's texts.
+        spellings: spellings of the source's texts.
         escaped: characters that get a backslash.
-        begins: whether it stands at the beginning of a paragraph.
-        line: a line's end and the marks before the next.
+        begins: whether it is at the start of a paragraph.
+        line: a line's end and the marks before the next line.
         respelt: characters that the source writes as escapes or entities.
-        is_plain: whether brackets in the source's text are those of no link.
-        is_whole: whether a paragraph is one text, that no tag without a partner divides.
+        is_plain: whether brackets in the source's text do not belong to a link.
+        is_whole: whether a paragraph is a single text that no unpaired tag divides.
     """
 
     spellings: Spellings = field(default_factory=Spellings)
@@ -388,7 +388,7 @@ class _Form:
         if self.is_whole:
             pieces = _without_empty_lines(pieces)
         pieces = _without_empty_marks(pieces)
-        begin, in_link = 0, False  # of a link's text
+        begin, in_link = 0, False  # start of a link's text
         for number, piece in enumerate(pieces):
             if isinstance(piece, str):
                 following = pieces[number + 1] if number + 1 < len(pieces) else None
@@ -424,7 +424,7 @@ class _Form:
             text = _ENDS_LINK.sub(r"\\\g<0>", text)
         if escaped := self.escaped + ("[]" if in_link else ""):
             text = regex.sub(rf"{_UNESCAPED}(?=[{regex.escape(escaped)}])", r"\g<0>\\", text)
-        text = _LONE_BACKSLASH.sub(r"\g<0>\\", text)  # or what follows would be escaped
+        text = _LONE_BACKSLASH.sub(r"\g<0>\\", text)  # otherwise the next character would be escaped
         if before_link:
             text = _BEGINS_IMAGE.sub(r"\\!", text)
         last = self._line_before(before)

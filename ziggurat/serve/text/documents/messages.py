@@ -1,6 +1,6 @@
-"""Messages of programs, whose strings may hold placeholders, tags and branches; gettext (.po).
+"""Messages of programs, whose strings may contain placeholders, tags and branches; gettext (.po).
 
-A message is read as what it shows itself to be: ICU's MessageFormat, HTML, or text in lines.
+The form of a message is detected: ICU's MessageFormat, HTML, or text in lines.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ziggurat.serve.text.splitting import BRANCHES, protected
 from ziggurat.serve.text.tokens import BLOCKS, Token, html_tokens
 from ziggurat.system.errors import DataError, printable
 
-# "a <b and c> d" has no tag: what is behind the name has values, or is said without one in HTML.
+# "a <b and c> d" has no tag: in HTML, a tag's attributes have values or are known to have none.
 _TAG = regex.compile(
     r"(?<!<)</?(?P<name>[A-Za-z][\w:.\-]*+)"
     r"(?:/|\s++(?:(?:hidden|disabled|checked|selected|required|controls|autoplay|loop|muted|/)\s*+)*+(?=/?>)"
     r"|\s(?=[^<>=]{0,500}+=)[^<>]{0,500}+)?>(?!>)"
 )
 _ENTITY = regex.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
-# Lines, and the forms of a plural as Laravel and vue-i18n write them: `one apple | {n} apples`, `{0} none|[2,*] many`.
-# Not the filter of a template: {{ price | currency }}, [[a|b]].
+# Lines, and plural forms as Laravel and vue-i18n write them: `one apple | {n} apples`, `{0} none|[2,*] many`. A
+# template's filter does not count: {{ price | currency }}, [[a|b]].
 _FORMS = r"(?<![ \t])[ \t]*+\|(?![^{}\n]{0,200}\}|[^\[\]\n]{0,200}\]\])[ \t]*+(?:\[\d{1,9},(?:\d{1,9}|\*)\][ \t]*+)?"
 _DIVIDED = regex.compile(rf"(\r\n|\n|\r|{_FORMS})")
 _DIVIDED_FORMS = regex.compile(f"({_FORMS})")
 _NUMBERED = r"</?(?P<number>\d{1,3})[ ]?/?>"  # tags of react-i18next
-# What in other texts is no placeholder: Laravel's :name and links of vue-i18n; Drupal's @name, !name and %name;
-# i18next's __name__; Qt's %1 and %L1, which no digits follow.
+# Placeholders that are text elsewhere: Laravel's :name and links of vue-i18n; Drupal's @name, !name and %name;
+# i18next's __name__; Qt's %1 and %L1, which no digit follows.
 _NAMES = (
     r"(?<![\w:/]):[A-Za-z_]\w{0,60}(?![\w:])|(?<![\w:/])@(?:\.\w{1,20})?:(?:[\w.\-]{0,80}\w|\([\w.\-]{1,80}\))",
     r"(?<![\w@/.])@[A-Za-z_]\w{0,60}+(?:[.\-]\w{1,40}+){0,3}+|(?<![\w!/])![a-z_]\w{1,40}+|(?<![\w%])%[a-z_]\w{3,40}+(?!%)",
@@ -53,15 +53,15 @@ _FORMATS = {
     **dict.fromkeys(("scheme", "lisp"), r"~[\d,'@:]{0,10}[A-Za-z%~&|*?()<>\[\]{};^]"),
     "object-pascal": r"%\d{1,2}:[-\d.]{0,6}[a-zA-Z]",
 }
-"""_FORMATS maps gettext's flags (`qt-format`) to what such a format has beside what any message has."""
+"""_FORMATS maps gettext's flags (`qt-format`) to placeholders of that format, in addition to the common ones."""
 _NAME = " name"
-"""_NAME is the name of an element without tags, whose text is a placeholder; none of HTML has a blank in it."""
+"""_NAME is the name of an untagged element whose text is a placeholder; HTML names contain no blanks."""
 _MESSAGE = replace(PAGES, copied=PAGES.copied | {_NAME})
 
 
 @lru_cache(maxsize=256)
 def references(*more: str) -> regex.Pattern[str]:
-    """Return the pattern of what a message may refer to besides what any text may, with the patterns `more` first."""
+    """Return the pattern of a message's placeholders: the patterns `more` first, then those of any text."""
     return regex.compile("|".join((_NUMBERED, *more, *_NAMES)))
 
 
@@ -69,7 +69,7 @@ _TAG_WITH_NUMBER = regex.compile(_NUMBERED)
 _ELEMENTS = HTML.inline | HTML.void | HTML.copied | HTML.nested | HTML.seen | BLOCKS
 # MessageFormat 2, and MediaWiki's {{PLURAL:$1|file|files}}.
 _OTHER_SYNTAX = regex.compile(r"\A\s*+\.(?:match|input|local)\s*+\{|\{\{(?:PLURAL|GENDER|GRAMMAR|FORMAL):")
-# Not all in a file of ICU's messages is: '{name}' is a placeholder between quotation marks, as in FORMATTED.
+# For files in which some messages are ICU's: '{name}' is a placeholder between quotation marks, as in FORMATTED.
 _MAY_QUOTE, _NO_ICU = regex.compile(r"\{|''"), regex.compile(r"'\{[^\s{},']|\|")
 
 
@@ -77,9 +77,9 @@ class Syntax(NamedTuple):
     """Facts about the messages of a file.
 
     Attributes:
-        names: what they may refer to.
-        is_icu: whether all are in ICU's MessageFormat, not only those that show it; None: it is not known whether an
-            apostrophe before a brace quotes it.
+        names: the placeholders that they may contain.
+        is_icu: whether all are in ICU's MessageFormat, or only those that show it; None: whether an apostrophe before a
+            brace quotes it is unknown.
     """
 
     names: regex.Pattern[str] = references()
@@ -92,7 +92,7 @@ _UNKNOWN = Syntax()
 def message(text: str, options: Options, notices: Counter[str], syntax: Syntax = _UNKNOWN) -> SentenceRequests[str]:
     """Return the work of translating a message.
 
-    One in ICU's MessageFormat that cannot be parsed stays as it is, and is counted as `not_parsed`.
+    An ICU message that cannot be parsed is left unchanged, and is counted as `not_parsed`.
     """
     branches = BRANCHES.search(text) is not None
     tags = is_html(text)
@@ -128,7 +128,7 @@ def message(text: str, options: Options, notices: Counter[str], syntax: Syntax =
 def placed(
     works: Sequence[Callable[[TextNotices], SentenceRequests[str]]], places: Sequence[str], notices: TextNotices
 ) -> SentenceRequests[list[str]]:
-    """Return works as one; what each counts in the notices that it is given gets its place."""
+    """Return several works as one; notices that each of them counts get its place."""
     own = [TextNotices() for _ in works]
     done = yield from together([work(mine) for work, mine in zip(works, own, strict=True)])
     for place, mine in zip(places, own, strict=True):
@@ -140,7 +140,7 @@ def placed(
 def is_html(text: str) -> bool:
     """Return whether a message is HTML: it has entities, elements of HTML, or others with both of their tags.
 
-    `<<name>>` and an address in `<...>` are no tags.
+    `<<name>>` and an address in `<...>` are not tags.
     """
     if any(unescape(entity) != entity for entity in _ENTITY.findall(text)):
         return True
@@ -149,7 +149,7 @@ def is_html(text: str) -> bool:
 
 
 def message_tokens(text: str, names: regex.Pattern[str] | None = None) -> Iterator[Token]:
-    """Yield the tokens of HTML in a message, tags with a number among them, and the `names` in it as elements."""
+    """Yield the tokens of HTML in a message, including numbered tags, and the `names` in it as elements."""
     for token in html_tokens(text):
         if token.kind == "text":
             begin = 0
@@ -158,7 +158,7 @@ def message_tokens(text: str, names: regex.Pattern[str] | None = None) -> Iterat
                 yield from _reference(found)
                 begin = found.end()
             yield from _text(token.raw[begin:])
-        elif token.kind == "other" and (found := _TAG_WITH_NUMBER.fullmatch(token.raw)):  # </0> is a comment of HTML
+        elif token.kind == "other" and (found := _TAG_WITH_NUMBER.fullmatch(token.raw)):  # </0> is a comment in HTML
             yield from _reference(found)
         else:
             yield token
@@ -169,7 +169,7 @@ def _text(raw: str) -> list[Token]:
 
 
 def _reference(found: regex.Match[str]) -> list[Token]:
-    """Return a tag with a number, or an element without tags around another name."""
+    """Return a numbered tag, or another name as an element without tags."""
     raw, number = found[0], found["number"]
     if number is None:
         return [Token("open", "", _NAME), Token("text", raw, text=raw), Token("close", "", _NAME)]
@@ -177,7 +177,7 @@ def _reference(found: regex.Match[str]) -> list[Token]:
 
 
 def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
-    """Yield the forms between `|` outside of all elements, and what divides them."""
+    """Yield the forms between `|` outside all elements, and the dividers."""
     form: list[Token] = []
     depth = 0
     for token in tokens:
@@ -196,14 +196,14 @@ def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
 
 
 def with_own_elements(tokens: Sequence[Token], rules: MarkupRules = HTML) -> MarkupRules:
-    """Return rules with elements that only a program knows (`<link>terms</link>`) inside of sentences."""
+    """Return rules that allow elements known only to a program (`<link>terms</link>`) inside sentences."""
     own = {token.name for token in tokens if token.kind == "close" or token.name.isdigit()}
     own -= rules.inline | rules.copied | rules.nested | BLOCKS | {"br"}
     return replace(rules, inline=rules.inline | own, void=rules.void - own) if own else rules
 
 
 def _named(text: str, names: regex.Pattern[str]) -> list[Piece]:
-    """Return a line with its names."""
+    """Return a line as pieces, with its names."""
     pieces: list[Piece] = []
     begin = 0
     for found in names.finditer(text):
@@ -213,7 +213,7 @@ def _named(text: str, names: regex.Pattern[str]) -> list[Piece]:
 
 
 def _sign(raw: str, number: str | None) -> Piece:
-    """Return a name, or a tag with a number."""
+    """Return a name, or a numbered tag."""
     if number is None:
         return Verbatim(raw, raw)
     if raw.endswith("/>"):
@@ -224,18 +224,18 @@ def _sign(raw: str, number: str | None) -> Piece:
 # gettext
 
 _STRINGS = r'(?:"(?:[^"\\]++|\\.)*+"\s*+)'
-# As gettext reads them: blanks are not needed, strings beside each other are one, and may begin on the next line.
+# As gettext reads them: blanks are optional, adjacent strings are joined, and they may start on the next line.
 _ENTRY_LINE = regex.compile(
     rf"(domain|msgctxt|msgid_plural|msgid|msgstr\s*+(?:\[\s*+\d{{1,2}}\s*+\])?)\s*+({_STRINGS}*+)"
 )
 _MORE_LINE = regex.compile(rf"{_STRINGS}++")
 _STRING = regex.compile(r'"((?:[^"\\]++|\\.)*+)"')
-# A letter beyond ASCII may be written as its bytes, one escape for each.
+# A non-ASCII letter may be written as its bytes, one escape for each.
 _ESCAPE = regex.compile(r"(?:\\(?P<octal>[0-7]{1,3}))+|(?:\\x(?P<hex>[0-9A-Fa-f]{1,2}))+|\\(?P<sign>.)")
 _CHARSET = regex.compile(r'"Content-Type:[^"\n]*?charset=([^\s\\";]+)', flags=regex.IGNORECASE)
 _LANGUAGE = regex.compile(r"^(?P<source>X-Source-)?Language:[ \t]*+([\w@.\-]++)", flags=regex.MULTILINE)
 _PLURALS = regex.compile(r"^Plural-Forms:[^\n;]*+;\s*+plural\s*+=([^\n;]++)", flags=regex.MULTILINE)
-_OFTEN, _FEW = 200, 5  # a form that fewer than _FEW of the first numbers have is of few
+_OFTEN, _FEW = 200, 5  # a form used by fewer than _FEW of the first numbers counts as rare
 _Entry: TypeAlias = "dict[str, tuple[int, int, str]]"
 _ESCAPES = {
     "n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\\": "\\", '"': '"'
@@ -244,21 +244,21 @@ _QUOTED = str.maketrans({letter: f"\\{name}" for name, letter in _ESCAPES.items(
 
 
 def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating a .po file: messages without a translation get one, marked as fuzzy; others stay.
+    """Return the work of translating a .po file: untranslated messages get a translation, marked as fuzzy.
 
-    Of plurals, the form of 1 is the translation of the singular unless it is that of many numbers, and all others are
-    that of the plural; forms that the file does not list are not added. The file keeps its character set if that has
-    the letters of the translations, and is UTF-8 otherwise.
+    Among plural forms, the form of 1 is the translation of the singular unless many numbers share it; all others are
+    translations of the plural. Forms that the file does not list are not added. The file keeps its character set if
+    that has all letters of the translations, and becomes UTF-8 otherwise.
 
-    Raises DataError: a line that is none of a .po file, bytes that are not of its character set, or other languages in
-    its header than those of `settings`.
+    Raises DataError for a line that is not valid in a .po file, bytes that are invalid in its character set, or
+    languages in its header that differ from those of `settings`.
     """
     label = _CHARSET.search(content.decode("latin-1"))
     text, charset = decoded(content, name, label[1] if label else "")
     lines = regex.findall(r"[^\n]*+\n|[^\n]++", text)
     notices = TextNotices()
-    numbers = _numbers_of_singular("")  # as long as no header says otherwise
-    wanted: list[tuple[_Entry, str, str]] = []  # an entry, a keyword of it and its source
+    numbers = _numbers_of_singular("")  # until a header says otherwise
+    wanted: list[tuple[_Entry, str, str]] = []  # an entry, its keyword and its source
     for entry in _entries(lines, name):
         source = entry.get("msgid")
         if source is None or not source[2]:
@@ -283,7 +283,7 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
         begin, end, _ = entry[key]
         quoted = _quoted(_edges(source_text, answer))
         body = [f"{key} {quoted[0]}"] if len(quoted) == 1 else [f'{key} ""', *quoted]
-        # All of it in its first line, so that the numbers of the others hold.
+        # All of it on its first line, so that the numbers of the other lines stay valid.
         lines[begin:end] = ["".join(line + _line_end(lines[begin]) for line in body), *[""] * (end - begin - 1)]
     for first in {min(begin for begin, _, _ in entry.values()) for entry, _, _ in wanted}:
         _flag(lines, first)
@@ -291,21 +291,21 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
 
 
 def _numbers_of_singular(header: str) -> tuple[str, Sequence[int]]:
-    """Return the form that 1 has by a header's rule, as `msgstr[0]`, and of the first numbers those that have it."""
+    """Return the form of 1 by a header's rule, as `msgstr[0]`, and those of the first numbers that share it."""
     found = _PLURALS.search(header)
     try:
         form = gettext_rules.c2py(found[1]) if found else (lambda number: int(number != 1))
         own = form(1)
         return f"msgstr[{own}]", [number for number in range(_OFTEN) if form(number) == own]
-    except (ValueError, ArithmeticError):  # a rule that cannot be read
+    except (ValueError, ArithmeticError):  # an invalid rule
         return _numbers_of_singular("")
 
 
 def _is_singular(key: str, of_one: tuple[str, Sequence[int]], singular: str, plural: str) -> bool:
     """Return whether a form is the translation of the singular.
 
-    The form of 1 is, unless 2 has it too, as in a language with one form. Where 21 has it, "one file" would be said of
-    21, so there the singular must have the placeholders of the plural; msgfmt refuses such a form, too.
+    The form of 1 is, unless 2 also has it, as in a language with a single form. If 21 has it, "one file" would be shown
+    for 21, so the singular must then contain the plural's placeholders; msgfmt also refuses such a form.
     """
     form, numbers = of_one
     if key == "msgstr":
@@ -317,7 +317,7 @@ def _is_singular(key: str, of_one: tuple[str, Sequence[int]], singular: str, plu
 
 
 def _refuse_languages(entry: _Entry, settings: Settings, name: str) -> None:
-    """Raise DataError where a header names other languages than those of the settings."""
+    """Raise DataError if a header names languages other than those of the settings."""
     for said in (said for key, (_, _, said) in entry.items() if key.startswith("msgstr")):
         for found in _LANGUAGE.finditer(said):
             source, target = (found[2], "") if found["source"] else ("", found[2])
@@ -331,7 +331,7 @@ def _line_end(line: str) -> str:
 def _flag(lines: list[str], first: int) -> None:
     """Mark the entry whose first keyword is in line `first` as fuzzy: a translation to be reviewed."""
     if (at := _flags(lines, first)) is None:
-        before = first  # of the remarks on the message before this one (`#|`)
+        before = first  # start of the comments on the previous message (`#|`)
         while before and lines[before - 1].startswith("#|"):
             before -= 1
         lines[before] = f"#, fuzzy{_line_end(lines[first])}{lines[before]}"
@@ -350,28 +350,28 @@ def _flags(lines: list[str], first: int) -> int | None:
 
 
 def _formats(lines: list[str], first: int) -> regex.Pattern[str]:
-    """Return what the message of this entry may refer to, by its flags."""
+    """Return the pattern of this entry's placeholders, by its flags."""
     at = _flags(lines, first)
     flags = set() if at is None else {flag.strip().removesuffix("-format") for flag in lines[at][2:].split(",")}
     return references(*(pattern for flag, pattern in _FORMATS.items() if flag in flags))
 
 
 def _encoded(text: str, charset: Charset) -> bytes:
-    """Return the file's bytes; where its character set lacks a letter, or is not what it declares, it becomes UTF-8."""
+    """Return the file's bytes; if its character set is wrong or lacks a letter, they are UTF-8."""
     try:
         if charset.declared or text.isascii():
             return charset.encoded(text, "strict")
     except UnicodeEncodeError:
-        if charset.codec.startswith("utf"):  # a model can give what is no letter: half a surrogate pair
+        if charset.codec.startswith("utf"):  # a model can output half a surrogate pair, which is not a letter
             return charset.encoded(text)
     declared = _CHARSET.sub(lambda found: found[0].removesuffix(found[1]) + "UTF-8", text, count=1)
     return Charset().encoded(declared)
 
 
 def _entries(lines: list[str], name: str) -> list[_Entry]:
-    """Return the entries: for each keyword the lines from and to (exclusive), and the text."""
+    """Return the entries: for each keyword the line range (end exclusive) and the text."""
     entries: list[_Entry] = [{}]
-    keyword, texts = "", list[str]()  # of its lines so far
+    keyword, texts = "", list[str]()  # the strings of its lines so far
 
     def end() -> None:
         nonlocal keyword
@@ -388,7 +388,7 @@ def _entries(lines: list[str], name: str) -> list[_Entry]:
         if found := _ENTRY_LINE.fullmatch(bare):
             end()
             keyword, texts = "".join(found[1].split()), [_unquoted(found[2])]
-            if keyword == "domain":  # of the messages behind it
+            if keyword == "domain":  # it applies to the messages after it
                 entries.append({})
                 keyword = ""
                 continue
@@ -406,7 +406,7 @@ def _entries(lines: list[str], name: str) -> list[_Entry]:
 
 
 def _unquoted(text: str) -> str:
-    """Return what strings beside each other stand for."""
+    """Return the text that adjacent strings stand for."""
 
     def letters(found: regex.Match[str]) -> str:
         if found["sign"]:
@@ -424,12 +424,12 @@ def _unquoted(text: str) -> str:
 
 
 def _quoted(text: str) -> list[str]:
-    """Return the text in quotes, a string for each of its lines."""
+    """Return the text as quoted strings, one for each of its lines."""
     return [f'"{line.translate(_QUOTED)}"' for line in regex.findall(r"[^\n]*+\n|[^\n]++", text)] or ['""']
 
 
 def _edges(source: str, said: str) -> str:
-    """Return the translation with a line's end at its ends where the source has one: msgfmt checks it."""
+    """Return the translation with line ends at its edges where the source has them, which msgfmt checks."""
     said = said.strip("\n")
     before = len(source) - len(source.lstrip("\n"))
     after = len(source) - len(source.rstrip("\n"))

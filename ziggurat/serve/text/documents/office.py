@@ -1,4 +1,4 @@
-"""Word and PowerPoint: archives of XML, whose paragraphs have runs of text."""
+"""Word and PowerPoint: archives of XML, whose paragraphs contain runs of text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SPACES = {
     "http://purl.oclc.org/ooxml/officeDocument/math": "m",
     "http://schemas.openxmlformats.org/markup-compatibility/2006": "mc",
 }
-# Parts are known by their content types, whatever their names; by the usual names where a file lists no types.
+# Parts are recognised by content type, whatever their names; by their usual names if a file lists no types.
 _DRAWN = r"diagrams/(?:data|drawing)\d*|charts/chart\d*|drawings/drawing\d*"
 _DOCX = regex.compile(rf"word/(?:document\d*|header\d*|footer\d*|footnotes|endnotes|comments|{_DRAWN})\.xml")
 _PPTX = regex.compile(
@@ -54,10 +54,9 @@ _TYPES = regex.compile(
 )
 _STYLES = regex.compile(r"word/(?:styles|numbering)\.xml")
 _STYLE_TYPES = regex.compile(r".*wordprocessingml\.(?:styles|numbering)\+xml")
-# Text beside paragraphs that is not read, and is not for readers.
+# Text outside paragraphs that is neither read nor meant for readers.
 _SILENT = frozenset(("w:moveFrom", "w:del", "w:rt", "a:fld"))
-# What is said of pictures, text drawn as one, and texts that a person chooses from or finds: the local names of
-# attributes, by those of elements.
+# Descriptions of pictures, text in WordArt, and texts for choosing or searching: local names of attributes, by element.
 _SAID = {
     **dict.fromkeys(("docPr", "cNvPr", "textpath", "shape"), ("descr", "title", "string", "alt")),
     **dict.fromkeys(("w:helpText", "w:statusText", "w:listEntry", "w:tblCaption", "w:tblDescription"), ("val",)),
@@ -65,19 +64,19 @@ _SAID = {
     **dict.fromkeys(("w:hyperlink", "a:hlinkClick", "a:hlinkMouseOver"), ("tooltip",)),
 }
 _BINDINGS = ("w:dataBinding", "dataBinding")
-"""_BINDINGS are elements by which Word takes the text of a control from another part, and so not from this one."""
+"""_BINDINGS are elements that make Word take a control's text from another part instead of this one."""
 _LETTER = regex.compile(r"\p{L}")
-# Before the first text of a paragraph, where a letter in a frame may be the beginning of that.
+# Before the first text of a paragraph, where a letter in a frame may be a drop cap.
 _BEFORE_TEXT = frozenset(("w:pPr", "w:r", "w:rPr", "w:bookmarkStart", "w:bookmarkEnd", "w:proofErr"))
 _MARKS = r"<(?:\w++:)?t(?:\s[^<>]*+)?>(?P<cap>(?:(?![&<])\p{P}|&\w++;)*+"
 _CAP_WORD = regex.compile(_MARKS + r"[^\s&<]*+)")
-# Letters of some scripts are joined to the next: there a word is framed as a whole.
+# In scripts with joined letters, a whole word is framed.
 _CAP_OF_WORD = regex.compile(_MARKS + r"(?:(?=\p{Arab}|\p{Syrc}|\p{Mong}|\p{Nkoo}|\p{Adlm})[^\s&<]++|(?![\s&<])\X)?+)")
-# Elements around runs that are written around the same words again; other elements of a paragraph are points.
+# Elements around runs that are written again around the same words; other elements in a paragraph are points.
 _AROUND = frozenset(("w:hyperlink", "w:ins", "w:moveTo", "w:smartTag", "w:sdt", "w:fldSimple", "w:bdo", "w:dir")) | {
     "w:customXml"
 }
-# What readers see between two words; bookmarks, notes and marks of the spell checker may be inside of a word.
+# Elements that readers see between two words; bookmarks, notes and spelling marks may occur inside a word.
 _SEEN = frozenset(
     ("w:drawing", "w:pict", "w:object", "w:sym", "mc:AlternateContent", "m:oMath", "m:oMathPara", "a:fld", "w:pgNum")
 ) | {"w:footnoteReference", "w:endnoteReference"}
@@ -110,7 +109,7 @@ def _office(
         if part == main or parts.fullmatch(part) or _TYPES.fullmatch(types.get(part, ""))
         if part == main or not archive.read(part).startswith(PACKED)
     }
-    # Text of masters and layouts is shown on slides, but for that of placeholders, which stands for theirs.
+    # Text of masters and layouts is shown on slides, except in placeholders, which slides replace.
     readers = {
         part: _Part(xml.tokens, models="/slideMasters/" in part or "/slideLayouts/" in part)
         for part, xml in documents.items()
@@ -122,7 +121,7 @@ def _office(
             templates[part] = markup_template(documents[part].tokens, PROPERTIES)
     left = [part for part in archive.names if part not in documents and is_left(archive, part, types.get(part, ""))]
     left += [part for part, reader in readers.items() for _ in range(reader.unread())]
-    for part in archive.names if direction.turned(settings) is not None else ():  # where looks are from
+    for part in archive.names if direction.turned(settings) is not None else ():  # the parts that define styles
         if part not in documents and (_STYLES.fullmatch(part) or _STYLE_TYPES.fullmatch(types.get(part, ""))):
             documents[part] = read_xml(archive.markup(part), f"{name}: {part}", _SPACES)
             templates[part] = ["".join(token.raw for token in documents[part].tokens)]
@@ -130,21 +129,22 @@ def _office(
 
 
 class _Part:
-    """One XML file of the archive."""
+    """One XML file in the archive."""
 
     def __init__(self, tokens: Sequence[Token], *, models: bool = False) -> None:
-        self.models = models  # whether placeholders are left as they are
+        self.models = models  # whether placeholders are left unchanged
         self.tokens, self.ends = tokens, xml_ends(tokens)
-        # Templates of paragraphs by place: one in a text box is met again when the source of that around it is kept.
+        # Templates of paragraphs by index: one in a text box occurs again if the source of the paragraph around it is
+        # kept.
         self.made: dict[int, Template] = {}
-        self.read: set[int] = set()  # places of elements of text
+        self.read: set[int] = set()  # indices of text elements
         self.bindings = list(self._bound())
         self.caps: dict[int, tuple[Template, int]] = {}
 
     def template(self, begin: int = 0, end: int | None = None, *, bound: bool | None = None) -> Template:
         """Return the template of the tokens from `begin` to `end`, with a slot for each paragraph.
 
-        `bound`: whether controls stay bound to other parts; None: if none of their text changes.
+        `bound`: whether controls stay bound to other parts; None: they do if none of their text changes.
         """
         template: Template = []
         place, end = begin, len(self.tokens) if end is None else end
@@ -162,7 +162,7 @@ class _Part:
                 template.append(token.raw)
             if token.kind == "open" and token.name in ("w:p", "a:p", "c:v"):
                 if place not in self.made:
-                    is_value = token.name == "c:v"  # of a chart
+                    is_value = token.name == "c:v"  # value in a chart
                     self.made[place] = self._value(place) if is_value else _Paragraph(self, place).template()
                 template += self.made[place]
                 place = self.ends[place]
@@ -171,7 +171,7 @@ class _Part:
         return template
 
     def _group(self, place: int, bound: bool | None) -> tuple[Template, int] | None:
-        """Return the template of what is not read tag by tag, and where to go on; None: no such thing begins here."""
+        """Return the template of elements that are not read tag by tag, and the next index; None: no such element."""
         token, after = self.tokens[place], self.after(place)
         if token.name in _BINDINGS and bound is False and self._are_bound(place, after):
             return [], after
@@ -192,7 +192,7 @@ class _Part:
         return at < len(self.bindings) and self.bindings[at] < end
 
     def _bound(self) -> Iterator[int]:
-        """Yield the places of the bindings of controls with words."""
+        """Yield the indices of the bindings of controls that contain words."""
         places = [place for place, token in enumerate(self.tokens) if token.name in _BINDINGS]
         if not places:
             return
@@ -209,7 +209,7 @@ class _Part:
                     yield place
 
     def _after_cap(self, place: int) -> int:
-        """Return the paragraph whose first letter is that of the one at `place`, framed large; 0: there is none."""
+        """Return the paragraph whose first letter is the drop cap at `place`; 0 if there is none."""
         properties = next((child for child in self.children(place)[:1] if self.tokens[child].name == "w:pPr"), place)
         frames = self.children(properties) if properties != place else []
         if not any(self.tokens[child].attributes.get("w:dropCap") in ("drop", "margin") for child in frames):
@@ -228,19 +228,19 @@ class _Part:
         return following if is_text and is_plain and is_cap else 0
 
     def _next(self, place: int) -> int:
-        """Return the place of the next tag."""
+        """Return the index of the next tag."""
         while place < len(self.tokens) - 1 and self.tokens[place].kind == "text":
             place += 1
         return place
 
     def _texts_in(self, place: int) -> dict[int, str]:
-        """Return the texts in an element by their places."""
+        """Return the texts in an element by index."""
         places = [at for at in range(place, self.after(place)) if self.tokens[at].name == "w:t"]
         opened = [at + 1 for at in places if self.tokens[at].kind == "open" and self.tokens[at + 1].text]
         return {at: self.tokens[at].text for at in opened}
 
     def _with_cap(self, place: int, following: int) -> TemplateGroup:
-        """Return the template of a letter in a frame and the paragraph that it begins, which are one text."""
+        """Return the template of a drop cap and the paragraph that it starts, which are one text."""
         caps, end = self._texts_in(place), self.ends[following]
         self.read.update(at - 1 for at in caps)
         first = min(caps)
@@ -262,7 +262,7 @@ class _Part:
         return TemplateGroup([TemplateGroup(said, finish=with_cap)], source)
 
     def _said(self, place: int) -> frozenset[str]:
-        """Return the names of a tag's attributes that are text, as the file spells them but in small letters."""
+        """Return the names of a tag's attributes that are text, as spelt in the file but in lower case."""
         token = self.tokens[place]
         said = _SAID.get(token.name, ())
         if token.name == "w:default":
@@ -281,7 +281,7 @@ class _Part:
         return [MarkupSlot(SpannedText(text), form)]
 
     def unread(self) -> int:
-        """Return how many elements of text were not read, though readers see them."""
+        """Return how many text elements were not read although readers see them."""
         count = place = 0
         while place < len(self.tokens):
             token = self.tokens[place]
@@ -301,11 +301,11 @@ class _Part:
         return "".join(token.raw for token in self.tokens[begin:end])
 
     def after(self, place: int) -> int:
-        """Return the place after an element."""
+        """Return the index after an element."""
         return self.ends.get(place, place) + 1
 
     def children(self, place: int) -> list[int]:
-        """Return the places of the elements directly in one."""
+        """Return the indices of an element's direct children."""
         places, at = [], place + 1
         while at < self.ends.get(place, place):
             if self.tokens[at].kind in ("open", "empty"):
@@ -315,7 +315,7 @@ class _Part:
 
 
 class _Paragraph:
-    """Reader of one paragraph; `part` has its tokens, and `place` is its opening tag."""
+    """Reader of one paragraph; `part` has its tokens, and `place` is the index of its opening tag."""
 
     def __init__(self, part: _Part, place: int) -> None:
         self.part, self.place = part, place
@@ -325,7 +325,7 @@ class _Paragraph:
         self.hyphens: list[str] = []
 
     def template(self, cap: str = "") -> Template:
-        """Return what is between the paragraph's tags; `cap`: text that its first one is the end of."""
+        """Return the content between the paragraph's tags; `cap` is a drop cap that precedes its first text."""
         part, begin, end = self.part, self.place + 1, self.part.ends[self.place]
         template: Template = []
         while begin < end and (part.tokens[begin].name in ("w:pPr", "a:pPr") or part.tokens[begin].kind == "text"):
@@ -355,7 +355,7 @@ class _Paragraph:
                 self._run(place)
             elif token.name in _AROUND and token.kind == "open":
                 self._around(place)
-            elif token.name in _BREAKS:  # of slides; those of Word are in runs
+            elif token.name in _BREAKS:  # in slides; in Word they are inside runs
                 self.pieces.append(EmptyElement(part.raw(place, after), "\n"))
             elif token.raw:
                 self.pieces.append(EmptyElement(part.template(place, after), is_seen=token.name in _SEEN))
@@ -375,7 +375,7 @@ class _Paragraph:
         self.pieces.append(Close(part.raw(last, end + 1), name))
 
     def _run(self, place: int) -> None:
-        """Read a run: stretches of text and points, each as a separate run."""
+        """Read a run as stretches of text and points, each a separate run."""
         part = self.part
         children = part.children(place)
         before = part.tokens[place].raw
@@ -413,14 +413,14 @@ class _Paragraph:
                 self.pieces.append(EmptyElement(raw, is_seen=token.name in _SEEN))
 
     def _texts(self, place: int, before: str, properties: str, after: str) -> None:
-        """Read an element of text, in which tabs of slides are characters."""
+        """Read a text element; on slides, tabs are characters."""
         self.part.read.add(place)
         token, last = self.part.tokens[place], self.part.ends[place]
         tag = token.raw if "xml:space" in token.attributes or token.name == "a:t" else token.raw[:-1] + _SPACE
         closing = self.part.tokens[last]
         shown = "".join(t.text for t in self.part.tokens[place:last])
         for text in regex.split(r"(\t+|_x000[9ABD]_)" if token.name == "a:t" else r"(\t+)", shown):
-            if token.name == "a:t" and regex.fullmatch("_x000[DAB]_", text):  # the end of a line
+            if token.name == "a:t" and regex.fullmatch("_x000[DAB]_", text):  # a line end
                 self.pieces.append(EmptyElement(f"{before}{properties}{tag}{text}{closing.raw}{after}", "\n"))
             elif text.startswith(("\t", "_x0009_")):
                 self.pieces.append(Close(f"{before}{properties}{tag}{text}{closing.raw}{after}", DIVIDER))
@@ -428,14 +428,14 @@ class _Paragraph:
                 self._text(text, before, properties, tag, closing)
 
     def _hyphen(self, raw: str, before: str, properties: str) -> None:
-        """Read a hyphen at which no line ends, which the model is shown as a hyphen."""
+        """Read a non-breaking hyphen, which the model sees as a plain hyphen."""
         prefix = raw[1 : raw.index("noBreakHyphen")]
         tag, closing = f"<{prefix}t{_SPACE}", f"</{prefix}t>"
         self.hyphens.append(f"{closing}{raw}{tag}")
         self._text("-", before, properties, tag, Token("close", closing))
 
     def _ruby(self, place: int, before: str, after: str) -> None:
-        """Read text with signs above it: the text alone, whose element keeps the signs."""
+        """Read text with ruby signs: only the text is translated, and its element keeps the signs."""
         part, end = self.part, self.part.ends[place]
         base = next((child for child in part.children(place) if part.tokens[child].name == "w:rubyBase"), place)
         if base == place or base not in part.ends:
@@ -447,7 +447,7 @@ class _Paragraph:
         self.pieces.append(Close(part.raw(part.ends[base], end + 1) + after, name))
 
     def _text(self, text: str, before: str, properties: str, tag: str, closing: Token) -> None:
-        """Take text with the run that it is in; runs that differ in their history alone are the same."""
+        """Take text with its run; runs that differ only in their history are the same."""
         key = (_IDENTITY.sub("", before), properties)
         if key not in self.runs:
             end = before[1:].split()[0].rstrip(">")

@@ -33,7 +33,7 @@ _OPEN_DOCUMENT = {
     "urn:org:documentfoundation:names:experimental:office:xmlns:loext:1.0": "loext",
 }
 _TEXT = MarkupRules(
-    # Fields whose text is words are read with the sentence; programs write most of them again, from translated text.
+    # Fields that contain words are read with the sentence; programs regenerate most of them, from translated text.
     inline=_named(
         "text",
         "span a meta meta-field ruby ruby-base bookmark-ref reference-ref sequence-ref note-ref chapter title subject "
@@ -57,7 +57,7 @@ _TEXT = MarkupRules(
     copied=_named("office", "scripts settings automatic-styles font-face-decls meta")
     | _named("text", "tracked-changes sequence-decls variable-decls user-field-decls")
     | _named("style", "style default-style")
-    | _named("dc", "creator date")  # of an annotation
+    | _named("dc", "creator date")  # in an annotation
     | _named("meta", "date-string creator-initials")
     | {"sender-initials", "loext:sender-initials"},
     nested=_named("text", "note drop-down hidden-text alphabetical-index-mark alphabetical-index-mark-start")
@@ -68,7 +68,7 @@ _TEXT = MarkupRules(
     | _named("draw", "caption a"),
     seen=_named("text", "page-number page-count date time sheet-name number sequence drop-down")
     | _named("draw", "image object object-ole control frame custom-shape"),
-    # Choices, what stands there under a condition, entries of an index, questions and tooltips, buttons of forms.
+    # Choices, texts under a condition, index entries, questions and tooltips, buttons of forms.
     attributes=_named("text", "value string-value string-value-if-true string-value-if-false key1 key2 description")
     | _named("form", "label title")
     | {"loext:display-text", "office:title", "xlink:title"},
@@ -85,12 +85,12 @@ PROPERTIES = MarkupRules(
     | frozenset(("version", "language", "identifier", "contentType", "lastPrinted")),
     xml=True,
 )
-"""PROPERTIES are the rules of properties of documents: title, subject, key words and description, which fields show."""
+"""PROPERTIES are the rules for document properties: title, subject, keywords and description, shown in fields."""
 _WORD = regex.compile(r"\p{L}{2}")
 
 
 def opendocument(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating an OpenDocument file: its text, and headers and footers of its pages."""
+    """Return the work of translating an OpenDocument file: its text, and the headers and footers of its pages."""
     archive = Archive(content, name, settings.limits)
     archive.read("content.xml")
     parts = [part for part in archive.names if part in ("content.xml", "styles.xml", "meta.xml")]
@@ -106,7 +106,7 @@ _WRITTEN = regex.compile(rb"<text:(?:p|h|span)(?:\s[^<>]*+)?>[^<]*?(?:[A-Za-z]|[
 
 
 def _is_left(token: Token) -> bool:
-    """Return whether a tag has text that stays: what stands around numbers, the value of a field of the user's own."""
+    """Return whether a tag has untranslated text: text around numbers, or the value of a user-defined field."""
     is_value = token.name == "text:user-field-decl"
     names = ["office:string-value"] if is_value else ["style:num-prefix", "style:num-suffix"]
     return any(_WORD.search(token.attributes.get(name, "")) for name in names)
@@ -125,12 +125,12 @@ def xml_members(
 
     Args:
         archive: the archive.
-        documents: the members that are written, by name.
-        templates: of these.
-        settings: how they are translated.
-        left: members with text that is not read, which are counted.
-        notices: what was counted before.
-        turn: writes a member in the other direction; none: nothing is turned.
+        documents: the members to translate, by name.
+        templates: templates of these members.
+        settings: settings of the translation.
+        left: members with text that is not read; they are counted.
+        notices: notices counted so far.
+        turn: writes a member in the other direction; None: nothing is mirrored.
     """
     notices = TextNotices() if notices is None else notices
     for part in left:
@@ -159,7 +159,7 @@ _LANGUAGE = regex.compile(r"(<(?:[\w.-]++:)?+language\b[^<>]*+>)[^<]*+(</)")
 
 
 def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating an EPUB: its pages, its table of contents; its language becomes the target's."""
+    """Return the work of translating an EPUB: its pages and table of contents; its language becomes the target's."""
     archive = Archive(content, name, settings.limits)
     package = _package(archive, name)
     book = read_xml(archive.markup(package), f"{name}: {package}")
@@ -187,7 +187,7 @@ def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resu
 
 
 def _directed(tokens: Sequence[Token], settings: Settings) -> Iterator[str]:
-    """Yield a package, in whose spine pages follow each other in the direction of the target where that is another."""
+    """Yield a package whose spine has the target's page direction, if that differs from the source's."""
     to_right, can = direction.turned(settings), False  # EPUB 2 has no such attribute
     for token in tokens:
         can = can or (token.name == "package" and not token.attributes.get("version", "").startswith("2"))

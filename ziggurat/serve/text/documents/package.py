@@ -1,4 +1,4 @@
-"""Packages of Office files: content types, the main part, and parts with text that are not read."""
+"""Packages of Office files: content types, the main part, and unread parts with text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ziggurat.serve.text.files import Archive
 from ziggurat.serve.text.tokens import read_xml
 
 _MAIN = regex.compile(r".*(?:wordprocessingml|presentationml|ms-word|ms-powerpoint)\.[\w.]*main\+xml")
-# Documents in the document, by name or content type: they are not read.
+# Documents embedded in the document, by name or content type; they are not read.
 _EMBEDDED = regex.compile(
     r"(?:word|ppt)/embeddings/.+|.*/afchunk[^/]*|.+\.(?:docx|docm|xlsx|pptx|odt|html?|xhtml|mht|mhtml|rtf|txt|pdf|eml)",
     flags=regex.IGNORECASE,
 )
 _EMBEDDED_TYPES = regex.compile(r"text/(?:html|plain|rtf|richtext)|application/(?:rtf|pdf|xhtml\+xml)|message/rfc822")
-# Other parts, of which those with text are told: comments of slides, newer kinds of charts, building blocks, numbering.
+# Other parts; those with text are reported: comments on slides, newer kinds of charts, building blocks, numbering.
 _STAYING = regex.compile(r"(?:customXml|docProps)/.*|.*/(?:(?:slide|notes|handout)Masters|slideLayouts|theme)/.*")
 _HAS_TEXT = regex.compile(
     r"""<(?:\w++:)?(?:t|text|v|pt)(?:\s[^<>]*+)?>[^<]*?\p{L}
@@ -26,11 +26,11 @@ _HAS_TEXT = regex.compile(
     flags=regex.VERBOSE,
 )
 PACKED = b"PK\x03\x04"
-"""PACKED is how a part begins that is an archive, such as a document inserted as it is."""
+"""PACKED is the start of a part that is itself an archive, such as an embedded document."""
 
 
 def is_left(archive: Archive, part: str, kind: str) -> bool:
-    """Return whether a part that is not read, of the content type `kind`, has text for readers."""
+    """Return whether an unread part, of the content type `kind`, has text for readers."""
     if _EMBEDDED.fullmatch(part) or _EMBEDDED_TYPES.match(kind) or archive.read(part).startswith(PACKED):
         return True
     if not part.endswith(".xml") or _STAYING.fullmatch(part):
@@ -57,7 +57,7 @@ def content_types(archive: Archive, name: str) -> dict[str, str]:
 
 
 def main_part(archive: Archive, name: str, types: Mapping[str, str], usual: str) -> str:
-    """Return the name of the document's main part: the one that relations name, or content types, or the usual one."""
+    """Return the name of the document's main part: from the relations, the content types, or the usual one."""
     members = {member.lower(): member for member in archive.names}
     if "_rels/.rels" in archive.names:
         for token in read_xml(archive.markup("_rels/.rels"), f"{name}: _rels/.rels").tokens:

@@ -1,4 +1,4 @@
-"""Files of strings with keys: JSON of known shapes, and Android's strings.xml."""
+"""Files of strings with keys: JSON in known shapes, and Android's strings.xml."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Path: TypeAlias = "tuple[str, ...]"
 
 
 class _Value(NamedTuple):
-    """A string that is a value: its characters in the file, and the keys that lead to it (lists have none)."""
+    """A string value: its range in the file, and the keys that lead to it (lists have none)."""
 
     begin: int
     end: int
@@ -44,13 +44,13 @@ class _Value(NamedTuple):
 
 
 def json_values(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating JSON: strings that are values. Numbers, order and layout stay as they are.
+    """Return the work of translating JSON: its string values. Numbers, order and layout are preserved.
 
-    Raises DataError: not JSON, nested more than 64 deep, larger than ziggurat.system.small_files.MAX_BYTES, of another
-    language than those of `settings`, or of a shape that is not read.
+    Raises DataError if it is not JSON, nested more than 64 deep, larger than ziggurat.system.small_files.MAX_BYTES, in
+    a language other than those of `settings`, or of an unsupported shape.
     """
     text, charset = decoded(content, name)
-    shape = _shape(parse_json(text.encode(), name), name)  # refuses what is not JSON, or nested too deeply
+    shape = _shape(parse_json(text.encode(), name), name)  # refuses invalid or too deeply nested JSON
     places = _values(text)
     values = [json.loads(text[value.begin : value.end]) for value in places]
     notices = TextNotices()
@@ -107,7 +107,7 @@ _FOR_PROGRAMS = regex.compile(
       | [a-z]{{2,3}}[\-_](?:[A-Z][a-z]{{3}}(?:[\-_][A-Z]{{2}})?+|[A-Z]{{2}})  # en-US, zh-Hans""",
     flags=regex.VERBOSE | regex.ASCII,
 )
-"""_FOR_PROGRAMS matches values that only programs read. It must not match what people read: no word alone."""
+"""_FOR_PROGRAMS matches values meant for programs. It must not match text for readers, such as a single word."""
 
 
 def _is_for_programs(value: str) -> bool:
@@ -120,7 +120,7 @@ def _place(value: _Value) -> str:
 
 def _values(text: str) -> list[_Value]:
     values: list[_Value] = []
-    path: list[str] = []  # the key in each object that is open; empty in lists
+    path: list[str] = []  # the key in each open object; empty in lists
     for found in _TOKEN.finditer(text):
         sign = found[0]
         if sign in ("{", "["):
@@ -136,7 +136,7 @@ def _values(text: str) -> list[_Value]:
 
 # Shapes
 
-# The key of an entry whose value people read -> the keys beside it that are for translators and programs.
+# The key of an entry whose value is for readers -> the neighbouring keys for translators and programs.
 _ENTRIES = {
     "message": frozenset(("description", "placeholders", "hash")),
     "defaultMessage": frozenset(("id", "description", "file", "start", "end", "line", "col")),
@@ -144,7 +144,7 @@ _ENTRIES = {
     "translation": frozenset(("id",)),
 }
 _FORMS = frozenset(("zero", "one", "two", "few", "many", "other"))
-_BESIDE_FORMS = frozenset(("id", "description", "hash", "leftDelim", "rightDelim"))  # of go-i18n
+_BESIDE_FORMS = frozenset(("id", "description", "hash", "leftDelim", "rightDelim"))  # in go-i18n
 _MANIFEST = frozenset(("name", "short_name", "description", "label"))
 
 
@@ -152,13 +152,13 @@ class _Shape(NamedTuple):
     """The parts of a file that are translated.
 
     Attributes:
-        last: keys of strings that are, if not all are.
-        depth: how many keys lead to those strings; 0: any number.
-        entry: keys of strings that are not, in entries in which others should not be.
-        left: last keys of strings that are not.
-        metadata: whether what is below a key that begins with `@` is not.
-        language: the keys that lead to the file's language.
-        names: patterns of what its messages refer to, beside what any may.
+        last: last keys of translated strings, if not all strings are translated.
+        depth: number of keys that lead to those strings; 0: any number.
+        entry: keys of untranslated strings in entries that should have no other such keys.
+        left: last keys of untranslated strings.
+        metadata: whether everything below a key that starts with `@` is untranslated.
+        language: keys that lead to the file's language.
+        names: patterns of placeholders in its messages, in addition to the common ones.
         icu: whether the messages are in ICU's MessageFormat; None: if one has branches.
     """
 
@@ -172,7 +172,7 @@ class _Shape(NamedTuple):
     icu: bool | None = None
 
     def translates(self, path: _Path) -> bool:
-        """Return whether a string at the end of these keys is translated."""
+        """Return whether the string at the end of these keys is translated."""
         if path == self.language or (path and path[0] == "$schema"):
             return False
         if (self.metadata and path and path[0].startswith("@")) or (self.left and path and path[-1] in self.left):
@@ -180,9 +180,9 @@ class _Shape(NamedTuple):
         return (not self.last or (bool(path) and path[-1] in self.last)) and self.depth in (0, len(path))
 
     def syntax(self, texts: Sequence[str]) -> Syntax:
-        """Return what is known of messages, those that are translated."""
+        """Return the facts about the messages that are translated."""
         names = references(*self.names)
-        if self.language == _ARB_LANGUAGE:  # Flutter's quote only where one says so
+        if self.language == _ARB_LANGUAGE:  # Flutter's messages use quoting only if enabled
             return Syntax(names, any("''" in text for text in texts) or None)
         return Syntax(names, any(map(BRANCHES.search, texts)) if self.icu is None else self.icu)
 
@@ -218,7 +218,7 @@ def _shape(content: Any, name: str) -> _Shape:
 
 
 def _refuse_other(content: Mapping[str, Any], name: str) -> None:
-    """Raise DataError for files of other programs, not all of whose values are text, or which hold two languages."""
+    """Raise DataError for files of other programs whose values are not all text, or which hold two languages."""
     messages = content.get("messages")
     of_gotext = messages if isinstance(messages, list) else []
     compiled = [value for value in content.values() if isinstance(value, list) and value]
@@ -236,14 +236,14 @@ def _refuse_other(content: Mapping[str, Any], name: str) -> None:
 
 
 def _described(content: Mapping[str, Any]) -> bool:
-    """Return whether messages have metadata beside them, as `@key`."""
+    """Return whether messages have metadata under a neighbouring `@key`."""
     return any(key[:1] == "@" and isinstance(content.get(key[1:]), str) for key in content if len(key) > 1)
 
 
 def _are_entries(items: Sequence[Any], key: str, beside: frozenset[str]) -> bool:
-    """Return whether these are entries: all have this key and known ones alone, or half do, and some have known ones.
+    """Return whether these are entries: all have `key` and only known keys, or half do and some have known keys.
 
-    Others are then entries that somebody added a key to, or left one out of.
+    In the latter case someone has added keys to the other entries, or left keys out.
     """
     known = [
         item
@@ -269,19 +269,19 @@ _LOCALE = regex.compile(r"""(\btools:locale\s*+=\s*+["'])[^"']*+""")
 
 
 def android(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating the strings of an Android application, known by its element `resources`.
+    """Return the work of translating the strings of an Android application, recognised by its element `resources`.
 
-    Elements with `translatable="false"` and references (`@string/other`) stay; so do resources of other types, of which
-    those with text are counted. A `tools:locale` that is the source's becomes the target's.
+    Elements with `translatable="false"` and references (`@string/other`) are preserved, as are resources of other
+    types, which are counted if they have text. A `tools:locale` that names the source becomes the target's.
 
-    Raises DataError: XML of another kind, or of another language than those of `settings`.
+    Raises DataError for XML of another kind, or in a language other than those of `settings`.
     """
     xml = read_xml(content, name, _SPACES)
     tokens, ends = xml.tokens, xml_ends(xml.tokens)
     root = next((place for place, token in enumerate(tokens) if token.kind in ("open", "empty")), 0)
     if tokens[root].name != "resources":
         raise DataError(
-            f"{name}: of XML only Android's strings (`resources`) and files with an ending that is known are read; its "
+            f"{name}: XML is read only as Android's strings (`resources`) or with a known file name suffix; its "
             f"element is {printable(tokens[root].name, 60)!r}"
         )
     out = [token.raw for token in tokens]
@@ -308,7 +308,7 @@ def android(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
 def _strings(
     tokens: Sequence[Token], ends: dict[int, int], root: int, notices: TextNotices
 ) -> Iterator[tuple[int, str, str]]:
-    """Yield the place of each string, the name of the resource that it is of, and what it is called in notices."""
+    """Yield the index of each string, the name of its resource, and its name in notices."""
     for place in _children(tokens, ends, root):
         token = tokens[place]
         key = token.attributes.get("name", "")
@@ -320,14 +320,14 @@ def _strings(
         elif token.name in ("string-array", "plurals"):
             for number, item in enumerate(_children(tokens, ends, place), start=1):
                 yield item, key, f"{called}, item {number}"
-        elif token.name == "array":  # of values of any type
+        elif token.name == "array":  # its values may have any type
             items = ("".join(t.text for t in tokens[item : ends[item]]) for item in _children(tokens, ends, place))
             if any(has_words(text, []) and not _REFERENCE.fullmatch(text) for text in items):
                 notices.add("not_read", called)
 
 
 def _children(tokens: Sequence[Token], ends: dict[int, int], parent: int) -> Iterator[int]:
-    """Yield the places of the elements directly in one, but those that are empty."""
+    """Yield the indices of an element's direct children that are not empty."""
     place = parent + 1
     while place < ends.get(parent, parent):
         if tokens[place].kind == "open" and ends[place] > place + 1:
@@ -355,16 +355,17 @@ def _markup(tokens: Sequence[Token], rules: MarkupRules, read: Callable[[str], s
 
 
 def _divided(tokens: Sequence[Token], read: Callable[[str], str]) -> Iterator[Token]:
-    """Yield text with its escapes as characters, and between texts ends of lines, blanks that stay, quotation marks.
+    """Yield text with its escapes decoded and, between texts, line ends, preserved blanks and quotation marks.
 
-    Between quotation marks all white space stays; elsewhere Android makes one blank of it, and none at the ends.
+    Between quotation marks all white space is preserved; elsewhere Android reduces it to one blank, and strips the
+    ends.
     """
     quoted = False
     for token in tokens:
         if token.kind != "text":
             yield token
             continue
-        if token.raw.startswith(CDATA):  # beside elements
+        if token.raw.startswith(CDATA):  # next to elements
             yield token._replace(text=_unescaped(token.text))
             continue
         begin = 0
@@ -390,7 +391,7 @@ def _unescaped(text: str) -> str:
 
 
 def _letters(found: regex.Match[str]) -> str:
-    """Return what escapes stand for; two of `\\u` may be one character."""
+    """Return the decoded escapes; two of `\\u` may be one character."""
     if codes := found.captures("code"):
         return bytes.fromhex("".join(codes)).decode("utf-16-be", "replace")
     kind = {"br": "\n", "space": " "}.get(found.lastgroup or "")
@@ -398,7 +399,7 @@ def _letters(found: regex.Match[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text with Android's escapes; `@` and `?` mean something at the beginning of a string."""
+    """Return text with Android's escapes; `@` and `?` have a meaning at the start of a string."""
     escaped = text.translate(_WRITTEN)
     return f"\\{escaped}" if escaped.startswith(("@", "?")) else escaped
 

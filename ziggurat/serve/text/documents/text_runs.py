@@ -1,4 +1,4 @@
-"""Runs of Word and PowerPoint: how text with one look is spelled, and pieces of a paragraph made of runs."""
+"""Runs of Word and PowerPoint: the spelling of text with one look, and the pieces of a paragraph made of runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece
 from ziggurat.serve.text.tokens import spelt
 
 DIVIDER = ""
-"""Name of an end without a beginning, which divides a paragraph: a tab comes back between the same two texts."""
+"""DIVIDER is the name of an unmatched end, which divides a paragraph: a tab stays between the same two texts."""
 _HYPHEN = regex.compile(r"(?<=\w)-(?=\w)")
 
 
@@ -29,9 +29,9 @@ class RunForm:
     """Spelling of a paragraph of runs.
 
     Attributes:
-        ground: the run of text that belongs to no element.
-        hyphens: hyphens at which no line ends, each as the end of a text, its tag and the beginning of the next; in the
-            translation the first ones inside of words become these.
+        ground: the run of text outside all elements.
+        hyphens: non-breaking hyphens, each as the end of a text, its tag and the start of the next; in the translation
+            they replace the first hyphens inside words.
     """
 
     ground: Run
@@ -60,7 +60,7 @@ class RunForm:
 
 
 def joined(pieces: Sequence[Piece], ground: Run) -> list[Piece]:
-    """Return the pieces with neighbouring runs joined, and text of the ground without a run."""
+    """Return the pieces with adjacent runs joined, and text of the ground without a run."""
     together: list[Piece] = []
     for piece in pieces:
         raw = None if isinstance(piece, str) else piece.raw
@@ -68,7 +68,7 @@ def joined(pieces: Sequence[Piece], ground: Run) -> list[Piece]:
             continue
         before = together[-1] if together else None
         if isinstance(piece, Open) and isinstance(before, Close) and isinstance(raw, Run) and before.raw is raw:
-            together.pop()  # the same run goes on
+            together.pop()  # the same run continues
         elif isinstance(piece, str) and isinstance(before, str):
             together[-1] = before + piece
         elif piece != "":
@@ -77,7 +77,7 @@ def joined(pieces: Sequence[Piece], ground: Run) -> list[Piece]:
 
 
 def _divided(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the pieces with dividers for the ends of lines at which a text ends: no small letters, no comma before."""
+    """Return the pieces with dividers at line ends that end a text: not before lower case, and not after a comma."""
     after, following = [""] * len(pieces), ""
     for place in range(len(pieces) - 1, -1, -1):
         after[place], piece = following, pieces[place]
