@@ -300,8 +300,8 @@ def _read(folder: Path, name: str, form: type[Shape], default: Shape | None = No
 def _tensors(folder: Path) -> dict[str, Tensor]:
     """Return all parameters, from `model.safetensors` or else `pytorch_model.bin`, in one file or several.
 
-    If both exist, `model.safetensors` is used, as in transformers. Raises DataError: there are none, or two sets of files in
-    one form and nothing says which is the model's.
+    If both exist, `model.safetensors` is used, as in transformers. Raises DataError: there are none, or two sets of
+    files in one form and nothing says which is the model's.
     """
     files = sorted(path.name for path in folder.iterdir() if _WEIGHTS.fullmatch(path.name))
     for whole, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickled)):

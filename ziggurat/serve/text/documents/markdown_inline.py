@@ -66,8 +66,8 @@ _INLINE = regex.compile(
       | (?P<emphasis>(?<![*\w])\*(?=[^\s*])|(?<=[^\s*])\*(?!\*)|(?<!\w)_(?=[^\s_])|(?<=[^\s_])_(?!\w))""",
     flags=regex.VERBOSE | regex.DOTALL,
 )
-# What would start a block at the start of a paragraph's line, or a rule after an item's marker (`* **`); a backslash makes
-# it text.
+# What would start a block at the start of a paragraph's line, or a rule after an item's marker (`* **`); a backslash
+# makes it text.
 _BEGINS_BLOCK = regex.compile(
     r"\s*+(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+*](?:\s|$)|>|#{1,6}(?:\s|$)|[-=]+\s*$|(?:[-*_]\s*){2,}$|`{3}|~{3}))"
 )
