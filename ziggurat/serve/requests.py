@@ -39,8 +39,7 @@ _NOT_UTF8 = "forms must be UTF-8"
 _CHARSET = re.compile(r"""charset\s*+=\s*+["']?+([^"';\s]*+)""")
 _JSON, _FORM, _UPLOAD = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_FIELDS = 2000
-_LARGE = 1 << 16
-"""_LARGE is the size of JSON from which on it is parsed outside the event loop."""
+_LARGE = 1 << 16  # bytes of JSON from which on it is parsed outside the event loop
 
 
 class Refused(Exception):  # noqa: N818 - a response
