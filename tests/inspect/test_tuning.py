@@ -34,7 +34,7 @@ def test_another_size_keeps_heads_and_proportions() -> None:
     assert (small.encoder.layers, small.decoder.layers, small.encoder.history) == (3, 2, "top_only")
     assert small.transfer == model.transfer
     assert (small.planned_encoder_layers, small.planned_decoder_layers) == (3, 2), "not those of the large model"
-    with pytest.raises(ConfigError, match="no multiple of 64"):
+    with pytest.raises(ConfigError, match="not a multiple of 64"):
         resized(model, Size(96, 3, 3))
     narrow = resized(change_section(model, {"encoder": {"heads": 16}}, "model"), Size(128, 3, 2))
     assert (narrow.heads, narrow.encoder_heads) == (2, 4)

@@ -45,7 +45,7 @@ class Inspection:
 
     Attributes:
         parameters: values that are trained; a shared matrix counts once.
-        parts: the same by part: embeddings, encoder, decoder, output; a shared matrix counts where it is met first.
+        parts: parameters by part: embeddings, encoder, decoder, output; a shared matrix counts at its first occurrence.
         layers: encoder and decoder layers.
         layer_parameters: values in the topmost layer of the encoder and of the decoder.
     """

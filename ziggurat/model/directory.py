@@ -175,7 +175,7 @@ def refuse_replacing(path: Path, *, force: bool) -> None:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read `model.safetensors` of a model directory or a checkpoint, compared with its checksum before it is parsed.
 
-    Low-rank updates are merged with the weights that they belong to. Raises CheckpointError: missing, damaged, too new.
+    Low-rank updates are merged with their base weights. Raises CheckpointError: missing, damaged, too new.
     """
     if (path.parent / META_FILE).is_file():
         verify(path, read_meta(path.parent)["checksums"][path.name])

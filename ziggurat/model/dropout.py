@@ -98,7 +98,7 @@ class Dropout(nn.Module):
 
     Args:
         p: probability of an element being dropped.
-        exact: use p as it is; otherwise, on CPU, p is rounded to the nearest 1/256 (at least 1/256), and the scale is
+        exact: use p unchanged; otherwise, on CPU, p is rounded to the nearest 1/256 (at least 1/256), and the scale is
             the inverse of the share that is then kept, so the expectation is unchanged.
     """
 

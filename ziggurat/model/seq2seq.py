@@ -192,7 +192,7 @@ class DecoderState:
 
 
 class Seq2Seq(nn.Module):
-    """Encoder-decoder model. Source sentences end with end-of-sentence; decoder input starts with begin-of-sentence.
+    """An encoder-decoder model. Source sentences end with end-of-sentence; decoder input starts with begin-of-sentence.
 
     Args:
         source_embedding: embeds the encoder's input.

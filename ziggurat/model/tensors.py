@@ -149,7 +149,7 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
-    except ConfigError:  # a ValueError, too
+    except ConfigError:  # also a ValueError
         raise
     except (SafetensorError, OSError, ValueError) as error:
         refuse_passing(path, error)

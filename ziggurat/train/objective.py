@@ -153,7 +153,7 @@ def add_gradients(
     Args:
         objective: an Objective, or its wrapper.
         batch: the batch, on any device.
-        device: where the objective is.
+        device: device of the objective.
         precision: `training.precision`.
         tokens: number of tokens in the whole update, as in ziggurat.train.loss.sequence_loss.
         sentences: number of sentences in the whole update.

@@ -5,7 +5,7 @@ used: FileSystemWriter leaves a pickled `.metadata` (filesystem.py, `finish`), a
 process's whole shard in memory before it writes it (filesystem.py, `stream.write(save(tensor_dict, ...))`) and syncs no
 checksum with it. The files here have the headers that HuggingFaceStorageReader reads.
 
-The module takes most of a second to import, so ziggurat.train.checkpoint imports it only where it is needed.
+The module takes most of a second to import, so ziggurat.train.checkpoint imports it only when needed.
 """
 
 from __future__ import annotations

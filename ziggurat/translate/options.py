@@ -462,7 +462,7 @@ class TextTranslator(StreamTranslator):
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None, first: int = 0
     ) -> list[TargetScore]:
-        """Return the score of each given target. Raises ConfigError where it has no such capability."""
+        """Return the score of each given target. Raises ConfigError if the translator cannot score."""
 
 
 def tells_alignments(translator: TextTranslator) -> bool:

@@ -33,7 +33,7 @@ class Shortlist:
     Args:
         table: candidates for each source id.
         size: number of target ids of the tokenizer; a model may have further rows, which are never allowed.
-        device: where the masks are built.
+        device: device on which the masks are built.
     """
 
     def __init__(self, table: ShortlistTable, size: int, device: torch.device | str = "cpu") -> None:

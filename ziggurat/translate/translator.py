@@ -50,7 +50,7 @@ class Translator(TextTranslator):
         source_tokenizer, target_tokenizer: tokenizers of the models' two sides.
         decoding: default search settings of calls.
         max_positions: most positions of either side, if a model has such a limit (learned positions).
-        device: where the models are.
+        device: device of the models.
         origin: description of the weights, for messages.
         target_language: code of the target language; scores may depend on it.
         before_step: called before every step of a search; an error that it raises ends the translation.

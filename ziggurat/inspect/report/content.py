@@ -304,7 +304,7 @@ class SampleTranslations:
 
     Attributes:
         sentences: the sentences.
-        by_run: translations of each run of the report; None where a run has none.
+        by_run: translations of each run of the report; None if a run has none.
         comparison: scores, tests and counts of the runs that have translations, in their order.
         groups: sentences worth reading.
         which: the weights of every run, `best` or `last`; None: the default of other commands, of one kind.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Row = tuple[float | None, ...]
-"""Values in a row; None where a value is missing or not finite."""
+"""Values in a row; None if a value is missing or not finite."""
 
 
 @dataclass(frozen=True)

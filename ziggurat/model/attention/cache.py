@@ -35,8 +35,8 @@ class Mask(NamedTuple):
     Attributes:
         bias: added to the logits: 0, or -inf at hidden keys; broadcasts to [batch, heads, queries, keys]. It is the
             whole mask, for kernels that cannot use the other two.
-        causal: whether the mask hides the future and nothing else.
-        bounds: the same mask for flash attention, where it hides padding and nothing else; None on devices without it.
+        causal: whether the mask hides only the future.
+        bounds: the same mask for flash attention, if it hides only padding; None on devices without it.
     """
 
     bias: Tensor
@@ -123,12 +123,12 @@ class LiveBeams:
 
     Attributes:
         count: N.
-        room: the number of sentences that the caches have memory for.
+        room: the number of sentences for which the caches have memory.
         longest: the largest of `positions`.
-        aligned: all sentences are at the same position.
+        aligned: whether all sentences are at the same position.
         source: source positions S of the longest sentence at the latest `admit`.
-        first: all sentences take their first step. All beams of a sentence start from the same token, so that step
-            runs one beam, [N, 1, d_model] for [N, K, d_model], and its result holds for the others.
+        first: whether all sentences take their first step. All beams of a sentence start from the same token, so that
+            step runs one beam, [N, 1, d_model] for [N, K, d_model], and its result holds for the others.
     """
 
     def __init__(self, beam_size: int, slots: int) -> None:

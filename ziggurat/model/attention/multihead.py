@@ -177,7 +177,7 @@ def weights_explicit() -> Iterator[None]:
 
 
 class AttentionResult(NamedTuple):
-    """Context [batch, heads, queries, d_head] and, when asked for, weights [batch, heads, queries, keys]."""
+    """Context [batch, heads, queries, d_head] and, on request, weights [batch, heads, queries, keys]."""
 
     context: Tensor
     weights: Tensor | None

@@ -35,7 +35,7 @@ class RelativeAttention(SelfAttention):
     product of queries and table is spread over the keys by distance, and the weights are summed by distance.
 
     Arguments are those of SelfAttention, `clip` (k), and `values` (whether the table s exists). Scaling and
-    value residual leave the tables as they are.
+    value residual do not affect the tables.
     """
 
     value_table: nn.Parameter | None

@@ -1,6 +1,6 @@
 """Compiled inner loops of translation on a CPU (compiled.c): linear maps, and attention of a decoding step.
 
-The library is built with the package, where there is a C compiler (hatch_build.py); without it, or on a processor that
+The library is built with the package if there is a C compiler (hatch_build.py); without it, or on a processor that
 lacks the instructions, PyTorch's operators do the same, only more slowly. Nothing here can be trained.
 """
 

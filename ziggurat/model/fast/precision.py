@@ -197,7 +197,7 @@ def decoding_notice(
 
 
 def faster(rates: Mapping[str, float], than: str) -> str | None:
-    """Return the precision with the highest rate if it is clearly faster than the one called `than`; else None."""
+    """Return the precision with the highest rate if it is clearly faster than `than`, otherwise None."""
     best = max(rates, key=lambda name: rates[name])
     return best if than in rates and rates[best] > _WORTH * rates[than] else None
 
