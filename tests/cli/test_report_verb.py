@@ -228,7 +228,7 @@ def test_steps_that_made_a_run_or_a_store_have_its_report(ziggurat: Ziggurat, pi
         ({"data": {"dev": [{"source": "d.de", "target": "d.en"}]}}, 100, ["dev sets"]),
         ({"model": {"d_model": 32}}, 100, ["wide"]),
         ({"model": {"encoder": {"layers": 3}}}, 100, ["layers"]),
-        ({"vocabulary": b"other\n"}, 100, ["vocabularies differ"]),
+        ({"vocabulary": b"other\n"}, 100, ["vocabularies"]),
     ],
 )
 def test_figures_of_unlike_runs_are_told(

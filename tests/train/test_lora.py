@@ -159,7 +159,7 @@ def test_with_another_base_it_is_another_model(adapted: Path, tmp_path: Path) ->
     base = open_model(run, which="base")
     tensors = {name: tensor * 2 for name, tensor in weights(base.model).items()}
     write_model_directory(run / "base", tensors, base.experiment, base.directory)
-    with pytest.raises(CheckpointError, match="its weights changed after the job had begun"):
+    with pytest.raises(CheckpointError, match="its weights changed after the job had started"):
         job_opened(before.choice)
     (one,), (other,) = (each["models"] for each in (before.settings, ModelChoice((str(run),)).identified().settings))
     assert {name for name in one if one[name] != other[name]} == {"weights"}

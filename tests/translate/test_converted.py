@@ -328,5 +328,5 @@ def test_the_verb_takes_models_of_both_sides(ziggurat: Ziggurat, made: Made, tmp
 
 
 def test_elsewhere_such_a_folder_is_refused(made: Made) -> None:
-    with pytest.raises(ConfigError, match="only `ziggurat translate` reads"):
+    with pytest.raises(ConfigError, match="only `translate`, `evaluate` and `compare` read"):
         export_folder("auto", [str(made())])

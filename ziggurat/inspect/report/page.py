@@ -81,7 +81,7 @@ def differences(content: Content) -> list[str]:
     if any(_dev_set(run) != _dev_set(runs[0]) for run in runs):
         found.append("their dev sets differ")
     if len(runs) > 1 and not _vocabularies_agree(runs):
-        found.append("their vocabularies, whose tokens losses are averaged over, differ or cannot be read")
+        found.append("their vocabularies differ or cannot be read, and losses are per token")
     return found
 
 
