@@ -12,18 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-import ziggurat
 from tests.composition import model
-from tests.conftest import tiny_experiment
+from tests.pretend.conftest import LINES, opened
 from tests.small import merged, small_config
 from tests.test_composition import OPTIONS, PAIRS, VOCABULARY, named, padded_batch, stepwise
-from tests.train.runs import QUIET
 from tools.pretend_device import NAME, Counts, counted
 from ziggurat.config import ModelConfig
 from ziggurat.config.train import GuidedAlignmentConfig, LossConfig, OptimiserConfig
 from ziggurat.model.build import build_model, parameter_roles
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.train.loop import train
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.update import Parallel, train_update
 
@@ -107,17 +104,6 @@ def test_a_layer_launches_no_more_than_it_did(kind: str, precision: str) -> None
     assert launches(2, 3) - two <= most[1]
 
 
-LINES = ["Madona dogun nobelim.", "Vi vados.", "", "Ko madon vados la dogun ko nobelim de vi."]
-
-
-@pytest.fixture(scope="module")
-def trained(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of four updates, trained on the CPU."""
-    run = tmp_path_factory.mktemp("pretend") / "run"
-    train(run, tiny_experiment(tiny_folder, stop={"updates": 4}, device="cpu"), console=QUIET)
-    return run
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -130,13 +116,14 @@ def trained(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         {"beam_size": 3, "banned": ["kref", "Tha skotha", "Tha kref", "Kras krounei krar"]},
         {"endings": "fairseq", "beam_size": 3},
         {"endings": "marian", "beam_size": 3},
-        {"prefixes": ["Tha", "", "kref", "Tha skotha"], "beam_size": 2},
+        {"constraints": [["krar"], [], ["shan", "droul"]], "beam_size": 3},
+        {"prefixes": ["Tha", "", "kref"], "beam_size": 2},
     ],
     ids=str,
 )
-def test_a_search_finds_the_same_and_waits_once_a_step(options: dict[str, Any], trained: Path) -> None:
-    expected = ziggurat.load(trained, device="cpu").translate(LINES, **options)
-    translator = ziggurat.load(trained, device=NAME)
+def test_a_search_finds_the_same_and_waits_once_a_step(options: dict[str, Any], runs: tuple[Path, Path]) -> None:
+    expected = opened("cpu", runs[0]).translate(LINES, **options)
+    translator = opened(NAME, runs[0])
     with counted() as counts:
         found = translator.translate(LINES, **options)
     assert [t.text for t in found] == [t.text for t in expected]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-import ziggurat
 from tests.conftest import tiny_experiment
-from tests.train.runs import QUIET, final_bytes, records
+from tests.pretend.conftest import DEVICES, LINES, experiment_of, opened
+from tests.train.poison import planned, poison
+from tests.train.runs import QUIET, final_bytes, records, timeless_progress
 from tools.pretend_device import NAME, counted
-from ziggurat.config.model import DropoutConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.shortlist import estimate_shortlist, write_shortlist
 from ziggurat.inspect.trial import TrialOptions, run_trial
@@ -20,49 +23,93 @@ from ziggurat.train.loop import train
 
 SETTINGS: dict[str, Any] = {
     "device": NAME,
-    "batch": {"max_tokens": 150, "accumulate": 2},
+    "batch": {"max_tokens": 100, "accumulate": 2},
     "clip_norm": 1.0,
     "optimiser": {"moments": "bf16", "weight_decay": 0.01, "kind": "adamw", "weight_smoothing": 0.1},
-    "validation": {"every_updates": 1, "max_sentences": 2, "beam_size": 2},
+    "validation": {"every_updates": 2, "max_sentences": 1, "beam_size": 2},
     "checkpoint": {"every_updates": 1, "average_last": 2},
     "diagnostics": {"every_updates": 2, "max_share": None},
     "log_every_updates": 1,
     "stop": {"updates": 2},
 }
+SHALLOW = {"encoder": {"layers": 1}, "decoder": {"layers": 1}, "dropout": {"attention": 0.1, "residual": 0.1}}
 
 
 def test_a_run_trains_validates_and_resumes_to_the_same_bits(tiny_folder: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     with counted() as counts:
-        train(whole, tiny_experiment(tiny_folder, **SETTINGS), console=QUIET)
-    assert len(records(whole, "validation")) == 2
+        train(whole, experiment_of(tiny_folder, SHALLOW, **SETTINGS), console=QUIET)
+    assert len(records(whole, "validation")) == 1
     assert counts.operators["attention_backward"] > 0  # and not all of it beside the device
-    train(cut, tiny_experiment(tiny_folder, **{**SETTINGS, "stop": {"updates": 1}}), console=QUIET)
-    train(cut, tiny_experiment(tiny_folder, **SETTINGS), resume=True, console=QUIET)
+    train(cut, experiment_of(tiny_folder, SHALLOW, **{**SETTINGS, "stop": {"updates": 1}}), console=QUIET)
+    train(cut, experiment_of(tiny_folder, SHALLOW, **SETTINGS), resume=True, console=QUIET)
     assert final_bytes(cut, 2) == final_bytes(whole, 2)
     # Written by one device, read by another.
     assert {t.device.type for t in load_checkpoint(cut / "last").optimiser.values()} == {"cpu"}
-    assert ziggurat.load(whole, device="cpu").translate(["Vi vados."])[0].text is not None
+    assert opened("cpu", whole).translate(["Vi vados."])[0].text is not None
 
 
-def test_a_first_loss_is_that_of_a_cpu(tiny_folder: Path, tmp_path: Path) -> None:
-    plain = {"stop": {"updates": 2}, "log_every_updates": 1, "validation": {"every_updates": 9}}
-    losses = []
-    for device in ("cpu", NAME):
-        experiment = tiny_experiment(tiny_folder, device=device, **plain)
-        model = experiment.model.model_copy(update={"dropout": DropoutConfig(residual=0.0, embedding=0.0)})
-        experiment = experiment.model_copy(update={"model": model})
-        train(tmp_path / device, experiment, console=QUIET)
-        losses.append([record["loss"] for record in records(tmp_path / device, "train")])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+PLAIN: dict[str, Any] = {"batch": {"max_tokens": 100}, "log_every_updates": 1}
 
 
-def test_low_rank_updates_train_and_open(tiny_folder: Path, tmp_path: Path) -> None:
-    train(tmp_path / "base", tiny_experiment(tiny_folder, device="cpu", stop={"updates": 2}), console=QUIET)
+def losses(run: Path) -> list[float]:
+    return [record["loss"] for record in records(run, "train") if "loss" in record]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"stop": {"updates": 2}}, 1e-5),
+        pytest.param({"recompute": {"encoder": 1, "decoder": "segments"}}, 1e-5, marks=pytest.mark.slow),
+        pytest.param({"quantise": "int8"}, 1e-2, marks=pytest.mark.slow),
+        pytest.param({"growth": {"stages": [{"layers": 1, "updates": 2}]}}, 1e-5, marks=pytest.mark.slow),
+    ],
+    ids=["plain", "recomputed", "int8", "grown"],
+)
+def test_losses_are_those_of_a_cpu(changes: dict[str, Any], error: float, tiny_folder: Path, tmp_path: Path) -> None:
+    for device in DEVICES:
+        train(tmp_path / device, experiment_of(tiny_folder, device=device, **PLAIN, **changes), console=QUIET)
+    assert losses(tmp_path / NAME) == pytest.approx(losses(tmp_path / "cpu"), rel=error)
+
+
+@pytest.mark.slow
+def test_a_run_goes_from_device_to_device_and_back(tiny_folder: Path, tmp_path: Path) -> None:
+    """It grows on the CPU, so that the device takes up weights and moments of both depths."""
+    more = PLAIN | {"growth": {"stages": [{"layers": 1, "updates": 3}], "moments": "copy"}}
+    train(tmp_path / "whole", experiment_of(tiny_folder, **more, stop={"updates": 6}), console=QUIET)
+    for updates, device in ((2, NAME), (4, "cpu"), (6, NAME)):
+        experiment = experiment_of(tiny_folder, device=device, **more, stop={"updates": updates})
+        train(tmp_path / "moved", experiment, resume=updates > 2, console=QUIET)
+    assert len(losses(tmp_path / "whole")) == 6
+    assert losses(tmp_path / "moved") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_rolls_back_as_on_a_cpu(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates 3 and 4 fail, so that update 4 rolls back to the weights after update 2."""
+    more = {"divergence": {"action": "roll_back"}, "patience": {"non_finite": 2}, "checkpoint": {"every_updates": 2}}
+    layer, progress = "decoder.layers.1.ffn.in_proj", []
+    for device in DEVICES:
+        experiment = experiment_of(tiny_folder, device=device, **PLAIN, **more, stop={"updates": 6})
+        with monkeypatch.context() as patch:
+            poison(patch, planned(experiment, 3, 4), layer, lambda output: output * math.nan)
+            train(tmp_path / device, experiment, console=Console(file=(said := io.StringIO()), width=1000))
+        assert f"first {layer}: output is NaN in the forward pass; rolled back to the weights after" in said.getvalue()
+        progress.append(timeless_progress(tmp_path / device / "last"))
+    assert progress[0]["roll_backs"] == 1
+    assert progress[0]["skipped"] == 2
+    of_cpu, of_device = (
+        [p[key] for key in ("update", "schedule_update", "roll_backs", "skipped", "rate_factor")] for p in progress
+    )
+    assert of_cpu == of_device
+    assert losses(tmp_path / NAME) == pytest.approx(losses(tmp_path / "cpu"), rel=1e-5)
+
+
+def test_low_rank_updates_train_and_open(runs: tuple[Path, Path], tiny_folder: Path, tmp_path: Path) -> None:
     lora = {"rank": 2, "alpha": 4.0, "dropout": 0.1, "maps": ["query", "value", "feed_forward"]}
-    more = {"start_from": str(tmp_path / "base"), "lora": lora}
-    train(tmp_path / "run", tiny_experiment(tiny_folder, **SETTINGS | {"optimiser": {}} | more), console=QUIET)
-    assert ziggurat.load(tmp_path / "run", device=NAME).translate(["Vi vados."])[0].text is not None
+    more = {"start_from": str(runs[0]), "lora": lora, "device": NAME, "stop": {"updates": 1}}
+    train(tmp_path / "run", experiment_of(tiny_folder, **PLAIN, **more), console=QUIET)
+    assert opened(NAME, tmp_path / "run").translate(["Vi vados."])[0].text is not None
 
 
 def test_depth_is_diagnosed_with_few_waits(tiny_folder: Path, tmp_path: Path) -> None:
@@ -73,18 +120,9 @@ def test_depth_is_diagnosed_with_few_waits(tiny_folder: Path, tmp_path: Path) ->
     assert counts.waits.total() < 200
 
 
-def test_a_shortlist_forced_words_and_scores(tiny_folder: Path, tmp_path: Path) -> None:
-    run, table = tmp_path / "run", tmp_path / "list"
-    experiment = tiny_experiment(tiny_folder, device="cpu", stop={"updates": 2})
-    train(run, experiment, console=QUIET)
-    write_shortlist(table, estimate_shortlist(Store.open(experiment.data.store), best=8, frequent=8))
-    lines, targets = ["Vi vados.", "Madona dogun."], ["Tha skotha.", "kref."]
-    found = []
-    for device in ("cpu", NAME):
-        translator = ziggurat.load(run, device=device)
-        short = ziggurat.load(run, device=device, shortlist=str(table))
-        forced = translator.translate(lines, constraints=[["kref"], ["tha", "skotha"]], beam_size=4)
-        texts = [t.text for t in [*forced, *short.translate(lines), *translator.translate(lines, seed=3)]]
-        found.append((texts, [score.log_probability for score in translator.score(lines, targets)]))
-    assert found[0][0] == found[1][0]
-    assert found[0][1] == pytest.approx(found[1][1], abs=1e-4)
+@pytest.mark.slow  # its parts are in test_verbs.py
+def test_a_shortlist_is_read(runs: tuple[Path, Path], tiny_folder: Path, tmp_path: Path) -> None:
+    table, store = tmp_path / "list", Store.open(experiment_of(tiny_folder).data.store)
+    write_shortlist(table, estimate_shortlist(store, best=8, frequent=8))
+    found = [opened(name, runs[0], shortlist=str(table)).translate(LINES) for name in DEVICES]
+    assert [t.text for t in found[0]] == [t.text for t in found[1]]

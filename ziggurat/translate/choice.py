@@ -419,13 +419,23 @@ class ConstrainedChoice(Choice):
         held, done, following = (each.gather(1, index) for each in (self.held, self.done, self._next(self.held)))
         token, on_the_way = candidates.token[..., None], held.amax(2, keepdim=True)
         goes_on = (held == on_the_way) & ~done & (following == token)
-        left = (~goes_on.any(2) & (on_the_way[..., 0] > 0)).nonzero(as_tuple=True)
         extended = torch.where(goes_on, held + 1, 0)
-        if len(left[0]):
-            way = self.phrases[left[0], held[left].argmax(1)]
-            tokens = way.masked_fill(torch.arange(way.shape[1], device=way.device) >= on_the_way[left], -1)
-            tokens = tokens.scatter(1, on_the_way[left], token[left])
-            extended[left], done[left] = _read_again(tokens, self.phrases[left[0]], done[left])
+        left = (~goes_on.any(2) & (on_the_way[..., 0] > 0)).flatten()
+        # Counting the rows that are left would wait for an accelerator, which therefore reads all rows.
+        rows = left.nonzero()[:, 0] if left.device.type == "cpu" else torch.arange(len(left), device=left.device)
+        if len(rows):
+            phrases = self.phrases.index_select(0, rows // candidates.token.shape[1])
+            flat, on_the_way, token = (
+                done.view(-1, done.shape[2]),
+                on_the_way.flatten(0, 1)[rows],
+                token.flatten(0, 1)[rows],
+            )
+            which = held.flatten(0, 1)[rows].argmax(1)[:, None, None].expand(-1, 1, phrases.shape[2])
+            way, place = phrases.gather(1, which)[:, 0], torch.arange(phrases.shape[2], device=rows.device)
+            tokens = way.masked_fill(place >= on_the_way, -1).scatter(1, on_the_way, token)
+            again, now_done = _read_again(tokens.masked_fill(~left[rows, None], -1), phrases, flat[rows])
+            extended.view(-1, done.shape[2]).index_add_(0, rows, again)  # to 0
+            flat.index_copy_(0, rows, now_done)
         return extended, done
 
 
@@ -436,18 +446,19 @@ def _read_again(tokens: Tensor, phrases: Tensor, done: Tensor) -> tuple[Tensor, 
     """
     length, place = (phrases >= 0).sum(2), torch.arange(tokens.shape[1], device=tokens.device)
     tokens = torch.nn.functional.pad(tokens, (0, tokens.shape[1]), value=-1)
-    while True:
+    for _ in range(len(place) + 1):  # each round consumes at least one token
         now = tokens[:, None, : len(place)]
         held = ((phrases == now) | (now < 0)).all(2) & ~done
         lost = (now[:, 0, 0] >= 0) & ~held.any(1)
-        if not lost.any():
-            return held * (now >= 0).sum(2), done
+        if lost.device.type == "cpu" and not lost.any():  # an accelerator would have to be waited for in every round
+            break
         # The longest completed phrase counts; if there is none, a token is skipped.
         passed = ((phrases == now) | (phrases < 0)).all(2) & ~done & lost[:, None]
         most, which = (length * passed).max(1)
         done = done | ((torch.arange(done.shape[1], device=done.device) == which[:, None]) & (most > 0)[:, None])
         shift = most.clamp(min=1).masked_fill(~lost, 0)[:, None]
         tokens = torch.cat((tokens.gather(1, place + shift), tokens[:, len(place) :]), 1)
+    return held * (now >= 0).sum(2), done
 
 
 def _width(beam_size: int, phrases: int) -> int:
