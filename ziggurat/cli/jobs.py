@@ -34,7 +34,7 @@ _MESSAGE_SECONDS = 10.0  # between two messages on the progress
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How a verb does its work in bulk: the options of `ziggurat bulk`, and what the verb adds to them.
+    """Settings of bulk work: the options of `ziggurat bulk`, and what the verb adds to them.
 
     Attributes:
         folder: folder of the job; None: no job.

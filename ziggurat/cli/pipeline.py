@@ -74,7 +74,7 @@ def demo(
     run = folder / "run"
     result = train(run, experiment, resume=resume, console=console(), advice=False)
     if result.signal is not None:
-        say(f"{folder}: the same command goes on with this demo")
+        say(f"{folder}: the same command resumes this demo")
         raise typer.Exit(128 + result.signal)
 
     say_with_time("4/6 translate: the 500 sentences of the test set, beam 4")

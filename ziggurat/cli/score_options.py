@@ -87,7 +87,7 @@ TableFormat = Annotated[
 
 
 class MetricNames(NamedTuple):
-    """What `--metrics` asks for: `of_outputs` are names of ALL_METRICS, in its order."""
+    """Metrics that `--metrics` requests: `of_outputs` are names of ALL_METRICS, in its order."""
 
     of_outputs: list[str]
     perplexity: bool

@@ -207,8 +207,8 @@ class AlignmentConfig(Section):
     """Word alignments of the corpora, kept in the store for guided alignment (`training.loss.alignment`)."""
 
     compute: Literal["none", "hmm"] = "none"
-    """How `prepare` aligns the corpora without an `alignment`. `hmm`: as `ziggurat align` does, with one model trained
-    on the training corpora among them."""
+    """Method by which `prepare` aligns corpora without an `alignment`. `hmm`: as `ziggurat align` does, with one model
+    trained on the training corpora among them."""
     words: Literal["split", "blanks"] = "split"
     """Definition of the words that alignments number. `split`: text is split at white space and punctuation, as by
     `ziggurat align`. `blanks`: text is split at blanks, for files that other aligners made from tokenised text. With

@@ -68,7 +68,7 @@ class ResidualRange(Section):
     layers: Layers = Field(ge=1)
     """Number of layers."""
     residual: ResidualKind
-    """How their sub-layers join the stream, as in `model.residual`."""
+    """Residual kind of these layers, as in `model.residual`."""
 
 
 class StackConfig(Section):
@@ -82,7 +82,7 @@ class StackConfig(Section):
         + listed_kinds(HISTORIES, HISTORIES),
     )
     residual: ResidualKind | None = None
-    """How sub-layers of this stack join the stream; null: as `model.residual`."""
+    """Residual kind of this stack; null: as `model.residual`."""
     ranges: list[ResidualRange] = Field(default_factory=list, max_length=64)
     """Kinds of the lowest layers, from the bottom up; layers above all ranges have `residual`. `post` in the lowest
     quarter and `pre` above is Mix-LN (Li et al. 2025)."""

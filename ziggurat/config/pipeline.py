@@ -39,7 +39,7 @@ Name = Annotated[str, Field(pattern=r"^[\w][\w.+-]*$", max_length=100)]
 
 
 class FetchConfig(Section):
-    """How public corpora are fetched (docs/fetch.md)."""
+    """Settings for fetching public corpora (docs/fetch.md)."""
 
     registry: list[PathText] = Field(default_factory=list, max_length=100)
     """Your own registries, whose entries override the built-in ones."""
@@ -242,7 +242,7 @@ class PipelineConfig(Section):
     target_language: Language
     """ISO 639 code of the target language, such as `en`."""
     fetch: FetchConfig = FetchConfig()
-    """How corpora with `fetch` are fetched."""
+    """Settings for corpora with `fetch`."""
     bitext: BitextConfig
     """Parallel text."""
     test: list[TestSetConfig] = Field(default_factory=list, max_length=100)

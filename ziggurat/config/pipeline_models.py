@@ -210,7 +210,7 @@ class AlignmentStepConfig(Section):
     """Word alignments of the student's corpora, for guided alignment, inline tags and terms (docs/alignment.md)."""
 
     symmetrise: Symmetrisation = "grow-diag-final-and"
-    """How the two directions are merged."""
+    """Method for merging the two directions."""
     model1_iterations: Annotated[int, Field(ge=1, le=1000)] = 5
     """Iterations of IBM Model 1."""
     hmm_iterations: Annotated[int, Field(ge=0, le=1000)] = 5

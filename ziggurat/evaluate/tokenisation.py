@@ -34,7 +34,7 @@ _KANA_SHARE = 0.05  # Japanese text has a third of kana or more, Chinese text no
 
 @dataclass(frozen=True)
 class Splitting:
-    """How a test set is split into words."""
+    """Splitter of a test set into words."""
 
     bleu: str | None
     """BLEU's tokenizer by sacreBLEU's name; None: its default, 13a."""

@@ -84,7 +84,7 @@ _CHECKPOINTS: dict[str, Callable[[set[str], set[str]], bool]] = {
     "transformers, without its folder,": lambda keys, names: _any(keys, "model.encoder.", "model.shared.weight"),
     "torch.nn.Transformer, without a toolkit,": lambda keys, names: _any(keys, "transformer.encoder.layers."),
 }
-"""Toolkit -> whether a pickle with these keys, and with these parameter names under `model`, is one of its own."""
+"""Toolkit -> whether a pickle with these keys, and with these parameter names under `model`, was written by it."""
 
 
 def refuse_folder(folder: Path) -> None:

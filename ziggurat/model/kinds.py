@@ -52,7 +52,7 @@ from ziggurat.model.solver import solver
 from ziggurat.model.transformer import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer, StackWiring
 
 Folding = Literal["post", "pre", "skip_vector", "alpha", "branch_vector", "norm_constant"]
-"""How ziggurat.exchange.plain converts a stack to a plain one.
+"""Rules by which ziggurat.exchange.plain converts a stack to a plain one.
 
 `post`, `pre`: it is already plain. `skip_vector`: post-norm, and the parameter `skip` moves. `alpha`: post-norm, and
 DeepNorm's constant moves. `branch_vector`: pre-norm, and the parameter `branch` moves. `norm_constant`: pre-norm, and

@@ -441,7 +441,7 @@ def _locked(folder: Path) -> int:
 def _is_own(folder: Path) -> bool:
     """Return whether a folder of this user is there.
 
-    Anybody can give a link, or a folder of its own, such a name where all may write.
+    In a folder that everybody may write to, anybody can create a link or folder with such a name.
     """
     try:
         found = folder.lstat()

@@ -1,4 +1,4 @@
-"""How servers are reached: proxies, redirects, and the longest time that a server may take.
+"""Access to servers: proxies, redirects and time limits.
 
 A time-out of sockets is one for each read, so a server that sends single bytes would hold us for ever: in a header, in
 the length of a chunk, in the body of a redirect. So all that comes is timed where it comes from the socket.

@@ -143,7 +143,7 @@ Progress = Callable[[int, int, int | None], None]
 
 @dataclass(frozen=True)
 class Work:
-    """How one call executes its share of a job, which does not affect the result."""
+    """Execution settings of one call's share of a job, which do not affect the result."""
 
     launch: Launcher = field(default_factory=lambda: partial(processes, 1))
     part: tuple[int, int] = (0, 1)

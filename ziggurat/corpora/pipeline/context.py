@@ -48,7 +48,7 @@ _MESSAGE_SECONDS = 20.0  # time between two messages on the progress of a step
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """How a call executes the steps that are jobs (ziggurat.corpora.jobs), which does not affect any result."""
+    """Execution settings of steps that are jobs (ziggurat.corpora.jobs), which do not affect any result."""
 
     ray: str | None = None
     """Address of a Ray cluster; None: processes on this machine."""

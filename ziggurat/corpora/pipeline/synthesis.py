@@ -113,7 +113,7 @@ class _TranslationStep(_ModelStep):
     section: ClassVar[str]
     """Its section in the pipeline's file."""
     verb: ClassVar[str] = "translates"
-    """What it does with text, for the title."""
+    """Its action on text, for the title."""
     text: ClassVar[tuple[str, str]]
     """The step that makes the text, and the pattern of its files."""
     _config: TranslationConfig

@@ -64,7 +64,7 @@ def language_said(token: Token) -> str:
 
 
 class Wish(NamedTuple):
-    """What an element and those around it state; for each field the innermost statement counts.
+    """Statements of an element and those around it; for each field the innermost one counts.
 
     Attributes:
         is_translated: whether it is to be translated.

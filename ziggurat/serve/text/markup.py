@@ -38,7 +38,7 @@ from ziggurat.system.errors import DataError
 
 
 class Form(Protocol):
-    """How a format writes the pieces of a translated paragraph."""
+    """Rules by which a format writes the pieces of a translated paragraph."""
 
     def write(self, pieces: Sequence[Piece]) -> Template:
         """Return the pieces as strings and slots of nested paragraphs."""

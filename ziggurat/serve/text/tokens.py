@@ -212,7 +212,7 @@ _TEMPLATE = regex.compile(r"(<%[^<>\n]{1,200}+(?<=%)>)")
 
 
 class Spelling:
-    """How a paragraph of markup spells characters.
+    """Spelling of characters in a paragraph of markup.
 
     Args:
         raw: the source of the paragraph.
