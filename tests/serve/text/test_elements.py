@@ -84,6 +84,28 @@ def test_html_in_markdown_gets_the_direction() -> None:
     )
 
 
+# Attributes
+
+
+@pytest.mark.parametrize(
+    ("page", "after"),
+    [
+        ("<img src=a.png alt=Cat>", '<img src=a.png alt="cAT">'),
+        ("<img alt=a&amp;b src=c/d>", '<img alt="A&amp;B" src=c/d>'),
+        ("<input placeholder=name required>", '<input placeholder="NAME" required>'),
+        ("<input placeholder=it's>", '<input placeholder="IT\'S">'),
+        ("<p title=One class=x>two</p>", '<p title="oNE" class=x>TWO</p>'),
+        ("<img alt=x/>", '<img alt="X/">'),
+        ("<img alt=1234 title='a b'>", "<img alt=1234 title='A B'>"),
+        ("<img alt= Cat>", '<img alt= "cAT">'),
+        ("<img alt title=Dog>", '<img alt title="dOG">'),
+    ],
+)
+def test_values_without_quotes_are_translated_and_get_quotes(page: str, after: str) -> None:
+    assert said(page) == after
+    assert run(html(page, OPTIONS), identity).value == page, "quotes come with a change alone"
+
+
 # Languages and wishes
 
 
@@ -99,7 +121,7 @@ def test_html_in_markdown_gets_the_direction() -> None:
         ("<p lang=''>One</p><p lang=und>Two</p>", "<p lang=''>oNE</p><p lang=und>tWO</p>", 0),
         ("<p lang=fr>1234</p>", "<p lang=fr>1234</p>", 0),
         ("<html lang=fr><p>One</p></html>", "<html lang=fr><p>oNE</p></html>", 0),
-        ("<img lang=fr alt=Chat>", "<img lang=fr alt=Chat>", 0),
+        ("<img lang=fr alt=Chat>", "<img lang=fr alt=Chat>", 1),
         ("<ul><li lang=fr>Un<li>Two</ul>", "<ul><li lang=fr>Un<li>tWO</ul>", 1),
         ("<p translate=no lang=fr>A <b lang=en>b</b></p>", "<p translate=no lang=fr>A <b lang=en>b</b></p>", 1),
     ],
@@ -125,7 +147,10 @@ def test_what_is_in_another_language_stays_and_is_counted(page: str, after: str,
             "<div translate=no><div translate=yes>a<p translate=no>b</p></div><img alt=c></div>",
             "<div translate=no><div translate=yes>A<p translate=no>b</p></div><img alt=c></div>",
         ),
-        ("<div translate=no>a<img translate=yes alt=b></div>c", "<div translate=no>a<img translate=yes alt=b></div>C"),
+        (
+            "<div translate=no>a<img translate=yes alt=b><img alt=d></div>c",
+            '<div translate=no>a<img translate=yes alt="B"><img alt=d></div>C',
+        ),
         ("<p>a <b translate=no><i lang=en>b</i></b> c", "<p>A <b translate=no><i lang=en>b</i></b> C"),
     ],
 )

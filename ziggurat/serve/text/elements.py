@@ -128,6 +128,13 @@ class Wishes:
                 self.now = wish
         return "taken" if all(self.now) else "left"
 
+    def takes(self, token: Token) -> bool:
+        """Return whether the attributes of a tag are translated. Tags in another language are counted."""
+        wish = self.now.within(token, self.source)
+        if all(self.now) and not wish.is_own:
+            self.notices.add("other_languages", f"element {printable(token.raw, 60)}")
+        return all(wish)
+
     def tell_unread(self, place: int) -> None:
         """Count a copied element with text for readers: the initial text of a field, a page in an attribute."""
         token = self.tokens[place]

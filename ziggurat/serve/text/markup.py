@@ -314,6 +314,7 @@ class _Segmenter:
         self.run: list[Piece] = []
         self.run_raw: list[Token] = []
         self.last = ""  # last character of the run's text
+        self.most_nested = MAX_XML_DEPTH if rules.xml else _MOST_NESTED
         self.wishes = Wishes(tokens, self.ends, rules.void, rules.languages[0], notices)
 
     def template(self) -> Template:
@@ -326,13 +327,11 @@ class _Segmenter:
                 self._copy(place, self.ends[place], token.raw)
                 place = self.ends[place] + 1
             else:
-                self._divide(token.raw)
+                takes = token.kind in ("open", "empty") and self.wishes.takes(token)  # an element without content
+                self._divide(self._raw(token) if takes else token.raw)
                 place += 1
         self._flush()
         return self.done
-
-    def _most_nested(self) -> int:
-        return MAX_XML_DEPTH if self.rules.xml else _MOST_NESTED
 
     def _take(self, place: int, token: Token) -> int:
         """Take the token at `place`, which is translated, and return the next index."""
@@ -358,7 +357,7 @@ class _Segmenter:
             return self.ends[place] + 1
         elif name in self.rules.spaces and token.kind == "empty":
             self._add(token, EmptyElement(token.raw, " "))
-        elif name in self.rules.points or (name in self.rules.nested and self.depth < self._most_nested()):
+        elif name in self.rules.points or (name in self.rules.nested and self.depth < self.most_nested):
             end = self.ends.get(place, place)
             inside = "".join(part.text for part in self.tokens[place + 1 : min(end, place + 4)])
             blank = shown_blank(token, inside) if name in self.rules.points else ""
@@ -471,8 +470,7 @@ class _Segmenter:
             is_block = token.name not in self.rules.inline | self.rules.void | self.rules.blank
             token = in_target(token, self.rules.languages, is_block=is_block)
         names = self.rules.attributes | (text_attributes(token) if self.rules.attributes else frozenset())
-        is_left = not all(self.wishes.now.within(token, self.rules.languages[0]))
-        if is_left or not any(token.attributes.get(name, "").strip() for name in names):
+        if not any(token.attributes.get(name, "").strip() for name in names) or not self.wishes.takes(token):
             return token.raw
         return with_attributes(token, names, xml=self.rules.xml, escape=self.rules.escape)
 
@@ -482,13 +480,16 @@ def with_attributes(token: Token, names: Set[str], *, xml: bool, escape: Callabl
     template: Template = []
     begin = 0
     for found in ATTRIBUTE.finditer(token.raw, 1 + len(token.name)):
-        group = 2 if found[2] else 3
-        text = unescape(found[group] or "")
+        group = found.lastindex or 1  # 1: there is no value
+        text = unescape(found[group]) if group > 1 else ""
         if found[1].lower() in names and text.strip():
-            quote = token.raw[found.start(group) - 1]
+            quote = '"' if group == 4 else token.raw[found.start(group) - 1]
             form = MarkupForm(found[group], Spellings(), xml, quote, escape)
             form.spellings.add(text, found[group])
-            template += [token.raw[begin : found.start(group)], MarkupSlot(SpannedText(text), form)]
+            slot = MarkupSlot(SpannedText(text), form)
+            # A value without quotes gets them only if it changes, since a translation may have blanks.
+            value = TemplateGroup([quote, slot, quote], source=[slot]) if group == 4 else slot
+            template += [token.raw[begin : found.start(group)], value]
             begin = found.end(group)
     return [*template, token.raw[begin:]]
 
