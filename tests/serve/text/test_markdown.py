@@ -113,6 +113,13 @@ MARKS_OF_SITES = [
     "TEXT [@smith2010, p. 3] TEXT\n",
     "TEXT\n:::note TEXT\nTEXT\n:::\nTEXT\n",
     "- TEXT\n\n  :::note\n\n  TEXT\n\n  :::\n",
+    "```{note}\n:class: some words\n:name: x\nTEXT\nTEXT\n```\n",
+    "```{warning} TEXT\n---\nclass: words\n---\nTEXT\n```\n",
+    ":::{figure} a.png\n:alt: TEXT TEXT\n:width: 200px\n\nTEXT\n:::\n",
+    ".. note::\n   :class: words\n\n   TEXT\n",
+    "- TEXT\n  ```{tip}\n  :class: words\n  TEXT\n  ```\n",
+    "> ```{tip}\n> :class: words\n> TEXT\n> ```\n",
+    "(some-label)=\n## TEXT\n\nTEXT (TEXT) = TEXT\n",
     "```md\n:::note some words\n!!! note 'words'\n```\n\nTEXT\n",
 ]
 FORMULAS = [
@@ -290,7 +297,8 @@ PARTS = (
     *("a word", "# ", "- ", "1. ", "> ", "    ", "\t", "\n", "\n\n", "---", "===", "```", "`", "[a]", "[a](b)"),
     *("[a][]", "\n\n[a]: http://x\n", "![alt](i.png)", "[^1]", "\n[^1]: ", "<pre>", "<!--", "-->", "<div>", "</div>"),
     *("<b>", "</b>", ":::note A title\n", ":::", '!!! note "Title"\n', "import x from 'y'\n", "export const a = {\n"),
-    *("$x$", "\\(", "\\)", "\\_", "&amp;", "{% x %}", "+++\n", "```{note}\n", "*[", "](", "][b]", ")", '=== "T"\n'),
+    *("$x$", "\\(", "\\)", "\\_", "&amp;", "{% x %}", "+++\n", "```{note}\n", ":class: a\n", "(a)=\n"),
+    *("*[", "](", "][b]", ")", '=== "T"\n'),
     *("| a | b |\n|---|---|\n", "|", "\\", "  \n", "$$", "**", "_", "[ ] ", "[!NOTE]", "\r\n", "\r", "\0", "é", "\xa0"),
 )  # fmt: skip
 

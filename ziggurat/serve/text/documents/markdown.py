@@ -59,12 +59,17 @@ _KEPT = regex.compile(
         | \{{:[^{{}}]*+\}}
         | [ \t]++)++
       | \[\[?_?(?i:toc)_?\]\]?
+      | \([\w\-.: ]{{1,80}}\)=  # a target of MyST
       | --8<--.* | <<<\s.*
       | !\[\[.*\]\] | @\[[\w\-]+\]\(.*\) | \.\.[ ]++[\w\-]+::.*)\s*$""",
     flags=regex.VERBOSE,
 )
 _FENCE = regex.compile(r"[ \t>]*+(?:[-*+][ ]++|\d{1,9}[.)][ ]++)?(`{3,}|~{3,})[ ]*+(.*)")
 _TEXT_FENCE = regex.compile(rf"\{{?(?:ad-)?(?i:{_ADMONITION})\}}?(?![\w\-])[ ]*+(?P<title>.*+)")
+# MyST's directives, whose options follow as `:key: value`, or between lines of `---`.
+_WITH_OPTIONS = regex.compile(rf"{_MARKS}(?:(?:`{{3,}}|~{{3,}}|:{{3,}})[ ]*+\{{[\w\-:]++\}}|\.\.[ ]++[\w\-]++::)")
+_OPTION = regex.compile(r"[ \t>]*+:[\w\-]{1,40}:(?:[ \t].*+)?")
+_SHOWN_OPTION = regex.compile(r"[ \t>]*+:(?:alt|caption):[ \t]++(?P<title>\S.*)")
 _MODULE = regex.compile(
     r"""import\s++(?:[^\n"']{1,400}?\bfrom\s*+)?["'][^"'\n]++["'];?\s*+$ | import\s++[\w$,*\s]*+\{[^}"']*+$
       | import\s++[^\n"']{1,400}?\sfrom\s++["']
@@ -122,6 +127,22 @@ def _as_items(bodies: Sequence[str]) -> list[str]:
     return said
 
 
+def _options(bodies: Sequence[str]) -> set[int]:
+    """Return the lines with options of directives."""
+    found: set[int] = set()
+    for number, line in enumerate(bodies):
+        if not _WITH_OPTIONS.match(line):
+            continue
+        end = number + 1
+        while end < len(bodies) and _OPTION.fullmatch(bodies[end]):
+            end += 1
+        if end == number + 1 < len(bodies) and bodies[end].strip() == "---":
+            closing = (n for n, each in enumerate(bodies[end + 1 : end + _MAX_TAG], end + 2) if each.strip() == "---")
+            end = next(closing, end)
+        found.update(range(number + 1, end))
+    return found
+
+
 def _marks(bodies: Sequence[str], *, is_mdx: bool = False) -> tuple[dict[int, tuple[int, int]], list[str]]:
     """Return the lines with marks unknown to the parser, and all lines as the parser gets them.
 
@@ -130,7 +151,7 @@ def _marks(bodies: Sequence[str], *, is_mdx: bool = False) -> tuple[dict[int, tu
     """
     marks: dict[int, tuple[int, int]] = {}
     parsed = _as_items(bodies)
-    fence = ""
+    options, fence = _options(bodies), ""
     kept = 0  # remaining lines to preserve
     opened: list[str] = []  # fences around text
     module = 0  # open braces of an import or export
@@ -144,6 +165,9 @@ def _marks(bodies: Sequence[str], *, is_mdx: bool = False) -> tuple[dict[int, tu
             found = _FENCE.match(line)
             fence = "" if found and found[1].startswith(fence) and not found[2].strip() else fence
             parsed[number] = line
+        elif number in options:
+            shown = _SHOWN_OPTION.match(line)
+            marks[number], parsed[number] = shown.span("title") if shown else (0, 0), " " * len(line)
         elif kept or (kept := _kept_lines(bodies, number, is_mdx=is_mdx)):
             kept -= 1
             marks[number], parsed[number] = (0, 0), " " * len(line)
@@ -179,7 +203,7 @@ def _after_blank(bodies: Sequence[str], number: int) -> bool:
 def _mark_line(number: int, line: str, marks: dict[int, tuple[int, int]], parsed: list[str]) -> None:
     """Record a line that is a site generator's mark."""
     begin = _MARKS_OF_LINE.match(line).end()
-    if line[begin : begin + 1] not in set(":*!?=.{[-<@/"):
+    if line[begin : begin + 1] not in set(":*!?=.{[(-<@/"):
         return
     if found := _INDENTING.match(line):
         parsed[number] = f"{line[:begin]}* x".ljust(len(line))
