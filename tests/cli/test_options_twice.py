@@ -38,6 +38,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
         (("translate", "run", "beam=4", "batch_tokens=9", "beam=5"), "beam="),
         (("translate", "run", "decoding.beam_size=4", "beam_size=5"), "beam_size="),
         (("train", "my.yaml", "--run", "a", "training.seed=1", "--run", "b"), "--run"),
+        (("train", "--run", "a", "--resume", "training.clip_norm=1", "training.clip_norm=2"), "training.clip_norm="),
     ],
 )
 def test_a_second_value_is_refused_by_name(ziggurat: Ziggurat, given: tuple[str, ...], told: str) -> None:

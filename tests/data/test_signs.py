@@ -197,7 +197,8 @@ def test_tags_that_name_no_language(tag: str) -> None:
 )
 def test_text_that_only_looks_like_a_tag(text: str) -> None:
     assert text.startswith("__") or leading_tag(text) is None
-    assert leading_tag("<bt> text", ["<bt>"]) == "<bt>"
+    assert leading_tag("<bt> text") == leading_tag("<bt> text", ["<bt>"]) == "<bt>"
+    assert leading_tag("<id> text") is None
     assert leading_tag("translate English to German: the house") == "translate English to German:"
 
 

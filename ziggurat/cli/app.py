@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -81,9 +81,8 @@ class _Verb(TyperCommand):
                     names = dict.fromkeys(word for word in typed if word in parameter.opts)
                     name = "` or `".join(names or [max(parameter.opts, key=len)])
                     raise ConfigError(f"`{name}` is given {times[id(parameter)]} times, and only one of them can count")
-            for parameter in self.params:
-                if parameter.param_type_name == "argument":
-                    _refuse_repeated_settings(values.get(parameter.name or ""))
+            arguments = [values.get(each.name or "") for each in self.params if each.param_type_name == "argument"]
+            _refuse_repeated_settings(arguments)
             return values, rest, order
 
         parser.parse_args = parse_once  # type: ignore[method-assign]
@@ -97,9 +96,10 @@ def _takes_one(parameter: Any) -> bool:
     return not getattr(parameter, "is_flag", False) or bool(parameter.secondary_opts)
 
 
-def _refuse_repeated_settings(found: object) -> None:
-    """Raise ConfigError where the words of an argument set a key twice; keys of a search may be without `decoding.`."""
-    words = [word for word in found if isinstance(word, str)] if isinstance(found, list | tuple) else []
+def _refuse_repeated_settings(arguments: Iterable[object]) -> None:
+    """Raise ConfigError if the words of all arguments set a key twice; keys of a search may be without `decoding.`."""
+    lists = (found if isinstance(found, list | tuple) else [found] for found in arguments)
+    words = [word for found in lists for word in found if isinstance(word, str)]
     keys = Counter(setting[1].removeprefix("decoding.") for word in words if (setting := _SETTING.match(word)))
     if twice := [key for key, times in keys.items() if times > 1]:
         raise ConfigError(f"`{printable(twice[0])}=` is given {keys[twice[0]]} times, and only one of them can count")

@@ -231,6 +231,8 @@ _BEFORE_A_CODE = re.compile(
 _CODE = re.compile(r"([a-z]{2,3})(?:[_-](?:[a-z]{2}|[a-z]{4}|[0-9]{3}))*", re.IGNORECASE)
 _PRIVATE = re.compile("q[a-t][a-z]")  # codes of ISO 639-2 for private use
 _SEVERAL = "mul"  # ISO 639's code for text of several languages, which names none
+_OF_DATA = frozenset({"<bt>"})
+"""_OF_DATA are tags that name no language, but are too usual to be text: of back-translated sources."""
 _HTML = frozenset({"<br>", "<hr>", "<id>", "<li>", "<th>", "<tr>", "<tt>"})
 _LEADING_TAG = re.compile(
     r"""[\s\u200b\ufeff▁]*(
@@ -270,9 +272,9 @@ def language_tags(known: Iterable[str]) -> list[str]:
 
 
 def leading_tag(text: str, known: Collection[str] = ()) -> str | None:
-    """Return the tag at the start of a text: one in `known`, or one that names a language; otherwise None."""
+    """Return the tag at the start of a text: in `known`, usual in data, or the name of a language; otherwise None."""
     found = _LEADING_TAG.match(text)
-    if found is None or found[1] in known or found[1].startswith("translate "):
+    if found is None or found[1] in known or found[1].lower() in _OF_DATA or found[1].startswith("translate "):
         return found and found[1]
     return found[1] if _is_language_tag(found[1]) and found[1].lower().replace("/", "") not in _HTML else None
 
