@@ -12,7 +12,7 @@ import pytest
 
 from tests.confined import confined, refusal
 from ziggurat.exchange.marian_binary import is_binary_model
-from ziggurat.exchange.marian_files import read_weights
+from ziggurat.exchange.marian_files import MarianWeights, read_weights
 from ziggurat.exchange.marian_program import WITHOUT_MARIAN, marian_program, run_marian
 from ziggurat.system.errors import DataError, ExportError
 
@@ -52,6 +52,20 @@ def test_every_weight_is_that_of_the_npz_file_but_for_its_rounding() -> None:
         step = np.abs(wanted).max() / 127 if "_W" in name else 0
         np.testing.assert_allclose(after.arrays[name], wanted, atol=0.501 * step, rtol=0, err_msg=name)
     assert "divided by its own scale" in after.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"transformer-preprocess": "n", "transformer-decoder-autoreg": "self-attention"}, 1),
+        ({"transformer-preprocess": "r"}, 1),
+        ({"transformer-preprocess": "n", "transformer-decoder-autoreg": "rnn"}, 0),
+        ({"transformer-preprocess": "d", "transformer-postprocess": "dan"}, 0),
+        ({"transformer-preprocess": None}, 0),
+    ],
+)
+def test_a_search_of_marians_that_differs_from_its_training_is_named(options: dict[str, Any], told: int) -> None:
+    assert len(MarianWeights({}, options, {}).notes) == told
 
 
 def test_the_browsers_fork_has_other_numbers_of_types_and_leaves_embeddings_as_they_are(tmp_path: Path) -> None:

@@ -53,11 +53,18 @@ class MarianWeights:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Losses of precision that reading cannot undo, worded for the import's report."""
-        return tuple(
+        """Differences from what Marian has or had, worded for the import's report."""
+        found = [
             f"the weights from before they were quantised ({count:,} matrices of {kind}, each divided by its own scale)"
             for kind, count in self.quantised.items()
-        )
+        ]
+        is_pre_norm = bool({"n", "r"} & set(str(self.options.get("transformer-preprocess") or "")))
+        if is_pre_norm and self.options.get("transformer-decoder-autoreg", "self-attention") == "self-attention":
+            found.append(
+                "Marian's own search of a pre-norm decoder with self-attention, which leaves out a norm that its "
+                "training has, so translations differ (docs/export.md)"
+            )
+        return tuple(found)
 
 
 def read_weights(path: Path) -> MarianWeights:
