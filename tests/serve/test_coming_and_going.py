@@ -37,6 +37,7 @@ from ziggurat.serve.pool import ModelPool, ModelSource
 from ziggurat.serve.queue import QueuedLine
 from ziggurat.serve.server import app_of
 from ziggurat.serve.translations import Detector
+from ziggurat.system.errors import ConfigError
 from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.translator import load_translator
 
@@ -241,6 +242,15 @@ def changing(folders: dict[tuple[str, str], Path], tmp_path: Path) -> Path:
 
 def served(path: Path, **more: Any) -> ModelSource:
     return ModelSource(ModelConfigEntry(path=str(path), **more))
+
+
+def test_a_model_whose_library_is_missing_is_refused_at_the_start(
+    changing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert served(changing).experiment().data.source_language == "de"
+    monkeypatch.setattr("ziggurat.serve.pool.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"changing: `torch` is not installed: pip install"):
+        served(changing).experiment()
 
 
 def test_every_file_of_a_model_is_part_of_its_version(changing: Path) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from ziggurat.config import Experiment, load_experiment
@@ -58,8 +59,14 @@ class ModelSource:
         return [weights, base] if base.exists() else [weights], folder
 
     def experiment(self) -> Experiment:
-        """Return the model's configuration. Raises ConfigError for decoding settings that do not fit it."""
+        """Return the model's configuration.
+
+        Raises ConfigError for decoding settings that do not fit it, and if the library that runs it is not installed.
+        """
         found = load_experiment(config_file(self.path))
+        library, extra = ("ctranslate2", "translate") if self.is_exported else ("torch", "train")
+        if find_spec(library) is None:  # otherwise every request would fail
+            raise ConfigError(f"{self.path}: `{library}` is not installed: pip install 'ziggurat-mt[{extra}]'")
         try:
             if self.is_exported:
                 refuse_unsupported(self.entry.decoding, read_report(self.path))
