@@ -208,7 +208,7 @@ def test_steps_that_made_a_run_or_a_store_have_its_report(ziggurat: Ziggurat, pi
     (pipeline / "distil" / "manifest.json").unlink()
     unfinished = ziggurat("report", pipeline)
     assert unfinished.status == 0
-    assert "begun and not done: distil\n" in unfinished.out
+    assert "started but not finished: distil\n" in unfinished.out
     assert json.loads(ziggurat("report", pipeline, "--json").out)["unfinished"] == ["distil"]
     assert json.loads(ziggurat("report", pipeline / "distil", "--json").out)["unfinished"] == ["distil"]
     assert json.loads(ziggurat("report", pipeline / "clean", "--json").out)["unfinished"] == []

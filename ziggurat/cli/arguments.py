@@ -1,7 +1,7 @@
-"""Arguments that tabs complete: recipes, keys and methods, once `ziggurat --install-completion` has told the shell.
+"""Arguments with tab completion: recipes, keys and methods (`ziggurat --install-completion`).
 
-What is offered is looked up when a tab asks for it, so neither help nor a verb waits for it. Where nothing is offered,
-shells complete the names of files.
+Completions are computed when the user presses tab, so help and verbs do not wait for them. Without any, shells complete
+file names.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
 
 
 def configurations(incomplete: str) -> list[str]:
-    """Return recipes that begin so."""
+    """Return recipes that start with `incomplete`."""
     from ziggurat.config.recipes import recipe_names
 
     return _beginning(incomplete, recipe_names())
 
 
 def settings(incomplete: str) -> list[str]:
-    """Return keys of an experiment that begin so, each with `=`."""
+    """Return keys of an experiment that start with `incomplete`, each with `=`."""
     from ziggurat.config.reference import entries
 
     return _beginning(incomplete, (f"{_typed(entry.path)}=" for entry in entries() if entry.type != "section"))
 
 
 def search_settings(incomplete: str) -> list[str]:
-    """Return keys of the search that begin so, without `decoding.`, each with `=`."""
+    """Return search keys that start with `incomplete`, without `decoding.`, each with `=`."""
     return [key.removeprefix("decoding.") for key in settings(f"decoding.{incomplete.removeprefix('decoding.')}")]
 
 
 def pipeline_settings(incomplete: str) -> list[str]:
-    """Return keys of a pipeline that begin so, each with `=`."""
+    """Return keys of a pipeline that start with `incomplete`, each with `=`."""
     from ziggurat.config.pipeline import PipelineConfig
     from ziggurat.config.reference import entries
 
@@ -45,7 +45,7 @@ def pipeline_settings(incomplete: str) -> list[str]:
 
 
 def explained_names(incomplete: str) -> list[str]:
-    """Return what `explain` knows that begins so: keys and sections of experiments and pipelines, methods, papers."""
+    """Return keys, sections, methods and papers that `explain` describes and that start with `incomplete`."""
     from ziggurat.config.choices import choices
     from ziggurat.config.pipeline import PipelineConfig
     from ziggurat.config.recipes import paper_keys
@@ -57,7 +57,7 @@ def explained_names(incomplete: str) -> list[str]:
 
 
 def _typed(path: str) -> str:
-    """Return a key as it is typed: the first item of a list stands for all."""
+    """Return a key as users type it, with the first item of a list for all."""
     return path.replace("[]", ".0")
 
 

@@ -116,7 +116,7 @@ def _tests(scores: Scores, originals: Sequence[str]) -> str:
         )
     if len(scores.useless) > 1:
         named = ", ".join(map(printable, scores.useless))
-        shown.append(f"{named}: of a BLEU below {USELESS_BLEU:g}, so none translates and none is better than another.")
+        shown.append(f"{named}: BLEU below {USELESS_BLEU:g}, so none translates and none is better than another.")
     if len(originals) > 2 and not scores.too_few:
         matrix = [
             [printable(row), *("" if row == column else scores.verdict(row, column) for column in originals)]

@@ -65,7 +65,7 @@ def fetch(
     output: Annotated[
         str, typer.Option("--output", "-o", "--out", metavar="FOLDER", help="Folder for corpora given by name.")
     ] = "data",
-    force: Annotated[bool, typer.Option("--force", help="Write anew what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     registry: Annotated[
         list[str] | None,
         typer.Option("--registry", metavar="FILE", help="A registry of your own, laid over the built-in one; repeat."),

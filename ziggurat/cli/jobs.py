@@ -300,7 +300,7 @@ def line_job(
 
 
 def lines_beside(text: str, *beside: str) -> Iterator[LineWithInputs]:
-    """Yield the lines of a file, each with the lines of others beside it. Raises DataError unless they pair up."""
+    """Yield the lines of a file, each with the matching lines of other files. Raises DataError unless they pair up."""
     from ziggurat.corpora.jobs.tasks import LineWithInputs
     from ziggurat.translate.results import read_lines
 

@@ -108,7 +108,7 @@ def _record_text(record: Record) -> str:
 
     values: dict[str, Any] = record.values
     lines = [
-        f"update {record.update}: nll {values['nll']:.4f}, {values['source_dependence']:+.4f} beside other sources",
+        f"update {record.update}: nll {values['nll']:.4f}, {values['source_dependence']:+.4f} with other sources",
         f"{'':<10}{'layers':>8}{'gradient of layer 1':>21}{'of the last':>13}{'r':>11}",
     ]
     for stack, layers in record.layers.items():
@@ -300,7 +300,7 @@ def _tell_pipeline(folder: Path, step: str | None, *, json: bool) -> None:
         for verdict in document(folder / "report" / "report.json").get("verdicts", []):
             print(verdict["said"])
     if unfinished:
-        print(f"begun and not done: {', '.join(unfinished)}")
+        print(f"started but not finished: {', '.join(unfinished)}")
     for path in made:
         print(f"more on {path}: ziggurat report {path}")
     for page in pages:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ziggurat.evaluate.scores import Score
 
 TABLE_FORMATS = ("csv", "markdown", "latex")
-"""TABLE_FORMATS are the formats of tables, beside plain text."""
+"""TABLE_FORMATS are the formats of tables other than plain text."""
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}

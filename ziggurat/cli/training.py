@@ -96,7 +96,7 @@ def _refuse_swapped(run: Path, given: list[str], *, resume: bool) -> None:
 
 
 def _print_result(result: dict[str, Any], *, ends_well: bool) -> None:
-    """Print the result. Where nobody reads it any more, the exit status remains that of the training.
+    """Print the result. If standard output is closed, the exit status remains that of the training.
 
     Raises OSError when a training that `ends_well` has left only part of the result in a file.
     """

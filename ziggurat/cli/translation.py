@@ -250,7 +250,7 @@ def translate(
         lines_ahead = min(WINDOW_LINES, -(-total // (4 * processes)))
     if processes > 1 and lines_ahead == 1:
         raise ConfigError("several `--workers` read ahead; answering each line before the next is read takes one")
-    # (2) Files beside the lines are opened; a model is loaded.
+    # (2) The other files are opened; a model is loaded.
     wanted, columns = _asked(tag, terminology, scores=as_json), _columns(prefix, constraints)
     beside_lines = bool(columns) or wanted.terms is not None
     with (
@@ -343,7 +343,7 @@ def serve(
     port: Annotated[
         int | None, typer.Option("--port", min=0, max=65535, help="Port; default 5000; 0: a free one.")
     ] = None,
-    keys: Annotated[Path | None, typer.Option("--keys", help="File of API keys, without which nobody may ask.")] = None,
+    keys: Annotated[Path | None, typer.Option("--keys", help="File of API keys; requests then need one.")] = None,
     new_key: Annotated[
         str | None,
         typer.Option("--new-key", metavar="NAME", help="Add a key to the file of --keys, print it, and end."),

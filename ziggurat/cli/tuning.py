@@ -57,7 +57,7 @@ def tune(
         typer.Option(
             *OUT,
             help="YAML file to write: the whole configuration with the rate that was found. Finished trainings are "
-            "kept beside it, and a call that was cut off goes on from there.",
+            "kept next to it, and an interrupted call resumes from them.",
         ),
     ] = None,
     width: Annotated[

@@ -1,7 +1,7 @@
 """Access to servers: proxies, redirects and time limits.
 
-A time-out of sockets is one for each read, so a server that sends single bytes would hold us for ever: in a header, in
-the length of a chunk, in the body of a redirect. So all that comes is timed where it comes from the socket.
+A socket's time-out applies to each read, so a server that sends single bytes could block for ever: in a header, in the
+length of a chunk, in the body of a redirect. Reading is therefore timed at the socket.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from ziggurat import __version__
 from ziggurat.system.errors import ConfigError, DataError, printable
 
 _STALL_BYTES = 1 << 12
-"""Least that must arrive of a body within a time-out."""
+"""_STALL_BYTES is the fewest bytes of a body that must arrive within a time-out."""
 
 
 class _TimedReader(io.RawIOBase):
-    """The bytes of a socket, of which `least` have to come in any `seconds`; for a header, all of it."""
+    """Reader of a socket that expects at least `least` bytes in any `seconds`; of a header, the whole."""
 
     def __init__(self, raw: Any, seconds: float) -> None:
         self._raw, self._seconds = raw, seconds
         self.expect(inf)
 
     def expect(self, least: float) -> None:
-        """Begin a part of the answer."""
+        """Start timing a part of the answer that sends at least `least` bytes per time-out."""
         self._least, self._arrived, self._since = least, 0, time.monotonic()
 
     def readable(self) -> bool:
-        """Return True, as the reader of a buffer has to."""
+        """Return True, as io.BufferedReader requires."""
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Read once. Raises TimeoutError also where single bytes came, but too few of them."""
+        """Read once. Raises TimeoutError if too few bytes have arrived in time."""
         count: int | None = self._raw.readinto(buffer)
         self._arrived += count or 0
         if self._arrived >= self._least:
@@ -50,13 +50,13 @@ class _TimedReader(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Close the socket's end, too."""
+        """Close the underlying reader and this one."""
         self._raw.close()
         super().close()
 
 
 class _TimedResponse(http.client.HTTPResponse):
-    """An answer whose header has to arrive whole within the socket's time-out, and whose body may not stall."""
+    """Response whose header must arrive within the socket's time-out, and whose body must not stall."""
 
     def __init__(self, sock: socket.socket, *given: Any, **named: Any) -> None:
         super().__init__(sock, *given, **named)
@@ -70,10 +70,10 @@ class _TimedResponse(http.client.HTTPResponse):
 
 
 class _Timed(urllib.request.AbstractHTTPHandler):
-    """Opens connections whose answers are timed."""
+    """Handler that opens connections with timed responses."""
 
     def do_open(self, http_class: Any, req: urllib.request.Request, **named: Any) -> http.client.HTTPResponse:
-        """Send a request, as urllib does it."""
+        """Send a request as urllib does."""
         timed: Any = type("Timed", (http_class,), {"response_class": _TimedResponse})
         return super().do_open(timed, req, **named)
 
@@ -88,16 +88,16 @@ class _Https(_Timed, urllib.request.HTTPSHandler):
 
 @dataclass(frozen=True)
 class Network:
-    """Settings of the network: how servers are reached."""
+    """Network settings."""
 
     proxy: str | None = None
-    """Address of a proxy; empty: none; None: as the environment says (`https_proxy`, `http_proxy`, `no_proxy`)."""
+    """URL of a proxy; "": none; None: from the environment (`https_proxy`, `http_proxy`, `no_proxy`)."""
     retries: int = 5
-    """Tries in a row that may fail without getting further (`_GAIN_BYTES`)."""
+    """Consecutive attempts that may fail without progress (`_GAIN_BYTES` in ziggurat.corpora.fetch.transfer)."""
     timeout_seconds: float = 60.0
-    """Longest wait for a header, and for each next `_STALL_BYTES` of a body."""
+    """Longest wait for a header, and for every `_STALL_BYTES` of a body."""
     pause: Callable[[float], object] = field(default=time.sleep, repr=False)
-    """Waits between tries."""
+    """Function that waits between attempts."""
 
     def __post_init__(self) -> None:
         if self.proxy and not re.match(r"https?://[^/]", self.proxy):
@@ -107,7 +107,7 @@ class Network:
             )
 
     def open(self, url: str, headers: dict[str, str], method: str = "GET") -> http.client.HTTPResponse:
-        """Send one request, redirects followed. Raises as urllib does."""
+        """Send one request and follow redirects. Raises as urllib does."""
         proxies = None
         if self.proxy is not None:
             proxies = {"http": self.proxy, "https": self.proxy} if self.proxy else {}
@@ -129,12 +129,12 @@ class Network:
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but not from https to an address that anyone on the way can change."""
+    """Handler that follows redirects, but not from https to http, which anyone on the way can change."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        """Return the request for the new address. Raises DataError: it is not https any more."""
+        """Return the request for the new address. Raises DataError if that leaves https."""
         if req.full_url.startswith("https:") and not newurl.startswith("https:"):
             raise DataError(f"{req.full_url}: leads to {printable(newurl, 200)}, which is not https; not followed")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
