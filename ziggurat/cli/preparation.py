@@ -106,7 +106,8 @@ def _unknown(name: str) -> str:
 
 def _entry_text(entry: KeyDescription) -> str:
     kind = entry.type if entry.type == "section" else f"{entry.type}; default: {entry.default}"
-    return f"{entry.path}  ({kind})\n    {entry.meaning}"
+    meaning = re.sub(r"(?<=[.:]) (?=`\w+`: )", "\n      ", entry.meaning)  # one line for each value that it describes
+    return f"{entry.path}  ({kind})\n    {meaning}"
 
 
 def _choice_text(choice: NamedChoice) -> str:
