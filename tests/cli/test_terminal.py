@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import multiprocessing
 import os
@@ -18,12 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.cli.conftest import tiny_config
 from tests.conftest import forkserver
 from tests.train.runs import same_records
 from ziggurat.cli import main
-from ziggurat.system.terminal import Messages, signals_waiting, standard_streams
+from ziggurat.system.terminal import Messages, print_message, signals_waiting, standard_streams
 from ziggurat.train.checkpoint import load_checkpoint
 
 UPDATES = 6
@@ -164,6 +166,17 @@ def test_other_verbs_and_their_messages(fault: str, whole: Path, tiny_folder: Pa
 def test_a_closed_standard_input_is_named(whole: Path, tmp_path: Path) -> None:
     status, _, said = ended(["translate", str(whole)], tmp_path / "said", {0: "closed"})
     assert (status, "standard input is closed" in said) == (2, True), said
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_messages_break_between_words_on_a_terminal_only(terminal: bool) -> None:
+    stream = io.StringIO()
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
+    message = "[b] the learning rate still rises " * 5
+    print_message(Console(file=stream, width=40), message)
+    lines = stream.getvalue().splitlines()
+    assert (max(map(len, lines)) <= 40) == terminal == (len(lines) > 1)
+    assert " ".join(lines).split() == message.split()
 
 
 def endless(folder: Path, data: Path) -> Path:

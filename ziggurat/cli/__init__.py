@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 import typer
+from rich.console import Console
 
 from ziggurat.cli.hints import option_hint, single_hyphen_hint
 from ziggurat.system.errors import ZigguratError, is_full_disk, shortage, why_unwritten
-from ziggurat.system.terminal import REPEATED, importing, let_go, standard_streams, why
+from ziggurat.system.terminal import REPEATED, importing, let_go, print_message, safe, standard_streams, why
 
 _CLOSED = "standard output is closed, so results would be lost; redirect it to a file or to /dev/null"
 
@@ -224,5 +225,5 @@ def _fail(message: str, status: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     rank = os.environ.get("RANK")  # of processes that torchrun started
-    print(f"ziggurat{f' (process {rank})' if rank else ''}: {message}", file=sys.stderr)
+    print_message(safe(Console(stderr=True)), f"ziggurat{f' (process {rank})' if rank else ''}: {message}")
     return status

@@ -35,7 +35,7 @@ from ziggurat.system.compressed import byte_stream, compression_of
 from ziggurat.system.errors import ConfigError, DataError, printable
 from ziggurat.system.files import atomic_file, may_be_replaced, write_atomically
 from ziggurat.system.small_files import json_safe
-from ziggurat.system.terminal import safe
+from ziggurat.system.terminal import print_message, safe
 
 if TYPE_CHECKING:
     from ziggurat.inspect.report.figure import Figure
@@ -66,8 +66,8 @@ def console() -> Console:
 
 
 def say(text: str) -> None:
-    """Print a message on standard error as it is: no markup, no colours, no line breaks; nothing with `--quiet`."""
-    console().print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print a message on standard error as it is: no markup, no colours; nothing with `--quiet`."""
+    print_message(console(), text)
 
 
 @contextlib.contextmanager

@@ -97,6 +97,14 @@ def safe(console: Console) -> Console:
     return console
 
 
+def print_message(console: Console, message: str, style: str | None = None) -> None:
+    """Print a message without interpreting markup; on a terminal, lines break between words.
+
+    Left to itself, a terminal breaks within words. A pipe or a file gets each line whole, so programs can search it.
+    """
+    console.print(message, style=style, markup=False, highlight=False, emoji=False, soft_wrap=not console.file.isatty())
+
+
 def say_at_once(message: str) -> None:
     """Write to standard error, bypassing all buffers, for use in signal handlers; a failure is ignored."""
     with contextlib.suppress(OSError):

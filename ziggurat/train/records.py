@@ -19,7 +19,7 @@ from ziggurat.model.run_folder import refuse_replaced
 from ziggurat.system.errors import CheckpointError, DataError, TrainingError, other_format
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import built, check_regular, json_safe, parse_json, read_json_lines
-from ziggurat.system.terminal import safe
+from ziggurat.system.terminal import print_message, safe
 from ziggurat.train.trackers import Listener, draw
 
 _RECORD_FORMAT = 1
@@ -407,7 +407,7 @@ class RunLog:
 
     def say(self, message: str, style: str | None = None) -> None:
         """Print and log one line; markup in it is printed verbatim."""
-        self._console.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+        print_message(self._console, message, style)
         self._write(message)
         # ziggurat.system.terminal.Messages, to which the console writes, remembers why a message was lost.
         reason = getattr(self._console.file, "failure", None)
@@ -430,8 +430,7 @@ class RunLog:
     def _complain(self, error: OSError) -> None:
         if not self._gaps:
             self._gaps = True
-            said = f"{self._path} cannot be written: {error.strerror}"
-            self._console.print(said, style="bold red", markup=False, highlight=False, soft_wrap=True)
+            print_message(self._console, f"{self._path} cannot be written: {error.strerror}", "bold red")
 
     def close(self) -> None:
         """Close the file."""
