@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from ziggurat.config import Experiment
 from ziggurat.data.loader import Loader
@@ -166,10 +167,11 @@ class ProgressLine:
 
     def __init__(self, console: Console) -> None:
         self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %  {task.fields[detail]}"),
+            BarColumn(bar_width=12),
+            # A narrow terminal cuts the end of the figures instead of the bar.
+            TextColumn("{task.percentage:>3.0f} %  {task.fields[detail]}", table_column=Column(ratio=1, no_wrap=True)),
             console=console,
+            expand=True,
             transient=True,
             refresh_per_second=2,  # rich's default of ten takes more than 1 % of a core
             disable=not console.is_terminal or console.quiet,
@@ -193,9 +195,9 @@ class ProgressLine:
             return
         warning = f"WARNING {depth.standing[-1]}  " if depth.standing else ""
         detail = (
-            f"{warning}update {p.update}  loss {window.mean('loss'):.3f}  rate {window.rate:.1e}  "
+            f"{warning}update {p.update}  loss {window.mean('loss'):.3f}  {left} left  "
+            f"{window.tokens_per_second:,.0f} tokens/s  rate {window.rate:.1e}  "
             f"gradient {window.mean('grad_norm'):.2f}  {depth.shown_r}"
-            f"{window.tokens_per_second:,.0f} tokens/s  {left} left"
         )
         self._bar.update(self._task, completed=share or 0.0, detail=detail)
 

@@ -220,8 +220,8 @@ def precision_notice(chosen: str, device: torch.device, widths: Widths) -> str:
 
 
 def speeds(rates: Mapping[str, float]) -> str:
-    """Return rates in readable form, such as `fp32 138, bf16 69 GFLOP/s a thread`."""
-    return ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in rates.items()) + " GFLOP/s a thread"
+    """Return rates in readable form, such as `fp32 138, bf16 69 GFLOP/s per thread`."""
+    return ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in rates.items()) + " GFLOP/s per thread"
 
 
 def _shape(widths: Widths) -> tuple[int, Widths]:
