@@ -73,7 +73,7 @@ def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: P
     (tmp_path / "a").write_text("Kurz.\n\u00e4\n" * 20)  # 5 and 2 bytes
     (tmp_path / "b").write_text("A line of 24 characters.\nOne line of 16..\n" * 20)
     found = expected_batches(other)
-    assert found.origin == f"assumed by the bytes of the text: there is no store {tmp_path}"
+    assert found.origin == f"estimated from the size of the text: there is no store {tmp_path}"
     assert (found.source_length, found.target_length) == (6, 6)  # 20 bytes of the longer side, and its end
     assert found.largest == (BatchShape(125, 8, 8), BatchShape(3, 256, 256))
     changed = config.model_copy(

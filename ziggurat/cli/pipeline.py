@@ -342,13 +342,14 @@ def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> 
     if json:
         print_json([_record(state, expected.get(state.step.name)) for state in states])
         return
-    width = max(len(state.step.name) for state in states)
-    for state in states:
-        line = f"{state.step.name:<{width}}  {_time(state, expected.get(state.step.name)):>12}  {state.explanation}"
+    times = [_time(state, expected.get(state.step.name)) for state in states]
+    width, of_time = max(len(state.step.name) for state in states), max(map(len, times))
+    for state, taken in zip(states, times, strict=True):
+        line = f"{state.step.name:<{width}}  {taken:>{of_time}}  {state.explanation}"
         print(line if state.settled else f"{line}: {state.step.title}" if state.state == "new" else line)
         if (cost := expected.get(state.step.name)) is not None and cost.said:
             memory = f"; {cost.memory / 2**20:,.0f} MiB" if cost.memory else ""
-            print(f"{'':<{width}}  {'':>12}  {cost.said}{memory}")
+            print(f"{'':<{width}}  {'':>{of_time}}  {cost.said}{memory}")
     for name in steps.left_over():
         print(f"{steps.folder / name}: of a step that this pipeline no longer has")
     if costs:
@@ -368,7 +369,7 @@ def _total(expected: dict[str, Expected]) -> str:
     if not expected:
         return "nothing to do"
     unknown = len(expected) - len(known)
-    more = f", without {counted(unknown, 'step')} whose time is not known before" if unknown else ""
+    more = f", without {counted(unknown, 'step')} whose time cannot be estimated" if unknown else ""
     return f"{counted(len(expected), 'step')} to do: about {duration(sum(known))}{more}"
 
 

@@ -120,7 +120,7 @@ def _assumed(experiment: Experiment, reason: str, text: CorpusReader | None) -> 
     usual = of_length(assumed)
     length, tokens = min(assumed, longest), usual.sentences * usual.source
     real = usual.sentences * length
-    origin = f"assumed{by}: {reason}"
+    origin = f"{by}: {reason}"
     return Batches(tuple(dict.fromkeys([usual, of_length(longest)])), length, length, tokens, tokens, real, origin)
 
 
@@ -133,8 +133,8 @@ def _length_of_text(experiment: Experiment, text: CorpusReader | None) -> tuple[
         block = next(text.blocks(), None) if text is not None else None
         if block is not None:
             longer = max(sum(len(line.encode()) for line in side) for side in block)
-            return round(longer / _BYTES_PER_TOKEN / len(block[0])) + 1, " by the bytes of the text"
-    return ASSUMED_LENGTH, ""
+            return round(longer / _BYTES_PER_TOKEN / len(block[0])) + 1, "estimated from the size of the text"
+    return ASSUMED_LENGTH, "assumed"
 
 
 def _planned(experiment: Experiment, store: Store) -> Batches:
