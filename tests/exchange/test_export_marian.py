@@ -91,6 +91,14 @@ def test_files_read_again_compute_the_same(
 
 
 @pytest.mark.usefixtures("without_marian")
+@pytest.mark.parametrize("sharing", ["all", "decoder", "none"])
+def test_matrices_are_shared_after_the_way_back_as_before(sharing: str, written: Written, tmp_path: Path) -> None:
+    folder, _ = exported(written, tmp_path, POST | {"embedding": {"zero_start": True, "sharing": sharing}})
+    import_checkpoint(folder, tmp_path / "again")
+    assert open_model(tmp_path / "again").experiment.model.embedding.sharing == sharing
+
+
+@pytest.mark.usefixtures("without_marian")
 def test_the_folder_is_one_that_marian_and_import_read(written: Written, tmp_path: Path) -> None:
     decoding = {"beam_size": 3, "length_penalty": {"kind": "power", "alpha": 0.5}}
     folder, _ = exported(written, tmp_path, POST | SSRU | {"decoding": decoding})

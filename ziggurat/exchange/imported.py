@@ -185,11 +185,15 @@ class ForeignModel:
         """Return which matrices of the other model are shared, as far as our vocabularies allow it.
 
         Begin-of-sentence is a separate token in our vocabularies. Its row is read as the decoder's first input, so it
-        cannot also be written as another of their tokens; and a shared matrix has one row per id.
+        cannot also be written as another of their tokens, unless the bias rules that token out as it does in our own
+        exports; and a shared matrix has one row per id.
         """
         encoder, decoder, output = self.anatomy.encoder, self.anatomy.decoder, self.anatomy.output
         start = _rows(self.target, self.target_ids, self.control)[self.target.bos]
-        if output.weight is not decoder.embedding or start not in (None, self.control.first):
+        written = start not in (None, self.control.first)
+        if written and output.bias is not None:
+            written = float(output.bias[start]) > _UNKNOWN_LOGIT
+        if output.weight is not decoder.embedding or written:
             return "none"
         joint = self.source_ids == self.target_ids and same_vocabulary(self.source, self.target)
         joint = joint and self.source_control in (None, self.control)

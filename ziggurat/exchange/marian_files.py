@@ -263,13 +263,13 @@ def _start(weights: Path, folder: Path, models: list[str], options: Mapping[str,
 def _vocabulary(folder: Path, start: Path, name: str, written: Path) -> Path:
     """Return the vocabulary that decoder.yml names: next to the weights, otherwise below `start`."""
     named = PurePosixPath(name)
-    beside = inside(folder, named.name)
-    if beside.is_file() or named.is_absolute() or ".." in named.parts or not (start / named).is_file():
-        if beside.is_file() and len(named.parts) > 1 and Path(name) != beside.absolute():
+    beside, below = inside(folder, named.name), start / named
+    if beside.is_file() or named.is_absolute() or ".." in named.parts or not below.is_file():
+        if beside.is_file() and len(named.parts) > 1 and below.absolute() != beside.absolute():
             warnings.warn(f"{written}: names {printable(name)}; {beside} is taken", stacklevel=6)
         return beside
-    warnings.warn(f"{written}: names {printable(name)}; {start / named} is taken", stacklevel=6)
-    return start / named
+    warnings.warn(f"{written}: names {printable(name)}; {below} is taken", stacklevel=6)
+    return below
 
 
 def read_ids(path: Path) -> dict[str, int]:
