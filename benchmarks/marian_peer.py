@@ -70,6 +70,7 @@ def train(
 
     Args:
         sizes: as for `architecture`.
+        vocabulary: a SentencePiece model for both sides.
         texts: source and target.
         tokens: of a batch.
         warm_up: seconds from the first update on that do not count.
@@ -170,7 +171,7 @@ def untrained(folder: Path, sizes: Sequence[int], vocabulary: Path, text: Sequen
 
     Args:
         folder: where to.
-        sizes: as of `architecture`.
+        sizes: as for `architecture`.
         vocabulary: for both sides; in a SentencePiece vocabulary the end of sentence is found by its name.
         text: lines of both sides of its update.
     """
@@ -230,7 +231,7 @@ def searches(
 
     Args:
         folder: where to.
-        sizes: as of `architecture`.
+        sizes: as for `architecture`.
         given: tokens of each sentence including end of sentence.
         types: of the vocabulary.
         length: output tokens, on average.

@@ -139,8 +139,8 @@ def pages(root: Path) -> dict[str, str]:
         package = ".".join(parts[:2]) if len(parts) > 2 else "ziggurat"
         found.setdefault(package, {})[dotted] = ast.parse(path.read_text(encoding="utf-8"))
     texts = {name: page(name, dict(sorted(modules.items()))) for name, modules in sorted(found.items())}
-    lines = ["# API reference", "", "Generated from the docstrings of this version. The names that are"]
-    lines += ["kept from version to version are in [versioning](../versioning.md); the others may change at any time.", ""]
+    lines = ["# API reference", "", "Generated from the docstrings of this version. Names that are stable"]
+    lines += ["across versions are listed in [versioning](../versioning.md); others may change at any time.", ""]
     lines += ["| package | what it is |", "|---|---|"]
     for name, modules in sorted(found.items()):
         lines.append(f"| [{name}]({name}.md) | {_plain(first_sentence(ast.get_docstring(modules[name]) or ''))} |")
