@@ -1,4 +1,4 @@
-"""`ziggurat inspect` with its depth check: what is printed, and what `--suggest` writes."""
+"""`ziggurat inspect` with its depth check: what it prints, and what `--suggest` writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of `translate` that stand beside the lines, and search features as settings."""
+"""Options of `translate` that apply to lines, and search features as settings."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_warning_stands_on_a_line_of_its_own_beside_a_bar(
 
 
 def test_a_pipe_that_has_no_name_of_its_own_is_written_to(tmp_path: Path) -> None:
-    """As the shell gives one for `-o >(gzip > out.gz)`, or /dev/stdout before a pipe."""
+    """The shell gives such a file for `-o >(gzip > out.gz)`, or for /dev/stdout before a pipe."""
     reading, writing = os.pipe()
     check_output(f"/dev/fd/{writing}")
     with output_stream(f"/dev/fd/{writing}") as stream:
