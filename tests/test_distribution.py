@@ -51,7 +51,7 @@ def test_no_file_holds_text_of_a_corpus(shared_data: Path) -> None:
             for line in lines:
                 if (line := line.strip()) in found:
                     copied.setdefault(found.pop(line), []).append(line)
-    assert copied.pop("docs/tutorial.md", []) in ([], ["A dog is running on the beach."])  # what a model made of ours
+    assert copied.pop("docs/tutorial.md", []) in ([], ["A dog is running on the beach."])  # a model's outputs
     assert copied == {}
 
 
