@@ -1,4 +1,4 @@
-"""experiments/against-depth: every figure's runs are configurations that load, and the stages by which they grow."""
+"""experiments/against-depth: every figure's runs are configurations that load, with the right stages of growth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def script() -> Any:
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module  # typing.NamedTuple and argparse look their own module up
+    sys.modules[specification.name] = module  # typing.NamedTuple and argparse look up their own module
     specification.loader.exec_module(module)
     sys.path[:] = before
     return module

@@ -298,7 +298,7 @@ def test_a_tag_of_the_dev_set_is_for_the_models_that_learn_it() -> None:
 
 
 def test_sentences_without_a_tag_are_for_models_that_learn_some() -> None:
-    config = parsed(whole(), "distillation.n_best=1", "export.ctranslate2.tolerance=0")  # parsed once: that takes long
+    config = parsed(whole(), "distillation.n_best=1", "export.ctranslate2.tolerance=0")  # parsed once: it is slow
     others = ("backtranslation", "distillation", "filter", "alignment", "student", "quantisation", "export")
 
     def context(**sections: Any) -> PipelineContext:
