@@ -76,7 +76,7 @@ def served(model: Path, text: Path, lines: Sequence[str] = SENTENCES) -> list[st
     export_model(model, "ctranslate2", model.with_name("served"), verify=text)
     translator = CTranslate2Translator(model.with_name("served"), threads=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ziggurat.translate.ctranslate2._PATIENCE", 1.0)  # CTranslate2's default: ours goes on for longer
+        patch.setattr("ziggurat.translate.ctranslate2._PATIENCE", 1.0)  # CTranslate2's default; ours is longer
         return [translation.text for translation in translator.translate_stream(lines, **AS_ARGOS)]
 
 
