@@ -1,4 +1,4 @@
-"""The queue: bounded, fair to clients, and without those that nobody wants any more."""
+"""The queue: bounded, fair to clients, and without lines that nobody waits for any longer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_request_is_taken_whole_or_not_at_all() -> None:
     with pytest.raises(QueueFull):
         queue.check("e", 1)
     FairQueue(2).check("c", 9)  # longer than the queue, but nobody else waits
-    queue.put([queued()])  # of a request that was let in
+    queue.put([queued()])  # of an admitted request
     assert len(queue) == 6
 
 
@@ -92,7 +92,7 @@ def test_lines_with_other_options_stay() -> None:
     assert queue.oldest(other_than=other) is not None
     taken = queue.take(PLAIN)
     assert taken is not None
-    assert taken.text == "3"  # the client's turn comes with its first line only: a client's lines keep their order
+    assert taken.text == "3"  # a client's turn comes with its first line: a client's lines keep their order
     assert queue.take(PLAIN) is None
     first, second = queue.take(other), queue.take(PLAIN)
     assert first is not None
