@@ -118,9 +118,7 @@ def test_the_check_tries_remedies_only_where_they_are_needed(tmp_path: Path) -> 
     names.clear()
     data = change_section(hopeless.data, {"modifiers": {"upper_case": {"probability": 1.0}}}, "data")
     check_depth(hopeless.model_copy(update={"data": data}), settings, begun, remedies=False)
-    assert names == ["a shallow model"] * 3 + [
-        "the configuration"
-    ]  # what can be learned from other text differs
+    assert names == ["a shallow model"] * 3 + ["the configuration"]  # what can be learned from other text differs
     kept = json.loads((file := Path(experiment.data.store) / REFERENCES_FILE).read_text("utf-8"))
     for damaged in ("[1", "[1.0]", json.dumps(dict.fromkeys(kept, math.nan))):
         names.clear()

@@ -96,7 +96,7 @@ def test_dropout_is_on_the_weights() -> None:
             assert len(fits) == 1
             seen.add(fits[0])
     assert len(seen) > 20
-    torch.testing.assert_close(cache.weights, kept.mean(0)[None, None], **EXACT)  # what is shown is not dropped
+    torch.testing.assert_close(cache.weights, kept.mean(0)[None, None], **EXACT)  # returned without dropout
 
 
 def test_parameters_and_their_roles() -> None:

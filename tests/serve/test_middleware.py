@@ -78,7 +78,7 @@ def test_a_fault_is_found_in_the_log_by_the_name_of_its_request(start: Start, mo
         )
         assert (answer.status_code, answer.headers["x-request-id"]) == (500, "the-proxy-s")
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["access-control-allow-origin"] == "*"  # or a page could not tell it from a broken line
+        assert answer.headers["access-control-allow-origin"] == "*"  # else it looks like a lost connection
         assert list(answer.json().values()) == ["an internal error; the server's log has more"]
     first, _ = said
     assert first.startswith("request the-proxy-s: RuntimeError: a fault\\nof ours\n")

@@ -41,7 +41,7 @@ def test_clients_take_turns(requests: list[tuple[str, int]]) -> None:
     for client, texts in expected.items():
         assert [each.text for each in taken if each.client == client] == texts  # each client's in order
         places = [place for place, each in enumerate(taken) if each.client == client]
-        for before, after in pairwise(places):  # between two of one, one of each that still waits
+        for before, after in pairwise(places):  # clients take turns
             others = {each.client for each in taken[after:]} - {client}
             between = [each.client for each in taken[before + 1 : after]]
             assert sorted(between) == sorted(others | set(between))
