@@ -68,7 +68,7 @@ def _one_thread_per_worker() -> None:
 def shared_data() -> Path:
     """Folder of the public corpora next to the repository; tests that need it are skipped if it is missing."""
     if not SHARED_DATA.is_dir():
-        pytest.skip("corpora not present: no ../shared/data beside the repository")
+        pytest.skip("corpora not present: no ../shared/data next to the repository")
     return SHARED_DATA
 
 

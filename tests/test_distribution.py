@@ -33,7 +33,7 @@ def test_no_file_holds_text_of_a_corpus(shared_data: Path) -> None:
     """This matters above all for results of experiments: a report gives examples of dropped lines."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
-        pytest.skip("not a checkout of git")
+        pytest.skip("not a git checkout")
     found: dict[str, str] = {}
     for name in filter(None, listed.stdout.split("\0")):
         try:

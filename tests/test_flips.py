@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "faults" / "flips.py"
-pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="experiments/ is not beside the tests")
+pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="experiments/ is not next to the tests")
 
 
 @pytest.fixture(scope="module")

@@ -236,7 +236,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **job, "PATH": path}
 
 
-needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="the script is one of bash")
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="the script needs bash")
 
 
 @needs_bash

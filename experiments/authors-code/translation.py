@@ -27,7 +27,7 @@ D, HEADS, LAYERS, V = 32, 4, 6, 29
 
 
 def scale_norm(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
-    """Yield the encoders: pre-norm and post-norm with a negligible epsilon of ours, and pre-norm with the usual one."""
+    """Yield the encoders: pre-norm and post-norm where our epsilon is negligible, and pre-norm with the usual one."""
     code = checkouts.file(f"{TEARS}/layers.py")
     for name, residual, epsilon in (
         ("scale-norm-pre", "pre", 1e-30),

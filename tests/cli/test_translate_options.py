@@ -202,7 +202,7 @@ def test_a_text_of_unknown_length_gets_the_hint_once_it_is_long(
     said: int,
 ) -> None:
     if settings and not available("bfloat16"):
-        pytest.skip("this processor multiplies no bfloat16")
+        pytest.skip("this processor cannot multiply bfloat16")
     monkeypatch.setattr(precision, "decoding_rates", lambda _: {"float32": 1e9, "bfloat16": 5e9})
     monkeypatch.setattr("ziggurat.cli.translation.HINT_LINES", most)
     (packed := tmp_path / "test.qlo.gz").write_bytes(gzip.compress(text.read_bytes()))

@@ -73,7 +73,7 @@ def test_case_digits_punctuation_and_blanks_do_not_count() -> None:
     assert first.tolist() == [False, False]
     assert second.tolist() == [True, False]
     exchanged = near.add(sketches(["He came on May 3.", "A dog."], ["Am 3. Mai kam er an.", "Ein Hund."], ROWS))
-    assert exchanged.tolist() == [False, False], "source and target are told apart"
+    assert exchanged.tolist() == [False, False], "source and target are distinguished"
 
 
 def test_pairs_without_letters_are_never_found() -> None:

@@ -176,7 +176,7 @@ def test_what_the_engine_does_not_compute_is_refused(
     tokenizer: SentencePieceTokenizer,
 ) -> None:
     if not choices and not tokenizer.size % 8:
-        pytest.skip("the vocabulary is of such a size")
+        pytest.skip("the vocabulary already has such a size")
     with pytest.raises(ExportError, match=reason):
         export_model(written(**(SMALL | choices)), "firefox", tmp_path / "out", verify=text)
     assert not (tmp_path / "out").exists()

@@ -110,7 +110,7 @@ def test_the_final_model_of_a_folder_and_vocabularies_from_where_marian_was_star
     assert f"{tmp_path / 'v.spm'} is taken" in str(said[1].message)
     (folder / "v.spm").write_bytes(b"")
     with pytest.warns(UserWarning, match="best-bleu"):
-        assert find_files(folder).vocabularies == (folder / "v.spm",), "beside the weights first"
+        assert find_files(folder).vocabularies == (folder / "v.spm",), "first the one next to the weights"
     (folder / "model.npz").unlink()
     assert "has 2 models (" in refusal(lambda: find_files(folder))
 

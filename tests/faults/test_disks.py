@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.operations import Operation
 
-disks = pytest.importorskip("experiments.faults.disks", reason="experiments/ is not beside the tests")
+disks = pytest.importorskip("experiments.faults.disks", reason="experiments/ is not next to the tests")
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 1 << 20), (0, 0), (8192, 8192), (8192, 1 << 20), (1 << 20, 8192)])

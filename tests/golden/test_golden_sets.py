@@ -70,7 +70,7 @@ def test_there_is_a_set_of_the_first_version_and_of_this_one() -> None:
         "onnx/export.json": REPORT_FORMAT,
     }
     found = {name: json.loads((newest / name).read_text())["format"] for name in formats}
-    assert found == formats, f"a new format: `python -m tests.golden.make` makes a set beside {newest.name}"
+    assert found == formats, f"a new format: `python -m tests.golden.make` makes a set next to {newest.name}"
 
 
 def test_a_store(folder: Path) -> None:

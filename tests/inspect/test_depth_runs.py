@@ -16,7 +16,7 @@ from ziggurat.inspect.report.against_depth import runs_by_method
 from ziggurat.inspect.report.runs import read_runs
 
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "against-depth" / "run.py"
-pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="experiments/ is not beside the tests")
+pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="experiments/ is not next to the tests")
 
 
 @pytest.fixture(scope="module")

@@ -184,7 +184,7 @@ def test_auto_is_the_faster_one_and_notices_name_it(rates: dict[str, float]) -> 
     assert settled("auto", CPU, WIDTHS, []) == "bfloat16"
     assert "bf16 products are 2.0 times as fast" in precision_notice("fp32", CPU, WIDTHS)
     assert "`precision=bfloat16`" in decoding_notice("float32", "float32", CPU, WIDTHS)
-    assert decoding_notice("int8", "int8", CPU, WIDTHS) == "", "nobody is told to change translations"
+    assert decoding_notice("int8", "int8", CPU, WIDTHS) == "", "nobody is advised to change translations"
 
 
 @pytest.mark.parametrize(

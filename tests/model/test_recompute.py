@@ -202,7 +202,7 @@ def test_the_same_with_compiled_layers(rule: tuple[Recompute, Recompute]) -> Non
     made = len(graphs)
     assert made
     assert_same(gradients(model, *rule), expected)
-    assert len(graphs) == made, "recomputing compiled something anew"
+    assert len(graphs) == made, "recomputing compiled something again"
 
 
 def test_recomputed_layers_run_twice_in_training_and_once_elsewhere() -> None:

@@ -39,7 +39,7 @@ def test_a_folder_whose_name_is_not_utf8_is_refused_before_it_is_filled(tmp_path
     try:
         folder.mkdir()
     except OSError:
-        pytest.skip("this file system takes no such names")
+        pytest.skip("this file system does not accept such names")
     with pytest.raises(ConfigError, match="is not UTF-8; rename it"), building(folder / "run"):
         pass
     assert not list(folder.iterdir())

@@ -133,7 +133,7 @@ DIFFERENT = {
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """Addresses of LibreTranslate and of ours."""
+    """Addresses of LibreTranslate and of our server."""
     python = os.environ.get("ZIGGURAT_LIBRETRANSLATE_PYTHON")
     if python is None:
         pytest.skip("no environment with LibreTranslate: $ZIGGURAT_LIBRETRANSLATE_PYTHON")

@@ -261,7 +261,7 @@ def test_the_pointer_shows_what_corresponds_on_either_side(visit: Visit) -> None
         )
         for name in ("source", "mirror")
     )
-    assert text == mirror, "else highlights are beside the words"
+    assert text == mirror, "otherwise highlights are off the words"
 
 
 @pytest.mark.slow

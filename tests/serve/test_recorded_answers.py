@@ -189,7 +189,7 @@ def recorded() -> Iterator[tuple[str, int, str, str]]:
         yield found[1], int(found[3]), found[4], found[2]
 
 
-@pytest.mark.skipif(not RECORDING.exists(), reason="no recording beside the repository")
+@pytest.mark.skipif(not RECORDING.exists(), reason="no recording next to the repository")
 def test_the_recording() -> None:
     """The table matches the recording: the same requests except for their texts, in the same order, and their
     answers.

@@ -104,7 +104,7 @@ def test_a_validation_left_is_done_first_by_the_resumed_run(
         asked = signal_at(number, patch)
         result = go(run, experiment)
     assert result.reason == "SIGTERM"
-    assert asked[0] == number, "it went on after the signal"
+    assert asked[0] == number, "it continued after the signal"
     newest = read_progress(checkpoint_folders(run)[-1])
     assert newest.validation_due
     assert newest.update == result.update
