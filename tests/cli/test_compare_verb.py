@@ -1,4 +1,4 @@
-"""`ziggurat compare`: runs and files, seeds, tables for people and JSON for machines."""
+"""`ziggurat compare`: runs and files, seeds, tables for people and JSON for programs."""
 
 from __future__ import annotations
 

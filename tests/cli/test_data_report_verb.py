@@ -1,4 +1,4 @@
-"""`ziggurat report STORE`: the page, its warnings, figures and document, and what is refused."""
+"""`ziggurat report STORE`: the page, its warnings, figures and document, and what it refuses."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_file_that_is_no_page_of_ours_is_not_replaced(
 @pytest.mark.slow
 def test_pages_of_ours_are_replaced(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text("")  # as `mktemp` leaves one
+    page.write_text("")  # such as `mktemp` makes
     mark = '<meta name="generator" content="Ziggurat">\n'
     for _ in range(2):
         assert ziggurat("report", store, "--out", page).status == 0

@@ -1,4 +1,4 @@
-"""Commands as a newcomer types them: mistakes get a way out, and every verb says what it did."""
+"""Commands as a newcomer types them: mistakes get a way out, and every verb reports what it did."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_help_shows_angle_brackets(ziggurat: Ziggurat, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", sorted(VERBS.commands))
 def test_help_shows_every_word(ziggurat: Ziggurat, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rich takes what is in angle brackets for HTML, and some in square ones for a style: both vanish."""
+    """Rich treats text in angle brackets as HTML, and some in square brackets as a style: both vanish."""
     monkeypatch.setenv("COLUMNS", "1000")
     shown = " ".join(ziggurat(verb, "--help").out.split())
     command = VERBS.commands[verb]
@@ -175,7 +175,7 @@ def test_the_end_of_a_key_stands_for_all_keys_that_end_so(ziggurat: Ziggurat) ->
     assert told("without_layers") == [f"{model}.without_layers" for model in ("backward", "teacher", "student")]
     assert told("stop.updates") == ["training.stop.updates"]
     assert told("updates") == ["training.stop.updates", "training.growth.stages[].updates", "quantisation.updates"]
-    assert "did you mean" in ziggurat("explain", "pdates").err  # no whole part of a key
+    assert "did you mean" in ziggurat("explain", "pdates").err  # not a whole part of a key
 
 
 def test_keys_of_list_items_are_explained_by_number_too(ziggurat: Ziggurat) -> None:
@@ -237,7 +237,7 @@ def test_texts_that_do_not_pair_up_are_named(
 ) -> None:
     one = tmp_path / "one.txt"
     one.write_text("Madona.\n", encoding="utf-8")
-    monkeypatch.setattr("ziggurat.translate.translator.load_translator", None)  # seen before anything is opened
+    monkeypatch.setattr("ziggurat.translate.translator.load_translator", None)  # noticed before anything is opened
     for verb in (
         ["evaluate", "--hypothesis", text, "--reference", text, "--reference", one],
         ["evaluate", trained, "--source", text, "--reference", one],
@@ -275,7 +275,7 @@ def test_prepare_reports_its_vocabularies(ziggurat: Ziggurat, tmp_path: Path) ->
 
 
 def _buffered() -> dict[str, str]:
-    """Return an environment in which Python holds output back, as it does for users."""
+    """Return an environment in which Python buffers output, as it does for users."""
     return {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | {"OMP_NUM_THREADS": "1"}
 
 
@@ -304,7 +304,7 @@ def test_a_reader_that_goes_away_ends_translate_quietly(trained: Path, tmp_path:
 
 @pytest.mark.parametrize("arguments", [["recipes", "demo"], ["recipes", "--help"]])
 def test_a_reader_that_was_never_there_ends_every_verb_quietly(arguments: list[str]) -> None:
-    """A reader of the results, that is; one of the messages ends none (test_terminal.py)."""
+    """This is about readers of results; a reader of messages that leaves ends nothing (test_terminal.py)."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "ziggurat", *arguments]
@@ -515,7 +515,7 @@ def test_recipes_are_found_by_words(ziggurat: Ziggurat) -> None:
 def test_train_takes_device_and_threads_as_translate_does(
     ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """Also of a run that is resumed, whose config.yaml has them from then on, if they can be used."""
+    """They also count for a resumed run, whose config.yaml has them from then on, if they can be used."""
     config, run = tiny_config(tmp_path, tiny_folder, stop={"updates": 1}), tmp_path / "run"
     result = ziggurat("train", config, "--run", run, "--device", "cpu", "--threads", 1)
     assert result.status == 0, result.err
@@ -555,7 +555,7 @@ def test_files_are_looked_for_before_the_model_is_loaded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The model is not even there, and it is the file that is complained about."""
+    """The model does not even exist, and the complaint is about the file."""
     monkeypatch.chdir(tmp_path)
     result = ziggurat(*({"MODEL": "nowhere", "TEXT": text.name}.get(a, a) for a in arguments))
     assert result.status == 2
@@ -576,7 +576,7 @@ def test_a_wrong_configuration_is_told_before_pytorch_is_loaded(tmp_path: Path) 
 def test_a_path_with_an_equals_sign_is_a_path(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
     run = tmp_path / "rate=0.1"
     run.symlink_to(trained)
-    banned = f"banned=[{', '.join(['word'] * 2000)}]"  # too long for the name of a file
+    banned = f"banned=[{', '.join(['word'] * 2000)}]"  # too long for a file name
     assert ziggurat("evaluate", banned, "--source", text, "--reference", text, "--hypothesis", text).status == 2
     found = ziggurat("evaluate", run, "beam_size=1", "--source", text, "--reference", text)
     assert found.status == 0, found.err

@@ -1,4 +1,4 @@
-"""Folders after a verb was ended: what it leaves there, and what earlier ones left."""
+"""Folders after a verb was interrupted: what it leaves there, and what earlier ones left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tests.cli.test_terminal import started, wait_for
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
 def test_a_signal_leaves_no_temporary_file(number: signal.Signals, trained: Path, tmp_path: Path) -> None:
-    """`translate -o` is ended in the middle, as by Ctrl-C; terminals and schedulers say so several times."""
+    """`translate -o` is interrupted in the middle, as by Ctrl-C; terminals and schedulers send the signal several
+    times.
+    """
     output, source = tmp_path / "results" / "out", tmp_path / "source"
     output.parent.mkdir()
     os.mkfifo(source)

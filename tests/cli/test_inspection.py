@@ -36,14 +36,16 @@ MILLION = 1_000_000
 
 
 def counted(key: str) -> dict[str, PaperRecipe]:
-    """Return the recipes of a paper that says how many parameters they have."""
+    """Return a paper's recipes for which it gives the number of parameters."""
     return {n: recipe for n, recipe in paper_recipes(key).items() if recipe.table_row.published.parameters is not None}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", paper_keys())
 def test_parameter_counts_are_those_published(key: str) -> None:
-    """Within 0.1 million, or 0.6 where the paper rounds to millions; where a recipe says they differ, they do."""
+    """Counts agree within 0.1 million, or 0.6 where the paper rounds to millions; where a recipe states a difference,
+    there is one.
+    """
     for name, recipe in counted(key).items():
         published = recipe.table_row.published
         assert published.count is not None
@@ -83,7 +85,7 @@ EXACT = {
     "sdt-en-de-base-48-6-rpr-sdt": 48 * encoder(512, 2048) + 6 * decoder(512, 2048) + 33_230 * 512 + 4 * 512
     + 54 * 17 * 64 + 8 * 1024 + 9**2,
 }  # fmt: skip
-"""Counts by the formulas of the papers' layers."""
+"""EXACT are counts by formulas for the papers' layers."""
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -262,7 +264,7 @@ def test_a_printed_recipe_is_a_configuration(ziggurat: Ziggurat, tmp_path: Path)
 def test_costs_are_told_as_tables_and_as_json(
     ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found_before: list[Cost] = []  # both calls tell of one estimate, which takes seconds
+    found_before: list[Cost] = []  # both calls report one estimate, which takes seconds
 
     def once(*arguments: Any) -> Cost:
         found_before[:] = found_before or [estimate_cost(*arguments)]

@@ -1,4 +1,4 @@
-"""`ziggurat perturb`: tables, JSON and page of a model, and of two side by side."""
+"""`ziggurat perturb`: tables, JSON and page for one model, and for two side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ziggurat report`: files it writes, what it prints, what it refuses."""
+"""`ziggurat report`: the files it writes, what it prints, and what it refuses."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_another_report_is_not_replaced(
     assert report(b, a) == 0, "the same runs are the same report"
     assert report(a, c, "--force") == 0
     assert page.read_bytes() != first
-    # A run that was moved has its page with it.
+    # A run that was moved takes its page along.
     assert report(a) == report(a) == 0
     assert report(a.rename(tmp_path / "elsewhere")) == 0
     assert report(b, "--out", tmp_path / "elsewhere" / "report.html") == 2
@@ -139,7 +139,7 @@ def test_json_says_where_the_page_is(ziggurat: Ziggurat, tmp_path: Path, tiny_fo
 
 @pytest.fixture
 def pipeline(tmp_path: Path, tiny_folder: Path) -> Path:
-    """What a pipeline leaves in its folder, without its texts and models."""
+    """The files that a pipeline leaves in its folder, without its texts and models."""
     folder = tmp_path / "pipeline"
     cleaned = {"read": 10, "kept": 7, "dropped": {"empty": 3}, "examples": {}}
     scores = {"teacher": [{"name": "BLEU", "value": 1.9, "interval": 0.9}]}

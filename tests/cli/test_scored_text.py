@@ -1,4 +1,6 @@
-"""Texts that `evaluate` is given in pieces, in another form, or with what another program left are refused or told."""
+"""Texts given to `evaluate` in pieces, in another format, or with leftovers of another program are refused or
+reported.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`evaluate` on several test sets and of several checkpoints; perplexity by `score` and `evaluate`."""
+"""`evaluate` on several test sets and for several checkpoints; perplexity from `score` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METRICS = ("--metrics", "bleu,chrf", "max_length.limit=9")
 
 @pytest.fixture(scope="module")
 def several(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with five checkpoints, of which one in the middle is the best."""
+    """A run with five checkpoints; one in the middle is the best."""
     folder = tmp_path_factory.mktemp("several")
     every = {"every_updates": 1, "decode": False}
     training = {"stop": {"updates": 5}, "validation": every, "checkpoint": {"every_updates": 1, "keep_around_best": 3}}
@@ -107,7 +107,7 @@ def test_score_and_evaluate_tell_the_same_perplexity(
     source, reference = sets["one"]
     result = ziggurat("score", trained, "--source", source, "--target", reference, "--json")
     lines = [json.loads(line) for line in result.out.splitlines()]
-    assert len(lines) == 8  # nothing but lines
+    assert len(lines) == 8  # only lines
     total, tokens = sum(x["log_probability"] for x in lines), sum(len(x["tokens"]) + 1 for x in lines)
     figures = re.search(r"8 lines, (\S+) tokens .*log-probability (\S+), perplexity (\S+) per token", result.err)
     assert figures is not None

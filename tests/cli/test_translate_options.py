@@ -1,4 +1,4 @@
-"""Options of `translate` that stand beside the lines, and search features as settings."""
+"""Options of `translate` that apply to lines, and search features as settings."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_warning_stands_on_a_line_of_its_own_beside_a_bar(
 
 
 def test_a_pipe_that_has_no_name_of_its_own_is_written_to(tmp_path: Path) -> None:
-    """As the shell gives one for `-o >(gzip > out.gz)`, or /dev/stdout before a pipe."""
+    """The shell gives such a file for `-o >(gzip > out.gz)`, or for /dev/stdout before a pipe."""
     reading, writing = os.pipe()
     check_output(f"/dev/fd/{writing}")
     with output_stream(f"/dev/fd/{writing}") as stream:
@@ -202,7 +202,7 @@ def test_a_text_of_unknown_length_gets_the_hint_once_it_is_long(
     said: int,
 ) -> None:
     if settings and not available("bfloat16"):
-        pytest.skip("this processor multiplies no bfloat16")
+        pytest.skip("this processor cannot multiply bfloat16")
     monkeypatch.setattr(precision, "decoding_rates", lambda _: {"float32": 1e9, "bfloat16": 5e9})
     monkeypatch.setattr("ziggurat.cli.translation.HINT_LINES", most)
     (packed := tmp_path / "test.qlo.gz").write_bytes(gzip.compress(text.read_bytes()))

@@ -1,4 +1,4 @@
-"""ziggurat tune and `diagnose --coordinates`: what they print, write and refuse."""
+"""`ziggurat tune` and `diagnose --coordinates`: what they print, write and refuse."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_is_written_goes_where_it_was_sent(
     options = ["--depths", "1-1", "--rates", "1e-3,2e-3,4e-3"]
     Path("link").symlink_to("target")
     os.mkfifo("pipe")
-    reader = os.open("pipe", os.O_RDWR | os.O_NONBLOCK)  # so that whoever writes need not wait
+    reader = os.open("pipe", os.O_RDWR | os.O_NONBLOCK)  # so that the writer need not wait
     for out in ("link", "pipe", "-"):
         result = ziggurat("tune", config, "--out", out, *options)
         assert result.status == 0, result.err

@@ -262,7 +262,7 @@ def test_reference_pages_have_every_key_once() -> None:
 
 @pytest.mark.slow
 @settings(max_examples=30)
-@example(seed=0, peak=1.0, text="1e5")  # text to YAML 1.1, a number to this loader
+@example(seed=0, peak=1.0, text="1e5")  # text in YAML 1.1, a number to this loader
 @given(
     seed=st.integers(0, 2**31),
     peak=st.floats(1e-9, 10, allow_nan=False),
@@ -276,7 +276,7 @@ def test_dump_reads_back_to_the_same_configuration(seed: int, peak: float, text:
 
 @pytest.mark.parametrize("key", ["data.store", "data.train.0.source", "training.start_from", "decoding.shortlist"])
 def test_variables_of_the_shell_are_refused_in_paths(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a folder called `$HOME` would be made."""
+    """Otherwise a folder called `$HOME` would be created."""
     monkeypatch.chdir(tmp_path)
     content = "data: {source_language: de, target_language: en, store: s, train: [{source: a, target: b}]}"
     for path in ("$HOME/x", "a/${USER}/x"):
@@ -284,7 +284,7 @@ def test_variables_of_the_shell_are_refused_in_paths(key: str, tmp_path: Path, m
             parse_experiment(content, "x.yaml", [f"{key}={path}"])
     parse_experiment(content, "x.yaml", [f"{key}=~/costs-$5"])
     (tmp_path / "$HOME").mkdir()
-    (tmp_path / "$HOME" / "x").touch()  # of earlier versions, or really called so
+    (tmp_path / "$HOME" / "x").touch()  # from earlier versions, or with that real name
     parse_experiment(content, "x.yaml", [f"{key}=$HOME/x"])
 
 

@@ -1,4 +1,4 @@
-"""A folder in the place of another one is told for what it is."""
+"""A folder in place of another kind is recognised for what it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ziggurat.system.files import folder_kind
 
 
 def filled(folder: Path, **files: object) -> Path:
-    """Make a folder of these files; `_` stands for the dot before an ending, text and objects for content."""
+    """Make a folder with these files; `_` stands for the dot before a suffix, text and objects for content."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         file = folder / ".".join(name.rsplit("_", 1))

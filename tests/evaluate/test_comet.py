@@ -35,7 +35,7 @@ json.dump({"protocol": 1, "scores": scores, "version": version}, open(answered, 
 
 
 def program(folder: Path, text: str) -> str:
-    """An executable that runs this Python text."""
+    """Write an executable that runs this Python text."""
     path = folder / "python"
     path.write_text(f"#!{sys.executable}\n{text}", encoding="utf-8")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -116,7 +116,9 @@ def test_our_own_python_lacks_the_package() -> None:
 
 @pytest.mark.slow
 def test_it_ends_with_the_process_that_asked(tmp_path: Path) -> None:
-    """Killed, that cannot tell it; the program here hangs in its import of the package, in a process of its own."""
+    """A killed process cannot tell it to stop; the program here hangs while importing the package, in its own
+    process.
+    """
     (tmp_path / "comet.py").write_text("open('began', 'w').close()\nimport time\ntime.sleep(600)")
     request = tmp_path / "request.json"
     request.write_text('{"protocol": 1}')

@@ -1,4 +1,4 @@
-"""Text without blanks: which tokenizer BLEU takes, and what is said of it."""
+"""Text without blanks: which tokenizer BLEU uses, and what is reported about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of ours as files of Marian: read again they compute the same, and Marian itself translates the same."""
+"""Our models as Marian files: read back they compute the same, and Marian itself translates the same."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "without positions": POST | {"embedding": {"zero_start": True, "positions": "none"}, "norm": "rms"},
     "swish, wider decoder": POST | {"activation": "silu", "encoder": {"d_ff": 40}},
 }
-"""Choices of models that are ours, in each of the ways in which Marian's can differ."""
+"""MODELS are choices for our models, covering each way in which Marian's can differ."""
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_marian_gives_the_same_scores(name: str, written: Written, tmp_path: Pat
     opened = open_model(written(**MODELS[name]))
     (tmp_path / "out").mkdir()
     TARGETS["marian"].write(tmp_path / "out", ExportedModel.of(opened), None)
-    lines = SENTENCES[:-3]  # without blanks to spare
+    lines = SENTENCES[:-3]  # without extra blanks
     for side, texts in (("source", lines), ("target", lines[::-1])):
         (tmp_path / side).write_text("".join(f"{line}\n" for line in texts))
     names = ["-m", tmp_path / "out" / "model.npz", "-v", *[tmp_path / "out" / "joint.spm"] * 2, "--cpu-threads", "1"]

@@ -1,4 +1,4 @@
-"""Models of Marian as model directories, against what Marian computes and against CTranslate2's converter."""
+"""Marian models as model directories, compared with Marian's computation and with CTranslate2's converter."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MODELS: dict[str, bytes] = {}
 
 
 def models() -> dict[str, bytes]:
-    """SentencePiece models of the two sides, trained once."""
+    """SentencePiece models for the two sides, trained once."""
     if not MODELS:
         MODELS.update(source=trained(SENTENCES), target=trained(TARGETS))
     return MODELS
@@ -59,7 +59,7 @@ Folder = Callable[..., Path]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """Write a folder as downloads of OPUS-MT are unpacked, with a list of pieces for both sides or one each."""
+    """Write a folder like an unpacked download of OPUS-MT, with a list of pieces for both sides or one each."""
 
     def write(options: dict[str, Any] = POST_NORM, separate: bool = False, seed: int = 5) -> Path:
         path = tmp_path / "opus"
@@ -138,7 +138,7 @@ def test_a_folder_of_opus_mt_is_imported_by_the_documented_command(
     path = folder()
     assert ziggurat("import", path, "--languages", "de-en", "--out", tmp_path / "ours").status == 0
     ours = load_translator(tmp_path / "ours")
-    # CTranslate2 reads the file by itself; it only computes positions in another way, so it is given Marian's.
+    # CTranslate2 reads the file itself; it only computes positions differently, so it gets Marian's.
     arrays = arrays_of(path / "opus.npz")
     write_npz(path / "other.npz", {**arrays, "Wpos": position_table(1024, 16)}, POST_NORM, block=1)
     vocabulary = path / "opus.vocab.yml"
@@ -156,8 +156,10 @@ def test_a_folder_of_opus_mt_is_imported_by_the_documented_command(
 
 
 def test_a_vocabulary_that_is_a_sentencepiece_model(tmp_path: Path) -> None:
-    """As Marian trains them itself, and Firefox Translations has them: one model for both sides, ids are its own."""
-    model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1)  # what Marian sets when it trains one
+    """As trained by Marian itself and in Firefox Translations: one SentencePiece model for both sides, with its own
+    ids.
+    """
+    model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1)  # set by Marian when it trains one
     rows = SentencePieceTokenizer(model).size - 2  # without padding and begin-of-sentence, which are ours
     (tmp_path / "joint.spm").write_bytes(model)
     write_npz(tmp_path / "model.npz", random_arrays(POST_NORM, (rows, rows), 3), POST_NORM)
@@ -191,14 +193,14 @@ def test_text_that_is_segmented_already(tmp_path: Path) -> None:
     assert source.pieces(source.encode(["the ho@@ use"])[0]) == ["the", "ho@@", "use"]
 
 
-# Without what YAML takes for the end of a line: PyYAML writes such text over several, Marian as `\x85`.
+# Without YAML's line ends: PyYAML writes such text over several lines, Marian as `\x85`.
 TOKENS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\x85\u2028\u2029"), min_size=1)
 
 
 @given(st.lists(TOKENS, unique=True))
 def test_vocabularies_of_any_tokens(tmp_path_factory: pytest.TempPathFactory, tokens: list[str]) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yml"
-    # A line per token, each as PyYAML writes it: bare, in single or double quotes, or long ones after `? `.
+    # One line per token, as PyYAML writes it: bare, in single or double quotes, or long ones after `? `.
     lines = [yaml.safe_dump({token: n}, allow_unicode=True, width=10**6) for n, token in enumerate(tokens)]
     path.write_text("".join(lines), encoding="utf-8", newline="")
     assert read_ids(path) == {token: number for number, token in enumerate(tokens)}

@@ -1,4 +1,4 @@
-"""Shortlists of Marian, text and binary, by its ids and by ours."""
+"""Marian's shortlists, text and binary, with its ids and with ours."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def test_damaged_ones_are_refused(tmp_path: Path) -> None:
 
 
 def test_it_comes_over_with_a_folder_as_firefox_has_it(tmp_path: Path) -> None:
-    """Weights of int8, a shortlist and a vocabulary, all by their names; nothing else is said on the command line."""
+    """The folder has int8 weights, a shortlist and a vocabulary, recognised by name; the command line gives nothing
+    else.
+    """
     folder = tmp_path / "models"
     folder.mkdir()
     (folder / "model.qloqhi.intgemm.alphas.bin").write_bytes((MODELS / "ssru.intgemm8.bin").read_bytes())

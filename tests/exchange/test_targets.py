@@ -1,4 +1,4 @@
-"""Every recipe, made narrow: each target that it reaches computes the same; the others say why not."""
+"""Every recipe, made narrow: each target that supports it computes the same; the others report why not."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_recipe_computes_the_same_in_every_target_it_reaches(
 
 
 def check(experiment: Experiment, tokenizer: SentencePieceTokenizer, work: Path) -> None:
-    """Compare what each target computes of three pairs with the model itself."""
+    """Compare what each target computes for three pairs with the model itself."""
     torch_model = random_model(experiment.model, tokenizer)
     save_tokenizers(work, tokenizer, tokenizer)
     model = ExportedModel(experiment, weights(torch_model), work, tokenizer, tokenizer)
@@ -122,7 +122,7 @@ DEPTH_METHODS: dict[str, tuple[dict[str, Any], set[str], str]] = {
         "memory: hierarchical",
     ),
 }
-"""Choices beside those of POST, the targets that refuse them, and the key that they name."""
+"""DEPTH_METHODS are choices in addition to POST, the targets that refuse them, and the key that they name."""
 
 
 @pytest.mark.parametrize("name", DEPTH_METHODS)

@@ -74,7 +74,7 @@ def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: P
     (tmp_path / "b").write_text("A line of 24 characters.\nOne line of 16..\n" * 20)
     found = expected_batches(other)
     assert found.origin == f"estimated from the size of the text: there is no store {tmp_path}"
-    assert (found.source_length, found.target_length) == (6, 6)  # 20 bytes of the longer side, and its end
+    assert (found.source_length, found.target_length) == (6, 6)  # 20 bytes on the longer side, and its end
     assert found.largest == (BatchShape(125, 8, 8), BatchShape(3, 256, 256))
     changed = config.model_copy(
         update={"data": change_section(config.data, {"subword": {"vocabulary_size": 300}}, "data")}
@@ -123,7 +123,7 @@ CPU = torch.device("cpu")
 @pytest.mark.slow
 def test_the_time_of_other_programs_is_not_that_of_our_own_thread() -> None:
     def disturbed() -> None:
-        time.sleep(0.05)  # the processor is somebody else's
+        time.sleep(0.05)  # the processor is a different one
 
     by_wall, by_own = Timer(CPU), Timer(CPU, own=True)
     threads = torch.get_num_threads()

@@ -254,7 +254,7 @@ def test_lines_of_a_run_look_alike_and_those_of_another_do_not() -> None:
     assert len(set(MARKERS)) == len(MARKERS) == 8
 
 
-# Linear RGB as people with a vision see it: Machado, Oliveira and Fernandes 2009, severity 1.
+# Linear RGB as people with a colour-vision deficiency see it: Machado, Oliveira and Fernandes 2009, severity 1.
 VISIONS = {
     "normal": np.eye(3),
     "protanopia": np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
@@ -268,7 +268,7 @@ def linear(colour: str) -> np.ndarray:
 
 
 def oklab(rgb: np.ndarray) -> np.ndarray:
-    """Perceptually even coordinates (Ottosson 2020)."""
+    """Return perceptually uniform coordinates (Ottosson 2020)."""
     to_cones = np.array([[0.41222, 0.53633, 0.05145], [0.21190, 0.68070, 0.10740], [0.08830, 0.28172, 0.62998]])
     to_lab = np.array([[0.21045, 0.79362, -0.00407], [1.97800, -2.42859, 0.45059], [0.02590, 0.78277, -0.80868]])
     return to_lab @ np.cbrt(to_cones @ np.clip(rgb, 0, 1))

@@ -90,7 +90,7 @@ def test_every_figure_appears_and_only_where_a_run_has_its_data() -> None:
     assert [figure.key for figure in figures_of([trained()])] == EVERYTHING
     assert figures_of([]) == []
     assert figures_of([run()]) == []
-    # A key that is there without a finite value is no data.
+    # A key without a finite value is not data.
     empty = only(0, gradient_norm={"encoder": [None] * N, "decoder": []}, r={"encoder": None}, similarity=[[None]])
     assert figures_of([run(depth=[empty])]) == []
     assert [f.key for f in figures_of([run(), run("b", 1, depth=[only(5, r={"encoder": 1.0})])])] == ["gradient-ratio"]
@@ -100,7 +100,7 @@ def test_every_figure_appears_and_only_where_a_run_has_its_data() -> None:
 def test_each_measure_alone_is_drawn_without_the_others(key: str) -> None:
     values = {key: record(0).values[key]}
     figures = figures_of([run(depth=[only(0, **values), only(9, **values)])])
-    assert figures or key == "nll"  # the probe's loss is shown beside the dependence on the source
+    assert figures or key == "nll"  # the probe's loss is shown next to the dependence on the source
     for figure in figures:
         assert figure.panels
         assert figure.alt

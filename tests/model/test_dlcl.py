@@ -36,7 +36,7 @@ def default_fp64() -> Iterator[None]:
 
 
 def written_out(history: Any, stack: list[Any], x: Tensor, options: dict[str, Any]) -> tuple[list[Tensor], Tensor]:
-    """x_{l+1} = G_l(y_0..y_l) from W and the norms' gains and biases, in loops."""
+    """Return x_{l+1} = G_l(y_0..y_l) from W and the norms' gains and biases, in loops."""
     outputs, combinations = [x], []
     for l in range(len(stack) + 1):  # noqa: E741
         first = max(0, l + 1 - options["window"]) if options.get("window") else 0
@@ -151,7 +151,7 @@ def test_other_starts() -> None:
     one, last = (Dlcl(combining(L, start=start)).weight for start in ("one", "last"))
     assert torch.equal(one, torch.ones(L + 1, L + 1).tril())
     assert torch.equal(last, torch.eye(L + 1))
-    # A softmax sums to 1 and reaches neither: `one` becomes uniform, and `last` leaves 5 % to the others together.
+    # A softmax sums to 1 and cannot reach either: `one` becomes uniform, and `last` leaves 5 % to all others together.
     one, last = (Dlcl(combining(L, start=start, softmax=True)).weight for start in ("one", "last"))
     for row in range(L + 1):
         torch.testing.assert_close(one[row, : row + 1].softmax(0), torch.full((row + 1,), 1 / (row + 1)))
@@ -161,7 +161,7 @@ def test_other_starts() -> None:
 
 
 def pre_norm_stack(count: int) -> tuple[list[Any], nn.LayerNorm]:
-    """Layers x + f(LN(x)) and the stack's final LN."""
+    """Return layers x + f(LN(x)) and the stack's final LN."""
     torch.manual_seed(5)
     norms = [nn.LayerNorm(D).double() for _ in range(count)]
     inner = [nn.Linear(D, D).double() for _ in range(count)]
@@ -278,7 +278,7 @@ def test_growth_keeps_the_weights_of_old_layers_and_adds_uniform_ones(options: d
             _, k, part = name.split(".")
             assert torch.equal(values, before[f"norms.{min(int(k), 2)}.{part}"])
     assert not {v.data_ptr() for v in after.values()} & {v.data_ptr() for v in before.values()}
-    # What was the shallow stack's output is what the first added layer reads.
+    # The first added layer reads what was the shallow stack's output.
     new.load_state_dict(after)
     stack = layers(5)
     assert torch.equal(run(new, stack, stream())[0][2], run(old, stack[:2], stream())[1])

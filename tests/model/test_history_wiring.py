@@ -78,7 +78,7 @@ def test_gradient_reaches_the_embedding_from_every_consumer(residual: str) -> No
     model = built(residual=residual, encoder__history="dlcl")
     weight = model.encoder.history.weight  # type: ignore[union-attr]
     (hidden(model)[0] * torch.randn(16, generator=torch.Generator().manual_seed(1)).double()).sum().backward()
-    assert weight.grad[:, 0].all()  # each row's use of y_0 matters to the loss
+    assert weight.grad[:, 0].all()  # each row's use of y_0 affects the loss
     assert torch.equal(weight.grad, weight.grad.tril())
     assert model.source_embedding.tokens.weight.grad[SOURCE[MASK]].any(1).all()  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""RNMT+ against its description (Chen et al. 2018; Bapna et al. 2018), written out with loops (fp64)."""
+"""RNMT+ compared with its description (Chen et al. 2018; Bapna et al. 2018), written with loops (fp64)."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def configured(**more: Any) -> ModelConfig:
 
 
 def tiny(**more: Any) -> Seq2Seq:
-    """In evaluation mode, every parameter away from its neutral start."""
+    """Return the model in evaluation mode, every parameter away from its neutral initial value."""
     return moved(build_model(configured(**more), V, V, seed=3).double().eval(), 0.3)
 
 
 class Written:
-    """The model by its equations, with the parameters of `model`, for one sentence pair without padding."""
+    """The model from its equations, with the parameters of `model`, for one sentence pair without padding."""
 
     def __init__(self, model: Seq2Seq, config: ModelConfig) -> None:
         self.get = model.get_parameter
@@ -110,7 +110,7 @@ class Written:
         return torch.cat(context)
 
     def logits(self, source: Tensor, target_in: Tensor) -> Tensor:
-        """[target, vocabulary]: feedback of what was attended to, all layers see it, softmax of [x; context]."""
+        """[target, vocabulary]: the context is fed back, all layers see it, softmax of [x; context]."""
         memory, layers = self.memory(source), self.config.decoder.layers
         context = self.attend(torch.zeros(WIDTH, dtype=torch.float64), memory)
         states = [torch.zeros(2, 1, WIDTH, dtype=torch.float64) for _ in range(layers)]
@@ -238,7 +238,7 @@ def test_initial_values() -> None:
     ("place", "expected"), [("residual", 7), ("attention", 1), ("embedding", 2), ("transparent", 0)]
 )
 def test_each_dropout_is_where_it_belongs(place: str, expected: int) -> None:
-    """Each alone changes what training sees: all layers' outputs but that of the decoder's first."""
+    """Each option alone changes what training sees: all layers' outputs except that of the decoder's first."""
     none = dict.fromkeys(("residual", "attention", "embedding", "transparent"), 0.0)
     model = build_model(configured(memory="transparent", dropout={**none, place: 0.5}), V, V)
     source, mask, target = batch()
@@ -248,7 +248,7 @@ def test_each_dropout_is_where_it_belongs(place: str, expected: int) -> None:
     model.train()
     torch.manual_seed(0)
     assert not torch.equal(model(source, mask, target), model(source, mask, target))
-    steps = (target.shape[1] + 1) if place == "attention" else 1  # one attention per step, and one of the zero query
+    steps = (target.shape[1] + 1) if place == "attention" else 1  # one attention per step, and one for the zero query
     assert len(calls) == 2 * expected * steps
     model.eval()
     assert torch.equal(model(source, mask, target), model(source, mask, target))

@@ -84,7 +84,7 @@ def test_the_future_is_not_seen() -> None:
 
 
 def test_cells_are_kept_in_single_precision_under_autocast() -> None:
-    """A gate of sigmoid(8) = 0.9997 is 1 in bf16: the cell would take nothing in."""
+    """A gate of sigmoid(8) = 0.9997 is 1 in bf16: the cell would take in nothing."""
     module = unit().float()
     with torch.no_grad():
         module.gate_proj.weight.zero_()

@@ -29,7 +29,9 @@ def norms(count: int, seed: int = 0) -> list[float]:
 
 
 def decisions(values: list[float]) -> tuple[list[bool], list[float]]:
-    """Admitted or not, and thresholds, by the rule: weighted sums over all norms so far, each capped at its own one."""
+    """Return admissions and thresholds by the rule: weighted sums over all norms so far, each capped at its own
+    threshold.
+    """
     capped: list[float] = []
     admitted, thresholds = [], []
     for norm in values:
@@ -143,7 +145,9 @@ def test_an_admitted_update_is_taken_as_without_a_clipper() -> None:
 def test_statistics_and_decisions_survive_a_resume(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run stopped and resumed ends like one that was not, with skipped updates on both sides of the stop."""
+    """A run that is stopped and resumed ends like an uninterrupted one, with skipped updates on both sides of the
+    stop.
+    """
     monkeypatch.setattr(update, "_DECAY", 0.5)  # a short memory and no tolerance: of 10 updates some are skipped
     monkeypatch.setattr(update, "_DEVIATIONS", 0.0)
     ends, rejected = {}, []

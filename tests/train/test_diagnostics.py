@@ -1,4 +1,4 @@
-"""Measures of depth while a model trains."""
+"""Depth measures while a model trains."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_resumed_run_ends_with_the_records_of_a_whole_one(tiny_folder: Path, t
 
 
 def test_measuring_keeps_to_its_share(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that stands still but for measurements of a second, and updates of ten."""
+    """A clock that advances only for measurements, by one second, and updates, by ten."""
     now = [0.0]
     monkeypatch.setattr(depth_records.time, "perf_counter", lambda: now[0])
     real = depth_records.measure
@@ -128,7 +128,8 @@ def test_measuring_keeps_to_its_share(tiny_folder: Path, tmp_path: Path, monkeyp
 
     monkeypatch.setattr("ziggurat.train.loop.train_update", timed)
     train(tmp_path / "run", experiment, console=QUIET)
-    # Two measurements are 3 % of 66.7 s, three of 100 s: 1 + 70 s are past before update 8, 2 + 100 s before update 11.
+    # Two measurements are 3 % of 66.7 s, three of 100 s: 1 + 70 s have passed before update 8, 2 + 100 s before update
+    # 11.
     assert [r.update for r in read_records(tmp_path / "run")] == [0, 8, 11]
 
 

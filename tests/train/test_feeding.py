@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU; streams and page-locked memory are stood in for."""
+"""Batches on their way to a GPU, with stand-ins for streams and page-locked memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask")
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens, in its order, where there is no GPU."""
+    """The order of events without a GPU."""
     events: list[str] = []
     current = ["main"]
 
@@ -111,4 +111,4 @@ def test_sentences_are_as_long_as_learned_positions_allow(tiny_folder: Path, mon
     learned = change_section(plain.model, {"embedding": {"positions": "learned", "max_positions": 60}}, "model")
     store = Store.open(plain.data.store)
     assert feeding.loader_of(plain, store) is None
-    assert feeding.loader_of(plain.model_copy(update={"model": learned}), store) == 59  # and end-of-sentence
+    assert feeding.loader_of(plain.model_copy(update={"model": learned}), store) == 59  # plus end-of-sentence

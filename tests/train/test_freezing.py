@@ -1,4 +1,4 @@
-"""Runs in which parts of the model are frozen: what stays, what is trained, and what cannot be frozen."""
+"""Runs with frozen parts of the model: what stays, what is trained, and what cannot be frozen."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def freezing(
 
 @pytest.fixture(scope="module")
 def start(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose model is trained on."""
+    """A run whose model is trained further."""
     run = tmp_path_factory.mktemp("trained") / "run"
     train(run, tiny_experiment(tiny_folder, stop={"updates": 3}), console=QUIET)
     return run
@@ -85,7 +85,7 @@ def test_frozen_weights_stay_as_they_are_and_have_no_moments(frozen: Path, start
 
 
 def test_what_is_not_frozen_is_trained_as_if_all_were(tiny_folder: Path, start: Path, tmp_path: Path) -> None:
-    """Gradients of the first update do not depend on what is frozen; their norm is of the trained ones alone."""
+    """Gradients of the first update do not depend on what is frozen; their norm includes only trained parameters."""
     more: dict[str, Any] = {"start_from": str(start), "clip_norm": None}
     for name, names in (("all", []), ("some", NAMES)):
         train(tmp_path / name, freezing(tiny_folder, names, 1, **more), console=QUIET)
@@ -174,7 +174,7 @@ def test_layers_without_gradients_are_no_warning(tiny_folder: Path, start: Path,
 def test_a_grown_model_is_trained_above_its_old_layers(
     strategy: Any, tiny_folder: Path, start: Path, tmp_path: Path
 ) -> None:
-    """As the 12-layer model of Li et al. 2020 that is stacked on a trained one of 6 layers."""
+    """Like the 12-layer model of Li et al. 2020 that is stacked on a trained 6-layer one."""
     grow_model(start, tmp_path / "grown", layers=4, strategy=strategy)
     more: dict[str, Any] = {"start_from": str(tmp_path / "grown"), "model": {"encoder": {"layers": 4}}}
     run = tmp_path / "run"

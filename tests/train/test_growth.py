@@ -64,7 +64,9 @@ BOTH = {
     "stages": [{"layers": 1, "decoder_layers": 1, "updates": 3}, {"layers": 1, "decoder_layers": 2, "updates": 6}],
     "copy_strategy": "top_only",
 }
-"""Stages to the 4 encoder and 2 decoder layers of `growing`; the decoder has its depth before the encoder has."""
+"""BOTH are stages up to the 4 encoder and 2 decoder layers of `growing`; the decoder reaches its depth before the
+encoder.
+"""
 
 
 def rates(run: Path) -> list[float]:
@@ -105,7 +107,9 @@ def test_a_decoder_grows_in_its_own_stages(tiny_folder: Path, tmp_path: Path) ->
 
 
 def test_a_model_that_has_grown_leaves_memory_at_once(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although its compiled layers refer to themselves; Python looks for such cycles seldom, and here never."""
+    """This holds although its compiled layers refer to themselves; Python rarely looks for such cycles, and here
+    never.
+    """
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **_: setattr(self, "_compiled_call_impl", self._call_impl)
     )
@@ -137,7 +141,7 @@ def test_nothing_is_kept_of_a_stage_trained_on_a_damaged_store(
         raise DataError("damaged")
 
     monkeypatch.setattr(StoreCheck, "poll", lambda _: None)
-    monkeypatch.setattr(StoreCheck, "confirm", damaged)  # known only when it is asked for
+    monkeypatch.setattr(StoreCheck, "confirm", damaged)  # known only when requested
     growth = {"stages": [{"layers": 2, "updates": 1}], "keep_stages": True}
     with pytest.raises(DataError, match="damaged"):
         train(tmp_path / "run", growing(tiny_folder, growth, stop={"updates": 2}))
@@ -173,7 +177,7 @@ def test_before_the_end_of_the_warm_up_the_counter_goes_on() -> None:
     progress = RunProgress(update=4, schedule_update=4, losses=[3.0, 2.0])
     after_growth(progress, config)
     assert (progress.stage, progress.schedule_update) == (1, 4)
-    assert progress.losses == []  # else the first losses of the deeper model would count as spikes, and be skipped
+    assert progress.losses == []  # otherwise the first losses of the deeper model would count as spikes, and be skipped
     progress = RunProgress(update=40, schedule_update=40)
     after_growth(progress, config)
     assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=8) == 1.0
@@ -210,7 +214,7 @@ def test_moments_are_zero_after_growing_or_copied(tiny_folder: Path, tmp_path: P
         steps = {float(v) for k, v in state.items() if k.endswith("/step")}
         added = {float(v) for k, v in state.items() if k.startswith("encoder.history.") and k.endswith("/step")}
         assert steps == ({1.0} if moments == "reset" else {1.0, 4.0})
-        assert added >= {1.0}  # what has another shape now begins anew
+        assert added >= {1.0}  # moments whose shape has changed start again
         assert float(state["encoder.layers.1.ffn.in_proj.weight/step"]) == (1.0 if moments == "reset" else 4.0)
 
 
@@ -337,12 +341,12 @@ def test_senseless_stages_are_refused(growth: dict[str, Any], word: str) -> None
 @pytest.mark.parametrize(
     ("stages", "stop", "layers", "saved"),
     [
-        # 100 updates of 2 layers, 100 of 4 and 200 of 8, in place of 400 of 8.
+        # 100 updates with 2 layers, 100 with 4 and 200 with 8, instead of 400 with 8.
         ([{"layers": 2, "updates": 100}, {"layers": 4, "updates": 200}], {"updates": 400}, (8, 2), 10 / 32),
         ([{"layers": 2, "epochs": 1}], {"epochs": 4}, (4, 2), 1 / 8),
         # Both stacks grow, so layers of both count.
         ([{"layers": 2, "decoder_layers": 1, "updates": 10}], {"updates": 20}, (4, 2), 1 / 4),
-        # The training ends within the first stage.
+        # Training ends within the first stage.
         ([{"layers": 2, "updates": 30}], {"updates": 20}, (4, 2), 1 / 2),
         ([{"layers": 2, "epochs": 1}], {"updates": 20}, (4, 2), None),
     ],
@@ -441,7 +445,7 @@ STARTS: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
         lambda n: 8e-4 * 16 ** -(max(0, 8 * (3999 + n) - 40_000) / 80_000),
     ),
 }
-"""The schedule, and its rate at update n of a run of 9 that starts at the peak."""
+"""STARTS are schedules, and their rates at update n of a run of 9 that starts at the peak."""
 
 
 @pytest.mark.parametrize("kind", STARTS)
@@ -459,7 +463,7 @@ def test_a_run_that_starts_at_the_peak(kind: str) -> None:
 
 @pytest.mark.slow
 def test_a_trained_model_grows_in_stages_from_the_peak_on(tiny_folder: Path, tmp_path: Path) -> None:
-    """Its layers are those of the first stage; stopped and resumed, the rates are those of a run that was not."""
+    """Its layers are those of the first stage; when stopped and resumed, it has the rates of an uninterrupted run."""
     trained, run = tmp_path / "trained", tmp_path / "run"
     shallow = growing(tiny_folder).model_dump()
     shallow["model"]["encoder"]["layers"], shallow["training"]["growth"] = 1, None
@@ -505,7 +509,7 @@ def test_a_decay_to_an_end_still_ends_with_the_run(tiny_folder: Path, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["g_top", "random"])
 def test_added_layers_get_an_omega_of_their_own(tiny_folder: Path, tmp_path: Path, strategy: str) -> None:
-    """Omega follows from the variance below it; copied with a lower layer it would be too small."""
+    """Omega follows from the variance below it; copied from a lower layer it would be too small."""
     content = growing(tiny_folder).model_dump()
     content["model"] |= {"residual": "admin", "init": {"kind": "admin", "profile_tokens": 200}}
     content["model"]["encoder"] |= {"layers": 4, "history": "latest"}
@@ -529,7 +533,7 @@ def test_added_layers_get_an_omega_of_their_own(tiny_folder: Path, tmp_path: Pat
 def test_a_compiled_run_grows_without_compiling_more(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graphs are run as they are; what a compiler makes of them is torch's to test."""
+    """The graphs are run unchanged; testing the compiler is up to torch."""
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -547,7 +551,7 @@ def test_a_compiled_run_grows_without_compiling_more(
     train(run, plain.model_copy(update={"training": training}))
     before = len(graphs)
     assert before > 0
-    train(run, reopen_run(run, ["training.stop.updates=6"]), resume=True)  # grows, then goes on
+    train(run, reopen_run(run, ["training.stop.updates=6"]), resume=True)  # grows, then continues
     assert len(graphs) == before
     one, other = (read_tensors(folder / "last" / "model.safetensors") for folder in (tmp_path / "plain", run))
     assert one.keys() == other.keys()
@@ -561,7 +565,7 @@ def test_constants_of_a_growing_run_are_those_of_its_final_depth() -> None:
     residuals = stack_residuals(shallow.encoder)
     assert [float(r.skip[0]) for r in residuals] == pytest.approx([12**0.5] * 4)  # type: ignore[index]
     assert [float(r.dropout.p) for r in residuals] == pytest.approx([0.1, 0.1, 0.2, 0.2])  # type: ignore[arg-type]
-    above = stack_residuals(build_model(at_depth(deep, 2, 2), 9, 9).decoder)  # of 6 layers in the end
+    above = stack_residuals(build_model(at_depth(deep, 2, 2), 9, 9).decoder)  # 6 layers in the end
     assert [float(r.skip[0]) for r in above] == pytest.approx([18**0.5] * 6)  # type: ignore[index]
     assert [float(r.dropout.p) for r in above] == pytest.approx([0.1] * 3 + [0.2] * 3)  # type: ignore[arg-type]
 
@@ -589,7 +593,7 @@ def test_growing_a_trained_model_and_training_on(tiny_folder: Path, tmp_path: Pa
         torch.testing.assert_close(values, after[name].detach(), atol=1e-6, rtol=0)
     with pytest.raises(ConfigError, match=r"model\.encoder\.layers: 3 -> 4.*ziggurat grow"):
         train(tmp_path / "off", started(4))
-    growing = {"growth": {"stages": [{"layers": 1, "updates": 1}]}}  # as the run that is trained on may have been grown
+    growing = {"growth": {"stages": [{"layers": 1, "updates": 1}]}}  # as the run that is trained further may have grown
     grows = started(3).model_copy(update={"training": change_section(started(3).training, growing, "training")})
     with pytest.raises(ConfigError, match=r"model\.encoder\.layers: 3 -> 1; set `training\.growth=null`"):
         train(tmp_path / "off", grows)

@@ -1,4 +1,6 @@
-"""Guided alignment: its loss by plain loops in every model, however an update is cut; runs with it; what it teaches."""
+"""Guided alignment: its loss against plain loops in every model, however an update is cut; runs with it; what it
+teaches.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ def attention_of(model: Seq2Seq, batch: Batch) -> Tensor:
 
 
 def plain_loss(attention: Tensor, normalisation: str, tokens: int, sentences: int) -> Tensor:
-    """The loss of the first pairs by loops, differentiable."""
+    """Return the loss of the first pairs by loops, differentiable."""
     total = attention.new_zeros(())
     for row, links in enumerate(LINKS[: len(attention)]):
         length = LENGTHS[row][1] + 1
@@ -100,7 +102,7 @@ def test_loss_and_gradient_are_those_of_plain_loops(kind: str, normalisation: st
     plain = plain_loss(attention_of(model, batch), normalisation, **counts)
     expected = torch.autograd.grad(without.objective + 0.7 * plain, list(model.parameters()), allow_unused=True)
     added = float((guided.objective - without.objective).detach())
-    assert added == pytest.approx(0.7 * float(plain.detach()), rel=1e-7)  # shares are kept in fp32
+    assert added == pytest.approx(0.7 * float(plain.detach()), rel=1e-7)  # shares are stored in fp32
     assert added > 0.1
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours is None) == (theirs is None)
@@ -279,7 +281,7 @@ def test_a_run_reports_it_and_resumes_exactly(choices: dict[str, Any], guided: E
 
 
 def by_pairs(model: Seq2Seq, store: Store) -> float:
-    """Mean cross-entropy of the dev set's target tokens with links, one pair after another."""
+    """Return the mean cross-entropy of the dev set's target tokens with links, pair by pair."""
     table, total, count = store.dev, 0.0, 0
     assert table is not None
     mapper, head = LinkMapper(store.source, store.target), model.decoder.aligned
@@ -373,7 +375,7 @@ def test_the_taught_layer_keeps_its_role_where_others_are_left_out(guided: Exper
         return "none" if found is None else found.layer
 
     assert after(6, 4, {1, 5}) == 3
-    assert after(6, None, {2, 3}) == 4  # the last one, by its new number
+    assert after(6, None, {2, 3}) == 4  # the last one, with its new number
     assert after(6, None, set()) is None
     assert after(6, 4, {4}) == "none"
     assert after(6, None, {6}) == "none"
@@ -388,7 +390,7 @@ def test_stages_of_growth_go_with_the_layers_they_led_to(guided: Experiment) -> 
 
 
 def words_of_pieces(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[set[int]]]:
-    """Ids of a text, and the words that each of its pieces belongs to."""
+    """Return the ids of a text, and the word to which each of its pieces belongs."""
     spans, _ = WordCounter("split", tokenizer).units(text, text)
     ids = np.array(tokenizer.encode([text])[0], np.int32)
     begin, end = PieceUnits(tokenizer).find([ids], np.zeros(len(spans), np.int64), np.array(spans))
@@ -399,7 +401,7 @@ def words_of_pieces(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[se
 
 
 def attended_error(run: Path) -> float:
-    """AER of the greatest attention of each target piece, the model being fed the reference, on unseen pairs."""
+    """Return the AER of each target piece's largest attention, with the reference as decoder input, on unseen pairs."""
     opened, pairs = open_model(run), list(generate_aligned(2100, 1))[2000:]
     (source, target), model = opened.tokenizers, opened.model
     found = []
@@ -417,7 +419,7 @@ def attended_error(run: Path) -> float:
     return error_rate(found, [pair.sure for pair in pairs], [pair.possible for pair in pairs]).error_rate
 
 
-@pytest.mark.slow  # two trainings of a quarter of a minute
+@pytest.mark.slow  # two runs of a quarter of a minute
 def test_a_taught_head_looks_at_the_right_words(tmp_path: Path) -> None:
     values = tiny_experiment(tmp_path).model_dump()
     pairs = list(generate_aligned(2000, 1))

@@ -1,4 +1,4 @@
-"""Runs with `training.quantise`: they resume exactly, start from ordinary weights, and are served as validated."""
+"""Runs with `training.quantise`: they resume exactly, start from ordinary weights, and serve what was validated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R-Drop: its definition by plain loops, and that it is one loss however an update is cut."""
+"""R-Drop: its definition by plain loops, and that the loss is the same however an update is cut."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def model(dropout: float = 0.3, **choices: Any) -> Seq2Seq:
 
 
 def divergences(hidden: Tensor, weight: Tensor, bias: Tensor) -> list[list[float]]:
-    """KL(P || Q) + KL(Q || P) of every position of the first half of `hidden` and the same of the second."""
+    """Return KL(P || Q) + KL(Q || P) of each position in the first half of `hidden` and the same position in the
+    second.
+    """
     found = []
     for one, other in zip(*hidden.chunk(2), strict=True):
         row = []
@@ -55,7 +57,7 @@ def divergences(hidden: Tensor, weight: Tensor, bias: Tensor) -> list[list[float
 @pytest.mark.parametrize("chunk", [1, 4, 1024])
 @pytest.mark.parametrize("normalisation", ["tokens", "sentence_mean", "sentence_sum"])
 def test_it_follows_the_paper_and_ignores_padding(normalisation: str, chunk: int) -> None:
-    """Liang et al. 2021: alpha / 2 (KL(P || Q) + KL(Q || P)) beside the sum of two cross-entropies, halved."""
+    """Liang et al. 2021: alpha / 2 (KL(P || Q) + KL(Q || P)) plus the sum of two cross-entropies, halved."""
     generator = torch.Generator().manual_seed(0)
     hidden, weight, bias = (
         torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -82,7 +84,7 @@ def test_it_follows_the_paper_and_ignores_padding(normalisation: str, chunk: int
 
 
 def test_two_passes_without_dropout_are_one() -> None:
-    """Inter-similarity and guided alignment included; and evaluation, whose dropout is off, passes once."""
+    """This includes inter-similarity and guided alignment; evaluation, without dropout, makes one pass."""
     batch = padded_batch()
     more = {"inter_sim": 0.3, "alignment": GuidedAlignmentConfig()}
     plain, double = loss_config(0.0, **more), loss_config(**more)

@@ -1,4 +1,6 @@
-"""The inter-similarity penalty: its definition by plain loops, and that it is one loss however an update is cut."""
+"""The inter-similarity penalty: its definition by plain loops, and that the loss is the same however an update is
+cut.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def update(sizes: list[int], config: LossConfig, model: Seq2Seq | None = None) -
 
 
 def apart(state: list[list[float]]) -> float:
-    """1 - sim_in of the states of one sentence's real positions."""
+    """Return 1 - sim_in of the states at one sentence's real positions."""
     width, n = len(state[0]), len(state)
     mean = [math.fsum(position[c] for position in state) / n for c in range(width)]
     length = math.sqrt(math.fsum(x * x for x in mean))
@@ -70,7 +72,7 @@ def test_the_penalty_is_its_definition_in_plain_loops(kind: str, normalisation: 
     outputs: list[torch.Tensor] = []
     model.encode(batch.source, batch.source_mask, outputs)
     assert len(outputs) == len(model.encoder.layers)  # type: ignore[arg-type]
-    tokens, sentences = 50, 9  # of an update with further batches
+    tokens, sentences = 50, 9  # for an update with further batches
     expected = 0.0
     for s, (source_length, target_length) in enumerate(LENGTHS[:5]):  # and end-of-sentence on both sides
         terms = [apart(output[s, : source_length + 1].tolist()) for output in outputs]

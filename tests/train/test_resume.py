@@ -1,4 +1,4 @@
-"""Interrupted at any moment and resumed, a run ends with the same weights, bit for bit."""
+"""A run that is interrupted at any moment and resumed ends with the same weights, bit for bit."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ PAIRWISE = [
     Case("fp32", growth=True, accumulate=2),
     Case("bf16"),
 ]
-"""The quick suite's part, which has every value but compiled layers; of these a test below looks at the first batch."""
+"""PAIRWISE is the quick suite's part, which has every value except compiled layers; a test below checks their first
+batch.
+"""
 UPDATES = 30
 SETTINGS: dict[str, Any] = {
-    "threads": 1,  # the processes that are killed must add up in the same order as this one
+    "threads": 1,  # killed processes must add up in the same order as this one
     "stop": {"updates": UPDATES},
     "checkpoint": {"every_updates": 7, "keep_last": 2},
     "validation": {"every_updates": 10, "max_sentences": 2},
@@ -68,7 +70,7 @@ def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFacto
 
 
 def started_anew(run: str, document: str, resume: str) -> None:
-    """Train; a resumed run has to compile anew, as in a process of its own."""
+    """Train; a resumed run has to compile again, as in a separate process."""
     if resume:
         torch.compiler.reset()
     train_part(run, document, resume)
@@ -78,7 +80,7 @@ def started_anew(run: str, document: str, resume: str) -> None:
     "case", [pytest.param(c, id=str(c), marks=() if c in PAIRWISE else pytest.mark.slow) for c in MATRIX]
 )
 def test_eight_updates_and_eight_more_are_sixteen(case: Case, tiny_folder: Path, tmp_path: Path) -> None:
-    """In every precision, with and without growth, accumulation and compiled layers."""
+    """This covers every precision, with and without growth, accumulation and compiled layers."""
     assert_resumed_equals_whole(case, tiny_folder, tmp_path, started_anew)
 
 
@@ -135,7 +137,7 @@ LATER: dict[str, dict[str, Any]] = {
 def test_three_updates_and_three_more_are_six_with_later_kinds(
     choices: dict[str, Any], tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """Their parameters, moments and factors are all in a checkpoint."""
+    """A checkpoint has all their parameters, moments and factors."""
     six = tiny_experiment(tiny_folder, threads=1, stop={"updates": 6}, checkpoint={"every_updates": 3, "keep_last": 2})
     six = six.model_copy(update={"model": change_section(six.model, choices, "model")})
     go(tmp_path / "whole", six)
@@ -197,7 +199,7 @@ def test_a_run_resumed_before_layer_drop_has_used_every_layer(tiny_folder: Path,
 def test_eight_updates_and_eight_more_are_sixteen_with_graphs(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Layers are traced, once, and their graphs are run as they are."""
+    """Layers are traced once, and their graphs are run unchanged."""
     compiled, calls = torch.nn.Module.compile, count()
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **how: [next(calls), compiled(self, backend="eager", **how)][1]
@@ -212,7 +214,7 @@ def test_eight_updates_and_eight_more_are_sixteen_with_graphs(
 def test_compiled_layers_see_the_same_batch_first_in_a_resumed_run(
     fit: bool, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Since the graphs depend on it, and with them the last bits of what they compute; nothing is compiled here."""
+    """The graphs depend on it, and so do the last bits of their results; nothing is compiled here."""
     seen: list[tuple[int, ...]] = []
 
     def build(*arguments: Any, **options: Any) -> Any:
@@ -238,7 +240,7 @@ def _child(run: str, document: str, resume: bool) -> None:
 
 
 def killed_after(seconds: float, run: Path, experiment: Experiment) -> bool:
-    """Train in a process of its own and kill it; False when it had already ended."""
+    """Train in a separate process and kill it; return False if it had already ended."""
     context = forkserver()
     child = context.Process(target=_child, args=(str(run), experiment.model_dump_json(), run.exists()))
     child.start()
@@ -258,7 +260,7 @@ def test_sigkill_at_random_moments(
     began = time.perf_counter()
     assert not killed_after(300, tmp_path / "timed", experiment)
     length = time.perf_counter() - began
-    seed = random.SystemRandom().randrange(10**6)  # another one every time; test_kills.py has recorded ones
+    seed = random.SystemRandom().randrange(10**6)  # a different one every time; test_kills.py has recorded ones
     moments = random.Random(seed)
     kills = 0
     for number in range(4 * wanted + 20):
@@ -281,7 +283,7 @@ def test_sigkill_at_random_moments(
 def test_stopping_at_every_kind_of_place_changes_nothing(
     experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
 ) -> None:
-    """Before a validation, on one, within an epoch and across its end; several stops in one run."""
+    """Stops come before a validation, at one, within an epoch and across its end, several in one run."""
     run = tmp_path / "run"
     for updates in (3, 9, 10, 11, 17, UPDATES):
         stop = experiment.training.stop.model_copy(update={"updates": updates})
@@ -381,7 +383,7 @@ def test_a_run_is_not_overwritten_and_not_shared(
 
 @pytest.mark.slow
 def test_a_second_process_on_a_live_run_is_refused(experiment: Experiment, tmp_path: Path) -> None:
-    """Neither a new run nor a resumed one; the first goes on undisturbed."""
+    """Neither a new run nor a resumed one may start; the first continues undisturbed."""
     run = tmp_path / "run"
     context = forkserver()
     endless = experiment.training.model_copy(
@@ -433,7 +435,7 @@ def test_of_two_processes_that_start_the_same_run_at_once_one_is_refused(
 def test_a_run_made_by_another_process_in_the_meantime_is_left_alone(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the moment: here after the last look at the folder before its lock is taken."""
+    """This holds at any moment: here after the last look at the folder before its lock is taken."""
     from ziggurat.train import run as module
 
     building, run = module.building, tmp_path / "run"
@@ -450,7 +452,7 @@ def test_a_run_made_by_another_process_in_the_meantime_is_left_alone(
 
 
 def before_update(number: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have `act` called once in a run, before update `number`."""
+    """Call `act` once in a run, before update `number`."""
     updates = count(1)
 
     def update(*arguments: Any, **options: Any) -> Any:
@@ -470,9 +472,9 @@ def test_a_store_replaced_under_a_live_run(
     monkeypatch: pytest.MonkeyPatch,
     early: bool,
 ) -> None:
-    """The run has the old data mapped and ends as ever, loudly; it cannot be resumed on the new ones.
+    """The run has the old data mapped and ends normally, with a warning; it cannot be resumed on the new data.
 
-    Replaced before the first update, it is noticed as well: what comes before that can take minutes.
+    A replacement before the first update is noticed as well, because preparations can take minutes.
     """
     from ziggurat.data.prepare import prepare
 
@@ -507,7 +509,7 @@ def test_a_store_changed_in_place_ends_the_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before a checkpoint is made of what was learned from damaged data; restored, the run ends as ever."""
+    """The run stops before it makes a checkpoint from damaged data; with the data restored, it ends normally."""
     mine = tiny_experiment(tmp_path, **SETTINGS)
     shutil.copytree(experiment.data.store, mine.data.store)
     file = next(Path(mine.data.store).glob("train-*.arrow"))
@@ -546,7 +548,7 @@ def test_a_resumed_run_stays_in_its_experiment_at_mlflow(tiny_folder: Path, tmp_
     run, other = tmp_path / "run", ["training.mlflow.experiment=new"]
     experiment = tiny_experiment(tiny_folder, mlflow={"experiment": "old"})
     create_run(run, experiment, Store.open(experiment.data.store))
-    assert reopen_run(run, other).training.mlflow == MlflowConfig(experiment="new")  # it has not begun there
+    assert reopen_run(run, other).training.mlflow == MlflowConfig(experiment="new")  # it has not started there
     keep(run, "mlflow", "abc")
     with pytest.raises(ConfigError, match=r"stays in the experiment old: .*remove .*tracking/mlflow\.id to "):
         reopen_run(run, other)
@@ -575,7 +577,7 @@ def test_another_store_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also by a run that was killed before its first checkpoint: it has the vocabularies of its own store."""
+    """This includes a run that was killed before its first checkpoint: it has the vocabularies of its own store."""
     from ziggurat.data.prepare import prepare
 
     run = tmp_path / "run"
@@ -605,7 +607,7 @@ def interrupted(*_: object, **__: object) -> None:
 def test_a_run_killed_before_its_first_checkpoint_has_the_weights_that_it_began_with(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although `start_from` names a run that has gone on since."""
+    """This holds although `start_from` names a run that has continued since."""
     short: dict[str, Any] = {"validation": {"every_updates": 9, "decode": False}, "stop": {"updates": 2}}
     go(tmp_path / "other", tiny_experiment(tiny_folder, **short))
     mine = tiny_experiment(tiny_folder, **short, start_from=str(tmp_path / "other"))
@@ -688,7 +690,7 @@ def test_another_environment_is_said_at_a_resume(tiny_folder: Path, tmp_path: Pa
 def test_a_run_whose_folder_is_another_one_ends(
     what: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lock is on a file, not on a name: the next run at that place must not get checkpoints of this one."""
+    """A lock is on a file, not on a name: the next run in that folder must not get this one's checkpoints."""
     checkpoint = {"every_updates": 2, "asynchronous": False}
     run, mine = tmp_path / "run", tiny_experiment(tiny_folder, **{**SHORT, "checkpoint": checkpoint})
 

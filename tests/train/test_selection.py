@@ -38,12 +38,14 @@ def updates_of(folders: list[Path]) -> list[int]:
 
 
 def epoch_ends(run: Path) -> list[int]:
-    """Return the updates of a run's checkpoints that are at the beginning of an epoch."""
+    """Return the updates of a run's checkpoints at the beginning of an epoch."""
     return [checkpoint_update(f) for f in checkpoint_folders(run) if read_progress(f).batch == 0]
 
 
 def test_checkpoints_and_validations_come_at_the_ends_of_epochs(tiny_folder: Path, tmp_path: Path) -> None:
-    """With batches accumulated, of which an epoch has no multiple; stopped and resumed; the average is of epochs."""
+    """Batches are accumulated, and an epoch is not a multiple of that; the run is stopped and resumed; epochs are
+    averaged.
+    """
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     found = tiny_experiment(tiny_folder, **BY_EPOCHS)
     train(whole, found, console=QUIET)
@@ -158,7 +160,7 @@ def test_neighbours_of_the_best_are_kept(losses: str, tmp_path: Path) -> None:
         assert ("train on" in said) == (after < 2)
         assert "keep_around_best=5" in said
         keeping = config.model_copy(update={"checkpoint": CheckpointConfig(every_updates=10, keep_around_best=5)})
-        with pytest.raises(CheckpointError) as refused:  # it is asked for already
+        with pytest.raises(CheckpointError) as refused:  # it is already requested
             selected_checkpoints(tmp_path, keeping, CheckpointSelection("around-best", 5))
         assert "keep_around_best" not in str(refused.value)
 

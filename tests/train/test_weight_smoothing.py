@@ -1,4 +1,4 @@
-"""Running means of weights: their arithmetic, and that checkpoints, validation and resumed runs have them."""
+"""Running means of weights: their arithmetic, and their use in checkpoints, validation and resumed runs."""
 
 from __future__ import annotations
 

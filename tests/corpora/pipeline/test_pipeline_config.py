@@ -1,4 +1,4 @@
-"""The file of a pipeline: errors with file, line and key; what is left out; the steps of a configuration."""
+"""A pipeline's file: errors with file, line and key; omitted parts; the steps of a configuration."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_corpora_of_the_models() -> None:
 
 
 def tagged_bitext(*tags: str | None, dev: str | None = None, **more: Any) -> dict[str, Any]:
-    """Section `bitext` with a training corpus for each tag, and a development set."""
+    """Return a section `bitext` with a training corpus for each tag, and a development set."""
     train = [{"source": f"{n}.qlo", "target": f"{n}.qhi", "tag": tag} for n, tag in enumerate(tags)]
     return {"train": train, "dev": [{"source": "dev.qlo", "target": "dev.qhi", "tag": dev}], **more}
 
@@ -298,7 +298,7 @@ def test_a_tag_of_the_dev_set_is_for_the_models_that_learn_it() -> None:
 
 
 def test_sentences_without_a_tag_are_for_models_that_learn_some() -> None:
-    config = parsed(whole(), "distillation.n_best=1", "export.ctranslate2.tolerance=0")  # parsed once: that takes long
+    config = parsed(whole(), "distillation.n_best=1", "export.ctranslate2.tolerance=0")  # parsed once: it is slow
     others = ("backtranslation", "distillation", "filter", "alignment", "student", "quantisation", "export")
 
     def context(**sections: Any) -> PipelineContext:
@@ -444,7 +444,7 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, conte
 
 
 def test_a_step_leaves_the_process_as_it_found_it() -> None:
-    """A step that goes on after a kill runs in a new process: the others must compute with as many threads."""
+    """A step that resumes after a kill runs in a new process: the others must use as many threads."""
     before = torch.get_num_threads()
     with contextlib.suppress(KeyboardInterrupt), in_fresh_state():
         torch.set_num_threads(before + 1)

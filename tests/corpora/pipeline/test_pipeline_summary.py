@@ -1,4 +1,4 @@
-"""What the report of a pipeline tells of what its steps left."""
+"""The report of a pipeline about the results of its steps."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_time_of_all_steps_says_what_it_is_the_sum_of(tmp_path: Path, monkey
 
 
 def test_work_whose_result_is_as_before_is_told_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speed and times are nothing that a step hands on, but the page shows them; also those of a call before."""
+    """Speed and times are not outputs of a step, but the page shows them, including those of an earlier call."""
     monkeypatch.setattr(evaluation, "_models", lambda context: [])
     monkeypatch.setattr(evaluation, "_runs", lambda context: [])
     context = PipelineContext(parsed(whole(folder=str(tmp_path / "w"), export=None, shortlist=None)))
@@ -133,7 +133,7 @@ def test_work_whose_result_is_as_before_is_told_all_the_same(tmp_path: Path, mon
 
 
 def summary_of(*scores: tuple[str, float, float | None], metric: str = "BLEU", speed: Sequence[SpeedRow] = ()) -> Any:
-    """What is known of systems: name, score and half of its interval."""
+    """Facts about systems: name, score and half of its interval."""
     by_system = {
         name: [{"name": metric, "value": value, "interval": interval, "signature": "s", "sentences": 60}]
         for name, value, interval in scores

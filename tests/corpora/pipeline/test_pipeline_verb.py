@@ -21,7 +21,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def ziggurat(capfd: pytest.CaptureFixture[str]) -> Call:
-    """Call the command line; return exit status, standard output and standard error."""
+    """Run the command line; return exit status, standard output and standard error."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as stop:
@@ -33,7 +33,7 @@ def ziggurat(capfd: pytest.CaptureFixture[str]) -> Call:
 
 
 def small(**sections: Any) -> str:
-    """A file with a student alone, in YAML."""
+    """A file with only a student, in YAML."""
     left_out = ("monolingual", "backward", "backtranslation", "teacher", "distillation", "filter", "alignment")
     more = ("quantisation", "shortlist", "export", "evaluation")
     content = whole(**dict.fromkeys((*left_out, *more)), student=trained(stop={"updates": 4}))
@@ -75,7 +75,7 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
         assert f"5/5 report: reports on all of it (w/report/{name} is gone: it is made again)" in err
         assert Path("w/report", name).is_file()
     status, out, err = ziggurat("pipeline", "my.yaml", "--until", "clean")
-    assert (status, out) == (0, "")  # the report is of an earlier call
+    assert (status, out) == (0, "")  # the report is from an earlier call
     assert "w: the chosen steps are done" in err
     times = json.loads(Path("w/times.json").read_text())
     times["student"]["seconds"] = 61.0

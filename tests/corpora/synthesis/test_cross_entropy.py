@@ -1,4 +1,4 @@
-"""The cross-entropy filter: which pairs stay, by a loop over the model's scores; parts, and what is refused."""
+"""The cross-entropy filter: which pairs stay, checked by a loop over the model's scores; parts, and what is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BAD = [("", "nothing"), ("something", " \t "), ("nul \0", "here"), ("w " * 300, 
 
 @pytest.fixture(scope="module")
 def pairs() -> list[tuple[str, str]]:
-    """Pairs of which every fifth has another's translation, and four that cannot be scored."""
+    """Pairs, every fifth of which has another's translation, and four that cannot be scored."""
     found = list(generate(40, seed=21))
     for n in range(0, 40, 5):
         found[n] = found[n][0], found[(n + 7) % 40][1]
