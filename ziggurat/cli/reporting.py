@@ -65,7 +65,7 @@ def diagnose(
     translate: Annotated[
         int,
         typer.Option(
-            "--translate", min=0, help="With --layers: translate this many dev sentences without the least useful."
+            "--translate", min=0, help="With --layers: translate this many dev sentences without the weakest layers."
         ),
     ] = 0,
     coordinates: Annotated[
@@ -189,7 +189,7 @@ def report(
     if (source is None) != (reference is None):
         raise ConfigError("`--source` and `--reference` belong together")
     if source is not None and translations is not None:
-        raise ConfigError("`--translations N` is for the dev set, `--source` is translated whole: leave out one of them")
+        raise ConfigError("`--translations N` is for the dev set, `--source` is translated whole: leave out one")
     check_one_stream(source, reference)
     for path in (source, reference):
         if path is not None:
