@@ -288,7 +288,7 @@ def test_costs_are_told_as_tables_and_as_json(
     for cost, said in ((idle, False), (busy, True)):
         found_before[:] = [cost]
         text = ziggurat(*call).out
-        assert ("the machine is busy: 60% of its processors' time" in text) is said
+        assert ("the machine is busy: 60% of its CPU time" in text) is said
         assert ("at least 2.5 times as long" in text) is said
 
 

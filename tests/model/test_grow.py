@@ -216,7 +216,7 @@ def test_constants_of_depth_stay() -> None:
         ("g_interpolate", 2, 5, "grow to 4 at most"),
         ("midas", 2, 5, "grow to 4 at most"),
         ("lidas", 2, 5, "grow to 4 at most"),
-        ("midas", 5, 8, "no whole blocks of 3"),
+        ("midas", 5, 8, "do not divide into blocks of 3"),
         ("g_top", 3, 2, "must be larger"),
     ],
 )

@@ -149,7 +149,7 @@ def test_its_costs_are_known_before_the_teacher_is_there(
         (
             {},
             ["student.training.growth={stages: [{layers: 1, updates: 1}]}"],
-            "trains from scratch: leave it or `without_layers` out",
+            "trains from scratch: leave out either it or `without_layers`",
         ),
         ({}, ["student.training.lora={}"], "`training.lora` adapts an already trained model"),
         ({"teacher": None}, [], "`teacher` is missing: the student starts from it"),
