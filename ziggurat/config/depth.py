@@ -58,11 +58,9 @@ class GrowthConfig(Section):
     copy_strategy: CopyStrategy = "g_top"
     """Initial weights of the g layers added to a stack. `g_top`: copies of the top g layers, on top of them.
     `g_interpolate`: the same copies, each right after its original (Li et al. 2020, table 3). `top_only`: the top
-    layer,
-    g times. `interpolate`: every layer twice, in place. `copy_all`: the whole stack again. `random`: fresh weights.
-    `midas`: a copy of the middle block of g layers, right above it (Saunshi et al. 2024). `lidas`: a copy of the middle
-    g
-    layers, right above them (Kapl et al. 2025)."""
+    layer, g times. `interpolate`: every layer twice, in place. `copy_all`: the whole stack again. `random`: fresh
+    weights. `midas`: a copy of the middle block of g layers, right above it (Saunshi et al. 2024). `lidas`: a copy of
+    the middle g layers, right above them (Kapl et al. 2025)."""
     restart_rate: bool = True
     """After growing, restart the schedule at its peak: its update counter returns to the end of the warm-up."""
     moments: Literal["reset", "copy"] = "reset"

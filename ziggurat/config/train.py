@@ -77,8 +77,7 @@ class BatchConfig(Section):
     so the result of an update does not depend on the number of processes."""
     fit: bool = False
     """Before a new run, find by trial the largest `max_tokens` that fits into memory; the run's config.yaml then has
-    this
-    number and `fit: false`."""
+    this number and `fit: false`."""
     fit_limit: Size = Field(default=65_536, ge=256)
     """Largest `max_tokens` that `fit` tries."""
     fit_margin: float = Field(default=0.1, ge=0, lt=1)
