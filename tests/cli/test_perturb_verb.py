@@ -73,8 +73,8 @@ def test_wrong_calls(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]
     numbers.write_text("12\n34\n")
     texts = ["--source", source, "--reference", reference]
     for words, said in (
-        ([trained, *texts, "--kinds", "caps,lower"], "'lower' is none; choose from caps, title"),
-        ([trained, *texts, "--kinds", ","], "is none; choose from"),
+        ([trained, *texts, "--kinds", "caps,lower"], "'lower' is not a perturbation; choose from caps, title"),
+        ([trained, *texts, "--kinds", ","], "is not a perturbation; choose from"),
         ([f"x={reference}", *texts], "is a file"),
         ([f"x={trained},{trained}", *texts], "has 2 seeds"),
         ([f"x={trained}", f"y={trained}", "--ensemble", trained, *texts], "goes with one model"),

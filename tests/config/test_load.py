@@ -50,7 +50,7 @@ GOLDEN = Path(__file__).parent / "golden"
         ("training: {device: 2024}\n", "not 2024; put text that looks like a number or a date in quotes"),
         ("training: {device: 2024-01-31}\n", "put text that looks like a number or a date in quotes"),
         ("training: {device: [cpu]}\n", "`training.device`: input should be a valid string, not ['cpu']"),
-        ("format: 99\n", "x.yaml: configuration format 99 is not known here"),
+        ("format: 99\n", "x.yaml: configuration format 99 is unknown"),
         ("model:\n  heads: 4\n  d_model: 30\n", "x.yaml, line 4: `model`: `d_model` (30) is not a multiple of"),
     ],
 )

@@ -42,7 +42,7 @@ def test_exports(target: str, reader: str, tmp_path: Path) -> None:
         locate_weights(folder)
     assert f"{folder}: no run or model directory, but an export for" in str(caught.value)
     assert reader.format(folder) in str(caught.value)
-    assert "it was made from runs/a: best, update 7" in str(caught.value)
+    assert "made from runs/a: best, update 7" in str(caught.value)
 
 
 def test_what_others_wrote(tmp_path: Path) -> None:

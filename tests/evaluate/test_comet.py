@@ -83,7 +83,7 @@ def test_the_licence_is_named_first(tmp_path: Path) -> None:
     ("answer", "words"),
     [
         ('{"protocol": 1, "error": "KeyError: no such model"}', "KeyError: no such model"),
-        ('{"protocol": 2, "scores": [0.1, 0.2]}', "another protocol than 1"),
+        ('{"protocol": 2, "scores": [0.1, 0.2]}', "the answer's protocol is not 1"),
         ('{"protocol": 1, "scores": [0.1]}', "expected 2 scores"),
         ('{"protocol": 1, "scores": [0.1, NaN]}', "expected 2 scores"),
         ('{"protocol": 1, "scores": [0.1, "x"]}', "expected 2 scores"),

@@ -125,7 +125,7 @@ def export(
     if model is None or to is None or out is None:
         raise ConfigError("give a model, `--to TARGET` and `--out FOLDER` (or `--check CONFIG`)")
     if reference is not None and verify is None:
-        raise ConfigError("`--reference` translates the text in `--verify FILE`, which is missing")
+        raise ConfigError("`--reference` is the translation of `--verify FILE`, which is missing")
     if tolerance is not None and reference is None:
         raise ConfigError("`--tolerance` is for BLEU against `--reference FILE`, which is missing")
     for path in (verify, reference):
@@ -195,7 +195,7 @@ def _report_text(report: dict[str, Any], out: Path) -> str:
         same = report["quantized"]
         lines.append(f"{report['quantization']}: {same['identical']:,} of {same['lines']:,} lines as before")
         if 2 * same["identical"] < same["lines"] and "gate" not in report:
-            lines[-1] += "; few enough that BLEU should be compared: `--verify TEXT --reference ITS_TRANSLATION`"
+            lines[-1] += "; so few that BLEU should be compared: `--verify TEXT --reference ITS_TRANSLATION`"
     if "gate" in report:
         gate = report["gate"]
         lines.append(f"BLEU {gate['before']:.2f} before, {gate['after']:.2f} after (tolerance {gate['tolerance']})")

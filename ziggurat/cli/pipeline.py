@@ -95,7 +95,7 @@ def demo(
     for i in range(3):
         print(f"source     {sentences.sources[i]}\noutput     {outputs[i]}\nreference  {sentences.references[i]}\n")
     print(*scores, sep="\n")
-    print(f"\nFrom scratch in {duration(seconds)}. What to try next:\n{_next_steps(folder, files['test'])}")
+    print(f"\nAll of this took {duration(seconds)}. What to try next:\n{_next_steps(folder, files['test'])}")
     print(f"\nWhat the run did, to open in a browser: {page_file}")
 
 

@@ -313,7 +313,7 @@ def prepare(
     for doubt in data_notices(experiment.data):
         say(f"warning: {doubt}")
     if not experiment.data.dev:
-        say("no `data.dev`: runs cannot validate or keep their best weights; docs/tutorial.md holds pairs out")
+        say("no `data.dev`: runs cannot validate or keep their best weights; see docs/tutorial.md to hold out pairs")
     done = TextColumn("{task.completed:,.0f}")
     try:
         with progress_bars(TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn()) as bars:

@@ -42,7 +42,7 @@ _FAR = 4
 """_FAR is the factor by which batches may be larger or smaller than those tried."""
 _LEAN = (
     "short trials lean towards high rates: on Multi30k at 6-6 layers 200 updates preferred 0.008, and 600 preferred "
-    "0.002, by 0.27 nats; for a long training take more `--updates`, or try a half and a quarter of this rate too"
+    "0.002, by 0.27 nats; for long training use more `--updates`, or try a half and a quarter of this rate too"
 )
 """_LEAN is a caution measured in experiments/depth-benchmark."""
 _KEPT = ".trials.json"

@@ -87,7 +87,7 @@ def _residuals(model: ModelConfig) -> Iterator[Problem]:
         yield from _modules(model, below)
     if "manifold_hyper" in residuals and model.wiring.mixing == "permutations" and model.wiring.streams > 6:
         yield Problem.of(
-            "wiring.mixing: permutations", f"with {model.wiring.streams} streams: 6 have 720", "use `sinkhorn`"
+            "wiring.mixing: permutations", f"with {model.wiring.streams} streams: 6 already have 720", "use `sinkhorn`"
         )
 
 

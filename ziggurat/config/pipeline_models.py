@@ -174,7 +174,7 @@ class DistillationConfig(TranslationConfig):
         if self.bitext and self.method in ("beam", "noised-beam") and beam < self.n_best:
             raise ValueError(
                 f"a beam of {beam} (`decoding.beam_size`) cannot give {self.n_best} candidates (`n_best`): use a "
-                "`n_best`, or leave out `beam_size`"
+                "smaller `n_best`, or leave out `beam_size`"
             )
         return self
 

@@ -125,16 +125,16 @@ def test_errors_name_file_line_and_key() -> None:
         ("backtranslation.decoding={seed: 3}", "`decoding.seed`: use this section's key for that"),
         ("quantisation.training={stopp: {}}", "unknown key `training.stopp`"),
         ("target_language=qlo", "`source_language` and `target_language` are both `qlo`"),
-        ("distillation={decoding: {beam_size: 4}}", "`distillation`: a beam of 4 (`decoding.beam_size`) has no 8 cand"),
+        ("distillation={decoding: {beam_size: 4}}", "`distillation`: a beam of 4 (`decoding.beam_size`) cannot give 8 cand"),
         ("teacher.decoding.precision=auto", "`teacher.decoding.precision: auto` would make the result of `distillat"),
         ("backward.decoding.precision=auto", "`backward.decoding.precision: auto` would make the result of `backtr"),
         ("backward.decoding.precision=auto backtranslation.decoding={precision: float32}", "the result of `filter`"),
-        ("distillation={decoding: {precision: auto}}", "`distillation.decoding.precision: auto` would leave"),
+        ("distillation={decoding: {precision: auto}}", "`distillation.decoding.precision: auto` would make"),
         ("teacher.modifiers.terms.probability=0.1", "`teacher.modifiers` needs word alignments: a pipeline"),
         ("bitext.train.0.weight=2 teacher.stages=[{mix: {train: 1}, until: {corpus: train}}]",
          "`teacher`: `stages` sets how corpora are mixed: leave out `sampling_temperature` and `weight`"),
         ("source_language=a/b", "`source_language`: string should match pattern"),
-        ("format=2", "pipeline format 2 is not known here"),
+        ("format=2", "pipeline format 2 is unknown"),
         ("test=[{name: a, source: x}]", "`test.0`: give either `source` and `target`, or `fetch`"),
         ("folder=$HOME/w", "`folder`: `$HOME` is not expanded here as in a shell"),
     ],
@@ -158,7 +158,7 @@ def test_rules_of_the_whole_file_are_told_at_the_key_that_they_name() -> None:
     assert refused(content).startswith(f"{place('alignment: {}', content)}: `student.training.loss.alignment` needs")
     said = f"{place('backtranslation:', whole())}, with your overrides: `backward` is missing"
     assert refused(whole(), "backward=null").startswith(said)
-    assert refused(whole(format=2)).startswith("my.yaml: pipeline format 2 is not known here")
+    assert refused(whole(format=2)).startswith("my.yaml: pipeline format 2 is unknown")
 
 
 def test_all_that_is_missing_is_said_at_once() -> None:
@@ -425,7 +425,7 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, conte
         pipeline_of(context(whole(student=unreachable, alignment=None))).run()
     with pytest.raises(ConfigError, match=r"export.ctranslate2.quantization: int4; there are: int8"):
         pipeline_of(context(whole(), "export.ctranslate2.quantization=int4")).run()
-    with pytest.raises(ConfigError, match=r"`evaluation.perturb`: 'tpyos' is none; choose from caps"):
+    with pytest.raises(ConfigError, match=r"`evaluation.perturb`: 'tpyos' is not a perturbation; choose from caps"):
         pipeline_of(context(whole(), "evaluation.perturb=[tpyos]")).run()
     groups = "backtranslation.method=beam", "backtranslation.decoding={diverse_groups: 2}"
     with pytest.raises(ConfigError, match=r"step backtranslate, with the backward model: `decoding`: `diverse_groups`"):
