@@ -63,7 +63,7 @@ def test_every_verb_explains_itself_with_an_example(verb: str, ziggurat) -> None
         (["explain", "demo"], "`demo` is a recipe: `ziggurat recipes demo` prints it"),
         (["explain", "adnim"], "no key or method `adnim`; did you mean `adam`, `radam`, `admin`"),
         (["explain", "emma"], "no key or method `emma`; did you mean"),
-        (["explain", "lr"], "`lr`; other toolkits' option of that name is, here, training.schedule.peak=VALUE"),
+        (["explain", "lr"], "`lr`; other toolkits' option of that name is training.schedule.peak=VALUE here"),
         (["explain", "learning_rate"], "training.schedule.peak=VALUE, or with `noam`"),
         (["explain", "Warmup-Updates"], "training.schedule.warmup_updates=VALUE"),
         (["explain", "batch_size"], "training.batch.max_sentences=VALUE"),

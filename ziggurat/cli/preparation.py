@@ -97,7 +97,7 @@ def _unknown(name: str) -> str:
         return f"`{name}` is a recipe: `ziggurat recipes {name}` prints it"
     option = name.lower().replace("_", "-")
     if instead := next((known[option] for known in map(hints, ("train", "translate")) if option in known), None):
-        return f"no key or method `{printable(name)}`; other toolkits' option of that name is, here, {instead}"
+        return f"no key or method `{printable(name)}`; other toolkits' option of that name is {instead} here"
     methods = [] if "." in name else names_like(name)
     near = [*methods, *(key for key in resembling(name) if key not in methods)]
     what = "key" if "." in name else "key or method"

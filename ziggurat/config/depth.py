@@ -354,7 +354,7 @@ def _problems(config: ModelConfig, stack: str, numbers: frozenset[int]) -> Itera
         yield Problem(f"model.{key}", f"`{key}`: all layers read the values of the first")
     if (kinds[0], kinds[-1]) != (left[0], left[-1]):
         ends = (
-            f"the {stack} starts and ends like its first and last layers, but no layer of one of their kinds would be left"
+            f"the {stack} starts and ends like its first and last layers, but one of their kinds would be gone"
         )
         yield Problem(f"model.{stack}.ranges", ends)
 

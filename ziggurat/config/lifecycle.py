@@ -92,8 +92,7 @@ class DivergenceConfig(Section):
 
     loss_spike: Real | None = Field(default=None, gt=1)
     """Skip an update whose loss (nats per target token, unsmoothed) exceeds the running median by more than this
-    factor;
-    null: never."""
+    factor; null: never."""
     window: Count = Field(default=100, ge=1)
     """`loss_spike`: number of recent updates in the median; none is skipped before that many have been made."""
     action: Literal["stop", "roll_back"] = "stop"

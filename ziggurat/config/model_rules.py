@@ -292,7 +292,7 @@ def _rnmt(model: ModelConfig) -> Iterator[Problem]:
         why = f"`{said}` is for `family: transformer`; RNMT+ joins its LSTM layers as in its paper"
         yield Problem(key, why)
     if model.embedding.positions != "none":
-        why = "RNMT+ learns positions from its recurrence:"
+        why = "RNMT+ gets positions from its recurrence:"
         yield Problem("embedding.positions", why, "set `embedding.positions: none`")
     if model.embedding.sharing in ("decoder", "all"):
         why = "RNMT+ projects states of 2 d_model, so no embedding fits its output:"

@@ -21,7 +21,7 @@ MAX_YAML_BYTES = 1 << 20
 """MAX_YAML_BYTES limits YAML text. A resolved configuration takes 12 kB, plus 250 bytes per corpus."""
 
 _MAX_NODES = 50_000
-"""_MAX_NODES limits the values of a document, including keys; an alias's values count at each use. It is enough for
+"""_MAX_NODES limits the values of a document, including keys; an alias's values count at each use. This is enough for
 2,000 corpora and takes PyYAML 3 seconds."""
 
 MAX_DEPTH = 32
