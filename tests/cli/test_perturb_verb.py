@@ -101,5 +101,5 @@ def test_a_text_that_nothing_changes_is_told_before_a_model_is_opened(ziggurat: 
 def test_names() -> None:
     assert perturbation_names("typos, caps") == ["caps", "typos"]
     assert perturbation_names("all") == list(PERTURBATIONS)
-    with pytest.raises(ConfigError, match="'x' is none"):
+    with pytest.raises(ConfigError, match="'x' is not a perturbation"):
         perturbation_names("all,x")

@@ -274,7 +274,7 @@ def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str
     of_models = opening.settings or output or scoring.tag or opening.which or opening.threads
     if not models and (of_models or (opening.device != "auto" and scoring.comet is None)):
         raise ConfigError(
-            "decoding settings, `--output`, `--tag`, `--which`, `--threads` and (but for COMET) `--device` "
+            "decoding settings, `--output`, `--tag`, `--which`, `--threads` and (except for COMET) `--device` "
             "are for models; all systems are files of translations"
         )
     # The sentence tables need BLEU and chrF, whatever metrics are requested.

@@ -147,7 +147,7 @@ def evaluate(
     if hypothesis is not None and (of_model or (device != "auto" and scoring.comet is None)):
         raise ConfigError(
             "`--hypothesis` is scored as it is, without a model: leave out decoding settings, `--output`, "
-            "`--ensemble`, `--which`, `--without-layers`, `--threads`, `--tag` and (but for COMET) `--device`"
+            "`--ensemble`, `--which`, `--without-layers`, `--threads`, `--tag` and (except for COMET) `--device`"
         )
     if not several:
         refuse_overwriting(output, source, *reference)

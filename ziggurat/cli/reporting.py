@@ -189,7 +189,9 @@ def report(
     if (source is None) != (reference is None):
         raise ConfigError("`--source` and `--reference` belong together")
     if source is not None and translations is not None:
-        raise ConfigError("`--translations N` is for the dev set, `--source` is translated whole: leave out one")
+        raise ConfigError(
+            "`--translations N` is for the dev set, but `--source` is translated whole: leave out one of them"
+        )
     check_one_stream(source, reference)
     for path in (source, reference):
         if path is not None:

@@ -365,7 +365,7 @@ RULES: tuple[tuple[str, Callable[[dict[str, Any]], None]], ...] = (
     ),
     (
         f"The warm-up has {_WARMUP} updates, a fifth of all, as in the papers' deep runs; with the proportions of the "
-        "shallow runs it would be too short for Adam's moments. A decay begins and ends at the same share of all.",
+        "shallow runs it would be too short for Adam's moments. A decay begins and ends at the same share of updates.",
         _warmup,
     ),
     ("Stages of growth end at the same share of all updates.", _growth),
