@@ -303,7 +303,7 @@ def test_the_same_command_goes_on_with_the_demo(ziggurat, tmp_path: Path, monkey
     monkeypatch.setattr(loop, "train", whole)
     second = ziggurat(*given)
     assert second.status == 0, second.err
-    assert "goes on" in second.err
+    assert "resuming the demo" in second.err
     assert (tmp_path / "demo" / "store" / "manifest.json").stat().st_mtime_ns == before
     assert "starting from the first step" in ziggurat(*given).err
 

@@ -217,7 +217,7 @@ def test_a_growing_run_keeps_the_layers_that_it_began_with(tiny_folder: Path, st
         ({"freeze": ["encoder.2"], "growth": {"stages": [{"layers": 1, "updates": 2}]}}, "name layers up to 1"),
         ({"freeze": ["encoder"], "growth": {"stages": [{"layers": 1, "updates": 2}]}}, "be frozen and never trained"),
         *(({"freeze": ["encoder.1"], "growth": {"stages": [{"layers": 1, "updates": 2}], "copy_strategy": strategy}},
-           "other numbers") for strategy in ("interpolate", "g_interpolate")),
+           "renumbers") for strategy in ("interpolate", "g_interpolate")),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(changes: dict[str, Any], reason: str, tiny_folder: Path) -> None:

@@ -195,4 +195,4 @@ def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch
     assert re.search(r"about 2:00:00  resumes where it was .*\n +4 updates; all of it, on which .* spent already", out)
     assert "2 steps to do: about 2:00:00" in out
     _, _, err = ziggurat("pipeline", "my.yaml", "--force", "clean", "--force", "report")
-    assert "stopped in step student; what is done is kept, and the same command without `--force clean` goes on" in err
+    assert "stopped in step student; what is done is kept, and the same command without `--force clean` resumes" in err
