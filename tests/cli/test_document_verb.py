@@ -84,7 +84,7 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
         (["--workers", "2"], "`--workers` is for lines of text"),
         (["--quality"], "`--quality` is for lines of text"),
         (["--output", "-"], "needs `--output`"),
-        (["--document", "-"], "a document's kind is known from its name"),
+        (["--document", "-"], "a document's kind is recognised by its name"),
         (["--document", "missing.docx"], "missing.docx: no such file"),
         (["--output", "out.DOCX"], "out.DOCX: is for Word, and "),
         (["--output", "out.txt"], "stays HTML; end it in .html"),

@@ -369,9 +369,9 @@ def test_paths_that_the_shell_left_alone(
     assert (tmp_path / "out").is_file()
     result = ziggurat("translate", trained, "-i", text, "--output=$HOME/other")
     assert result.status == 2
-    assert "the shell did not replace `$HOME`" in result.err
+    assert "the shell did not expand `$HOME`" in result.err
     result = ziggurat("prepare", "demo", "data.store=${HOME}/store")
-    assert "the shell did not replace `${HOME}`" in result.err
+    assert "the shell did not expand `${HOME}`" in result.err
 
 
 @pytest.mark.parametrize("paper", paper_keys())

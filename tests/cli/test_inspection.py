@@ -180,7 +180,7 @@ def test_a_recipe_says_what_was_published_until_it_is_changed(ziggurat: Ziggurat
         json.loads(ziggurat("inspect", name, "--no-check", "--no-cost", "--json").out)["published_parameters"]
         == 63 * MILLION
     )
-    assert "no other row of the table" in ziggurat("inspect", name, "--no-check", "--no-cost").out
+    assert "all other rows of the table" in ziggurat("inspect", name, "--no-check", "--no-cost").out
     changed = ziggurat("inspect", name, "model.encoder.layers=7", "--no-check", "--no-cost", "--json")
     found = json.loads(changed.out)
     assert found["published_parameters"] is None
@@ -285,12 +285,12 @@ def test_costs_are_told_as_tables_and_as_json(
     assert found["batches"]["origin"] == str(tiny_folder / "store")
     assert f"({found['batches']['origin']})" in text
     assert found["time"]["seconds"] > 0
-    assert "seconds of an update (cpu" in text
+    assert "seconds per update (cpu" in text
     idle, busy = (replace(found_before[0], time=replace(found_before[0].time, others=0.6, delay=d)) for d in (1.0, 2.5))
     for cost, said in ((idle, False), (busy, True)):
         found_before[:] = [cost]
         text = ziggurat(*call).out
-        assert ("the machine is busy: 60% of its processors' time" in text) is said
+        assert ("the machine is busy: 60% of its CPU time" in text) is said
         assert ("at least 2.5 times as long" in text) is said
 
 

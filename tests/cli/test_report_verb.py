@@ -246,6 +246,6 @@ def test_figures_of_unlike_runs_are_told(
     told = json.loads(result.out)["unlike"]
     assert len(told) == len(said)
     assert all(part in one for part, one in zip(said, told, strict=True))
-    assert ("not alike" in result.err) == bool(said)
+    assert ("in these figures differ" in result.err) == bool(said)
     assert all(one in result.err for one in told)
-    assert "not alike" not in ziggurat(*call).err
+    assert "in these figures differ" not in ziggurat(*call).err

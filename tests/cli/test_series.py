@@ -128,7 +128,7 @@ def test_score_and_evaluate_tell_the_same_perplexity(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--test-set", "a.src"], "say [NAME=]SOURCE,REFERENCE"),
+        (["--test-set", "a.src"], "write [NAME=]SOURCE,REFERENCE"),
         (["--test-set", "a.src,a.ref", "--source", "a.src"], "leave out `--source`"),
         (["--test-set", "a.src,a.ref", "--hypothesis", "a.txt"], "are for a model"),
         (
@@ -136,7 +136,7 @@ def test_score_and_evaluate_tell_the_same_perplexity(
             "leave out `--ensemble` and `--which`",
         ),
         (["--checkpoints", "some", "--reference", "a.ref"], "`--source FILE` is missing"),
-        (["--metrics", "perplexity", "--reference", "a.ref", "--reference", "b.ref"], "of one reference translation"),
+        (["--metrics", "perplexity", "--reference", "a.ref", "--reference", "b.ref"], "takes one reference translation"),
         (["--metrics", "perplexity", "--reference", "a.ref", "--output", "o"], "alone makes none"),
         (["--metrics", "perplexities", "--reference", "a.ref"], "unknown metric `perplexities`"),
     ],
@@ -150,7 +150,7 @@ def test_options_that_do_not_go_together(ziggurat: Ziggurat, trained: Path, opti
 def test_perplexity_is_of_no_file(ziggurat: Ziggurat, text: Path) -> None:
     result = ziggurat("evaluate", "--hypothesis", text, "--reference", text, "--metrics", "perplexity")
     assert result.status == 2
-    assert "asks a model" in result.err
+    assert "needs a model" in result.err
 
 
 def test_test_sets_are_named_by_their_files_or_by_the_user() -> None:

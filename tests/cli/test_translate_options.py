@@ -71,7 +71,7 @@ def test_settings_of_the_search_are_overrides(ziggurat: Ziggurat, trained: Path,
     assert [len(line.split(" ||| ")) for line in out.splitlines()] == [2, 2]
     status, out, _ = ziggurat("translate", trained, *SHORT, "n_best=2", "--quality", "-i", text)
     assert {len(line.split(" ||| ")) for line in out.splitlines()} == {4}
-    assert "`alignments=true` shows only in" in ziggurat("translate", trained, *SHORT, "alignments=true", "-i", text)[2]
+    assert "`alignments=true` shows only with `--json`" in ziggurat("translate", trained, *SHORT, "alignments=true", "-i", text)[2]
     status, out, errors = ziggurat("translate", trained, *SHORT, "alignments=true", "--json", "-i", text)
     assert "alignments" not in errors
     record = json.loads(out.splitlines()[0])
@@ -140,7 +140,7 @@ def test_output_that_would_only_be_named_as_if_it_were_packed_is_refused(
 ) -> None:
     status, _, errors = ziggurat("translate", trained, "-i", text, "-o", tmp_path / "out.EN.gz")
     assert status == 2
-    assert "out.EN.gz: is written as plain text, not packed: name it out.EN" in errors
+    assert "out.EN.gz: output is plain text, not compressed: name it out.EN" in errors
     assert list(tmp_path.glob("*.gz")) == []
 
 

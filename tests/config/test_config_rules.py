@@ -231,7 +231,7 @@ def test_notices_are_about_what_is_hardly_meant() -> None:
     found = notices(Experiment.model_validate({"data": DATA, "training": training}))
     assert [problem.key for problem in found] == ["training.schedule.peak", "training.optimiser.momentum"]
     halves = model_notices({"init": {"kind": "t_fixup"}})
-    assert list(map(str, halves)) == ["`init.kind: t_fixup` was made for `residual: no_norm`; here it is `pre`"]
+    assert list(map(str, halves)) == ["`init.kind: t_fixup` was designed for `residual: no_norm`; here it is `pre`"]
     assert model_notices({"residual": "admin", "init": {"kind": "admin"}}) == []
 
 

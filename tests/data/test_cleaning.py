@@ -124,7 +124,7 @@ def test_limits_by_corpus_also_after_segmentation(corpora: Corpora) -> None:
         ({"train": [{}, {"filters": {"languages": {"source": 2}}}]}, r"train\.1\.filters\.languages\.source"),
         (
             {"train": [{"filters": {"near_duplicates": {"memory": 1}}}, {"filters": {"near_duplicates": {}}}]},
-            r"`filters\.near_duplicates` is shared by all corpora: set it in `data\.filters` alone",
+            r"`filters\.near_duplicates` is shared by all corpora: set it only in `data\.filters`",
         ),
         (
             {"train": [{"filters": {"pair_score": {"pairs": n}}} for n in (100, 200)]},

@@ -42,7 +42,7 @@ def test_exports(target: str, reader: str, tmp_path: Path) -> None:
         locate_weights(folder)
     assert f"{folder}: no run or model directory, but an export for" in str(caught.value)
     assert reader.format(folder) in str(caught.value)
-    assert "it was made from runs/a: best, update 7" in str(caught.value)
+    assert "made from runs/a: best, update 7" in str(caught.value)
 
 
 def test_what_others_wrote(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_runs_and_stores_are_told_apart(tmp_path: Path) -> None:
         locate_weights(store)
     with pytest.raises(CheckpointError, match=rf"but the checkpoints of the run {run}: name the run"):
         locate_weights(run / "checkpoints")
-    with pytest.raises(CheckpointError, match=rf"but a folder of models; name one of those in it: {run}$"):
+    with pytest.raises(CheckpointError, match=rf"but a folder of models; name one of its contents: {run}$"):
         locate_weights(tmp_path / "runs")
     with pytest.raises(DataError, match="no store of `ziggurat prepare`, but a run"):
         Store.open(run)
@@ -81,9 +81,9 @@ def test_a_pipeline_and_its_steps_name_the_models_in_them(tmp_path: Path) -> Non
     for export in exports:
         filled(export, export_json={"target": export.name, "model": "w/student/run"}, model_bin="")
     for folder, said in (
-        (work, f"the folder of a pipeline; name one of those in it: {exports[0]}, {runs[0]}, {runs[1]}"),
-        (work / "student", f"a folder of models; name one of those in it: {runs[0]}"),
-        (exports[0].parent, f"a folder of models; name one of those in it: {exports[0]}"),
+        (work, f"the folder of a pipeline; name one of its contents: {exports[0]}, {runs[0]}, {runs[1]}"),
+        (work / "student", f"a folder of models; name one of its contents: {runs[0]}"),
+        (exports[0].parent, f"a folder of models; name one of its contents: {exports[0]}"),
     ):
         with pytest.raises(CheckpointError) as caught:
             locate_weights(folder)

@@ -216,7 +216,7 @@ class TestCompressed:
         self.refused(tmp_path, self.content, suffix, "not compressed data of that kind")
         other = next(pack for name, pack in COMPRESS.items() if name not in ("", suffix))
         self.refused(tmp_path, other(self.content), suffix, "but the content is")
-        with pytest.raises(DataError, match=f"this is {suffix} data although"):
+        with pytest.raises(DataError, match=f"this is {suffix} data, but the name"):
             aligned(tmp_path, COMPRESS[suffix](self.content), self.content)
 
 

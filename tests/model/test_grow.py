@@ -214,13 +214,13 @@ def test_constants_of_depth_stay() -> None:
 @pytest.mark.parametrize(
     ("strategy", "old", "new", "word"),
     [
-        ("g_top", 2, 5, "grow to 4 at most"),
+        ("g_top", 2, 5, "grow to at most 4"),
         ("copy_all", 2, 3, "doubles the depth"),
         ("interpolate", 3, 5, "doubles the depth"),
-        ("g_interpolate", 2, 5, "grow to 4 at most"),
-        ("midas", 2, 5, "grow to 4 at most"),
-        ("lidas", 2, 5, "grow to 4 at most"),
-        ("midas", 5, 8, "no whole blocks of 3"),
+        ("g_interpolate", 2, 5, "grow to at most 4"),
+        ("midas", 2, 5, "grow to at most 4"),
+        ("lidas", 2, 5, "grow to at most 4"),
+        ("midas", 5, 8, "do not divide into blocks of 3"),
         ("g_top", 3, 2, "must be larger"),
     ],
 )

@@ -261,8 +261,8 @@ def test_kinds_may_differ_by_ranges_of_layers(lower: str, above: str) -> None:
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ([{"layers": 3, "residual": "post"}], "leaves none of 3 above"),
-        ([{"layers": 1, "residual": "siamese"}], "`siamese` mixes with no other kind: it has several streams"),
+        ([{"layers": 3, "residual": "post"}], "leaving none of the 3 above"),
+        ([{"layers": 1, "residual": "siamese"}], "`siamese` cannot be mixed with other kinds: it has several streams"),
     ],
 )
 def test_ranges_that_fit_no_stack_are_refused(parts: list[dict[str, Any]], said: str) -> None:

@@ -152,7 +152,7 @@ def test_what_it_is_not_worked_out_for_is_refused(change: dict[str, Any], said: 
 
 
 def test_a_base_whose_heads_cannot_be_as_wide_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`transfer.width` \(24\): no base of 16 channels a head"):
+    with pytest.raises(ValueError, match=r"`transfer.width` \(24\): no base with 16 channels per head"):
         config_of(32, 2, 2, **{**BASE, "width": 24})
     with pytest.raises(ValueError, match=r"`d_model` \(8\) is not a multiple of `heads` \(16\)"):
         small_config(2, 2, heads=16, transfer=BASE)  # no channel per head: nothing to divide by

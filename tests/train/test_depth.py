@@ -181,7 +181,7 @@ def test_a_busy_machine_is_told_at_the_start_and_when_the_rate_falls(
     for speed in (100.0, 90.0, 70.0, 60.0, 100.0, 70.0):
         report._say_if_slowed(RunProgress(update=2), speed)
     lines = said.getvalue().splitlines()
-    busy = "the machine is busy: 60% of its processors' time went to other processes"
+    busy = "the machine is busy: 60% of its CPU time went to other processes"
     slower = f"update 2: slower, 70 target tokens/s after 100: {busy}"
     assert [line for line in lines if busy in line] == [
         f"{busy}: updates take longer than on an idle one",

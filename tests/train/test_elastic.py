@@ -136,7 +136,7 @@ def test_the_same_command_started_again_by_torchrun_goes_on_with_the_run(
             main(["train", str(config), "--run", str(run)])
         said = capsys.readouterr().err
         assert not stop.value.code, said
-        assert (f"this job made {run}:" in said) == ("resumed after update 2" in said) == (start == 1)
+        assert (f"{run} was started by this job:" in said) == ("resumed after update 2" in said) == (start == 1)
         assert [folder.name for folder in checkpoint_folders(run)] == ["step-00000002", "step-00000004"]
         shutil.rmtree(run / "checkpoints" / "step-00000004")  # as if it had been killed earlier
 

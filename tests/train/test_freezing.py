@@ -203,7 +203,7 @@ def test_a_growing_run_keeps_the_layers_that_it_began_with(tiny_folder: Path, st
     [
         ({"freeze": ["encoders.1"]}, r"`encoders\.1` is not a part of a model; did you mean `encoder`"),
         ({"freeze": ["source"]}, r"did you mean `source_embedding`\?"),
-        ({"freeze": ["encoder.0-5"]}, r"`encoder\.0-5` is not a part .* the lowest is 1"),
+        ({"freeze": ["encoder.0-5"]}, r"`encoder\.0-5` is not a part .* where 1 is the lowest"),
         ({"freeze": ["encoder.2-3"]}, "the encoder has 2 layers, no layer 3"),
         ({"freeze": ["output"]}, "`model.embedding.sharing: all` .* name all of them or none"),
         ({"freeze": ["output"], "model": {"embedding": {"sharing": "decoder"}}}, "target_embedding, output share"),
@@ -215,9 +215,9 @@ def test_a_growing_run_keeps_the_layers_that_it_began_with(tiny_folder: Path, st
          r"set `model\.encoder\.layer_drop: 0`"),
         ({"freeze": ["encoder"], "lora": {"rank": 2}, "start_from": "model"}, "leave `training.freeze` out"),
         ({"freeze": ["encoder.2"], "growth": {"stages": [{"layers": 1, "updates": 2}]}}, "name layers up to 1"),
-        ({"freeze": ["encoder"], "growth": {"stages": [{"layers": 1, "updates": 2}]}}, "would never be trained"),
+        ({"freeze": ["encoder"], "growth": {"stages": [{"layers": 1, "updates": 2}]}}, "be frozen and never trained"),
         *(({"freeze": ["encoder.1"], "growth": {"stages": [{"layers": 1, "updates": 2}], "copy_strategy": strategy}},
-           "other numbers") for strategy in ("interpolate", "g_interpolate")),
+           "renumbers") for strategy in ("interpolate", "g_interpolate")),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(changes: dict[str, Any], reason: str, tiny_folder: Path) -> None:

@@ -362,9 +362,9 @@ def test_saved_passes_are_those_of_the_layers_that_are_not_there_yet(
 @pytest.mark.parametrize(
     ("growth", "stop", "word"),
     [
-        ({"stages": [{"layers": 1, "updates": 3}]}, {"updates": 9}, "first grow to 2 at most"),
+        ({"stages": [{"layers": 1, "updates": 3}]}, {"updates": 9}, "first grow to at most 2"),
         ({"stages": [{"layers": 5, "updates": 3}]}, {"updates": 9}, "must be larger"),
-        ({"stages": [{"layers": 4, "updates": 3}]}, {"updates": 9}, "has the depth of `model` already"),
+        ({"stages": [{"layers": 4, "updates": 3}]}, {"updates": 9}, "already has the depth of `model`"),
         ({"stages": [{"layers": 4, "decoder_layers": 3, "updates": 3}]}, {"updates": 9}, "2 decoder layers: .* larger"),
     ],
 )

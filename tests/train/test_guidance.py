@@ -345,7 +345,7 @@ def test_a_run_without_guidance_ignores_alignments(tmp_path: Path) -> None:
                     "dropout": {"activation": 0.0},
                 },
             },
-            "decoder layer 1 alone",
+            "only in decoder layer 1",
         ),
     ],
 )

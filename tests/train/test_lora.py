@@ -181,11 +181,11 @@ def test_updates_without_their_base_are_refused(adapted: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"start_from": None}, "it adapts a trained model: name one by `training.start_from`"),
+        ({"start_from": None}, "it adapts a trained model: name one with `training.start_from`"),
         ({"growth": {"stages": [{"layers": 1, "updates": 2}]}}, "`training.growth` adds layers"),
         ({"quantise": "int8"}, "`training.quantise` adapts weights to bytes"),
         ({"optimiser": {"kind": "muon"}}, "muon` orthogonalises whole matrices"),
-        ({"lora": {"rank": 17}}, "`rank: 17` is more than the width of the model, 16"),
+        ({"lora": {"rank": 17}}, "`rank: 17` exceeds the width of the model, 16"),
         ({"lora": {"maps": ["key", "key"]}}, "names one twice"),
         ({"lora": {"maps": []}}, "at least 1 item"),
         ({"lora": {"maps": ["head"]}}, "'query', 'key', 'value', 'output', 'feed_forward' or 'gate'"),

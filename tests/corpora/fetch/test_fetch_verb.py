@@ -197,7 +197,7 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
 
     Path(f"{folder}/dev.en").write_text("Other .\n" * 3)
     assert ended("prepare", "my.yaml", "--force") == 0
-    assert "dev.en changed since that was fetched; its licences stay" in capfd.readouterr().out
+    assert "dev.en changed since they were fetched; licences still apply" in capfd.readouterr().out
     entries = json.loads(Path("store/manifest.json").read_text())["corpora"]
     assert [(part["licence"], part["changed"]) for part in entries["dev"][0]["origin"]] == [
         ("licence of sgm", ["dev.en"])
@@ -242,7 +242,7 @@ def test_what_has_to_be_brought_is_said_beside_what_was_fetched(fetch: Fetch) ->
         Path(f"data/local-de-en/bought.{code}").write_text("x\n")
     done = fetch("my.yaml")
     assert done.status == 0, done.err
-    assert "local-de-en/bought: is there and was not fetched, so it stays" in done.err
+    assert "local-de-en/bought: exists and was not fetched, so it is left alone" in done.err
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_lists(fetch: Fetch) -> None:
     assert "newstest/2013/en-de" in of_pair.out
     assert "Any pair" not in of_pair.out
     unknown = fetch("--list", "xx-yy").out.splitlines()
-    assert unknown[0] == "Any pair that the origin has; whether it has these languages is not known here:"
+    assert unknown[0] == "Any pair that the source offers; whether it has these languages is not known here:"
     assert all("{a}-{b}" in line for line in unknown[1:])
     assert all(one["any_pair"] for one in json.loads(fetch("--list", "xx-yy", "--json").out))
     assert "multi30k/{set}/{a}-{b}" in every.out
@@ -368,7 +368,7 @@ def test_lists(fetch: Fetch) -> None:
         assert "babel" in [entry["name"] for entry in listed]
     assert "babel" in every.out
     assert "babel" not in of_pair.out
-    assert "made here, not downloaded" in fetch("--list", "babel").out
+    assert "generated, not downloaded" in fetch("--list", "babel").out
     assert not tree()
 
 

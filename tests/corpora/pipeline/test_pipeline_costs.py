@@ -81,7 +81,7 @@ def test_training_takes_no_more_updates_than_it_has(
     assert found.said == f"{said}, sentences of 10 target tokens (assumed)"
     cost.time.delay = 2.5
     busy = costs.training("student").said.removeprefix(found.said)
-    assert busy.startswith("; the machine is busy: 60% of its processors' time went to other processes")
+    assert busy.startswith("; the machine is busy: 60% of its CPU time went to other processes")
     assert "at least 2.5 times as long" in busy
     cold = change_section(training, {"schedule": {"warmup_updates": 10**6}}, "training")
     student = student.model_copy(update={"training": cold})

@@ -99,13 +99,13 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
     for arguments, said in (
         (["nothing.yaml"], "nothing.yaml: no such configuration file"),
         (["strater"], "strater: no such file; the embedded pipelines are demo and starter"),
-        (["starter"], "`starter` is a file to edit: `ziggurat pipeline starter --print > my.yaml`"),
+        (["starter"], "`starter` is a template to edit: `ziggurat pipeline starter --print > my.yaml`"),
         (
             ["my.yaml", "--until", "studnet"],
             "no step `studnet` in this pipeline; did you mean `student`? It has sets,",
         ),
         (["my.yaml", "--from", "xyz"], "no step `xyz` in this pipeline; it has sets, clean,"),
-        (["my.yaml", "--only", "clean", "--from", "clean"], "`--only` is one step"),
+        (["my.yaml", "--only", "clean", "--from", "clean"], "`--only` runs one step"),
         (["my.yaml", "--dry-run", "--status"], "choose one of `--dry-run`, `--status` and `--print`"),
         (["my.yaml", "--only", "student"], "sets: not done yet; leave out `--from` or `--only`"),
         (
@@ -119,7 +119,7 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
         assert said in err, arguments
         assert "Traceback" not in err
     assert "ziggurat: error: " in err
-    assert "\nWhat is done is kept; once this is mended, the same command goes on from here." in err
+    assert "\nWhat is done is kept; once this is fixed, the same command resumes from here." in err
 
 
 def test_errors_of_what_the_file_names_have_its_line(place: Path, ziggurat: Call) -> None:
@@ -187,7 +187,7 @@ def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch
     monkeypatch.setattr("ziggurat.corpora.pipeline.training.train_or_go_on", lambda context, run, experiment: 15)
     status, _, err = ziggurat("pipeline", "my.yaml")
     assert status == 143
-    assert "stopped in step student; what is done is kept, and the same command goes on from here" in err
+    assert "stopped in step student; what is done is kept, and the same command resumes from here" in err
     monkeypatch.setattr(
         "ziggurat.corpora.pipeline.costs.Costs.training", lambda *args: Expected(7200.0, None, "4 updates")
     )
@@ -195,4 +195,4 @@ def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch
     assert re.search(r"about 2:00:00  resumes where it was .*\n +4 updates; all of it, on which .* spent already", out)
     assert "2 steps to do: about 2:00:00" in out
     _, _, err = ziggurat("pipeline", "my.yaml", "--force", "clean", "--force", "report")
-    assert "stopped in step student; what is done is kept, and the same command without `--force clean` goes on" in err
+    assert "stopped in step student; what is done is kept, and the same command without `--force clean` resumes" in err

@@ -143,13 +143,13 @@ def test_its_costs_are_known_before_the_teacher_is_there(
 @pytest.mark.parametrize(
     ("sections", "overrides", "word"),
     [
-        ({}, ["student.without_layers=decoder"], "`student.without_layers`: `decoder`: `decoder` names no layers"),
+        ({}, ["student.without_layers=decoder"], "`student.without_layers`: `decoder`: `decoder` does not name layers"),
         ({}, ["student.without_layers=decoder.1-3"], "nothing would be left of the decoder"),
         ({}, ["student.model.d_model=32"], "`without_layers` takes the teacher's `model`: leave it out"),
         (
             {},
             ["student.training.growth={stages: [{layers: 1, updates: 1}]}"],
-            "trains from scratch: leave it or `without_layers` out",
+            "trains from scratch: leave out either it or `without_layers`",
         ),
         ({}, ["student.training.lora={}"], "`training.lora` adapts an already trained model"),
         ({"teacher": None}, [], "`teacher` is missing: the student starts from it"),

@@ -138,7 +138,7 @@ def test_the_verb(ziggurat: Ziggurat, reverse: Path, make_filter: MakeFilter, tm
     assert (found["kept"], found["dropped"]["cross_entropy"]) == (36, 4)
     assert found["threshold"] <= found["median"] < 0
     swapped = (*call[:3], "--reverse", *texts, "-o", tmp_path / "wrong", "--device", "cpu")
-    assert "was it to be used without `--reverse`" in " ".join(ziggurat(*swapped).err.split())
+    assert "did you mean to use it without `--reverse`" in " ".join(ziggurat(*swapped).err.split())
     for wrong, said in (
         (call[:3], "`--source FILE` is missing"),
         (call[:7], "`--out FOLDER` is missing"),
