@@ -498,18 +498,21 @@ class _Module:
 
 
 class _Attention(torch.autograd.Function):
-    """`scaled_dot_product_attention`; backward computes it again, with the same random numbers."""
+    """`scaled_dot_product_attention`; backward computes it again, with the same random numbers.
+
+    Until then it keeps what flash attention keeps: its operands, its result and a sum of weights per row.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any, options: dict[str, Any]) -> PretendTensor:  # type: ignore[override]
-        ctx.save_for_backward(query, key, value, bias)
         ctx.options, ctx.numbers = options, _numbers.get_state()
-        return _launched("attention", partial(_attend, options=options), query, key, value, bias)
+        out = _launched("attention", partial(_attend, options=options), query, key, value, bias)
+        sums = PretendTensor(torch.empty(query.shape[:-1]))
+        ctx.save_for_backward(query, key, value, bias, out, sums)
+        return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
-        saved = ctx.saved_tensors
-
         def gradients(upstream: Tensor, *operands: Tensor | None) -> tuple[Tensor | None, ...]:
             now = _numbers.get_state()
             _numbers.set_state(ctx.numbers)
@@ -524,7 +527,7 @@ class _Attention(torch.autograd.Function):
             found = iter(torch.autograd.grad(out, asked, upstream))
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:4])
 
-        return *_launched("attention_backward", gradients, gradient, *saved), None
+        return *_launched("attention_backward", gradients, gradient, *ctx.saved_tensors[:4]), None
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, options: dict[str, Any]) -> Tensor:
