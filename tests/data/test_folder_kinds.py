@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ziggurat.data.corpus import Store
+from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.model.directory import locate_weights
 from ziggurat.system.errors import CheckpointError, DataError
 from ziggurat.system.files import folder_kind
@@ -43,6 +44,15 @@ def test_exports(target: str, reader: str, tmp_path: Path) -> None:
     assert f"{folder}: no run or model directory, but an export for" in str(caught.value)
     assert reader.format(folder) in str(caught.value)
     assert "made from runs/a: best, update 7" in str(caught.value)
+
+
+def test_an_export_without_its_config_is_written_again_and_not_imported(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "out", export_json={"target": "huggingface", "model": "runs/a"}, model_safetensors="")
+    with pytest.raises(DataError) as caught:
+        import_checkpoint(folder, tmp_path / "imported")
+    assert f"`ziggurat export MODEL --to huggingface --out {folder} --force`" in str(caught.value)
+    assert "ziggurat import" not in str(caught.value)
+    assert "made from runs/a" in str(caught.value)
 
 
 def test_what_others_wrote(tmp_path: Path) -> None:

@@ -346,6 +346,11 @@ _READ_BY = {
     "onnx": 'an export for onnxruntime; in Python, ziggurat.exchange.onnx_runtime.load_onnx("{0}") opens it',
 }
 
+_DAMAGED = (
+    "an export for transformers that lacks its config.json; copy the whole folder again, or write it with `ziggurat "
+    "export MODEL --to huggingface --out {0} --force`"
+)
+
 
 def folder_kind(path: Path) -> str | None:
     """Return the kind of the folder and what reads it, as part of a sentence; None for an unknown kind.
@@ -354,7 +359,9 @@ def folder_kind(path: Path) -> str | None:
     """
     exported = _fields(path / "export.json", "target", "model")
     if exported is not None and exported[0] in _READ_BY:
-        return f"{_READ_BY[exported[0]].format(path)} (made from {printable(exported[1], 200)})"
+        lacks = exported[0] == "huggingface" and not (path / "config.json").is_file()
+        reader = _DAMAGED if lacks else _READ_BY[exported[0]]
+        return f"{reader.format(path)} (made from {printable(exported[1], 200)})"
     if _fields(path / "config.json", "model_type"):
         return f"a directory of transformers; `ziggurat import {path} --out FOLDER` turns it into a model directory"
     if (path / "model.bin").is_file() and not (path / "config.yaml").is_file():

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.serve.text.fakes import identity, permuting, steps, swapped, upper
 from tests.serve.text.files import FILES, members
 from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.elements import PAGES
 from ziggurat.serve.text.files import Settings
-from ziggurat.serve.text.markup import PAGES, html
+from ziggurat.serve.text.markup import html
 from ziggurat.serve.text.sentences import Options, Result, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.inspect.browser import opened
 from tests.serve.text.fakes import Translate, identity, permuting, steps, swapped, upper
-from ziggurat.serve.text.markup import HTML, PAGES, MarkupRules, html, xml
+from ziggurat.serve.text.elements import HTML, PAGES, MarkupRules
+from ziggurat.serve.text.markup import html, xml
 from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.serve.text.tokens import html_tokens
