@@ -16,7 +16,6 @@ from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.inspect import machine
-from ziggurat.inspect import machine as simulation
 from ziggurat.inspect.cost import ASSUMED_LENGTH, Batches, estimate_cost, expected_batches, time_cost
 from ziggurat.inspect.ledger import OperatorWork, Product
 from ziggurat.inspect.machine import BatchShape, Measured, SimulatedUpdate, Speed, Timer, measure_speed
@@ -183,8 +182,7 @@ def test_what_is_simulated_and_timed_is_what_is_trained(
         def fastest(self, work: Callable[[], object]) -> float:
             return 1.0
 
-    for module in (machine, simulation):
-        monkeypatch.setattr(module, "Parallel", Watched)
+    monkeypatch.setattr(machine, "Parallel", Watched)
     config = experiment(*trained, f"data.store={tmp_path}")
     machine.slowness(config, Speed({PLAIN: 1.0, BATCHED: 1.0}, 1.0, 1.0, waits=True), CPU, Still(CPU))
     simulated, timed = found
