@@ -118,6 +118,14 @@ def test_a_run_goes_on_from_the_checkpoint_before(
     assert [f.name[-1] for f in checkpoint_folders(run)] == ["2", "4", "6"]
 
 
+def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
+    for folder in checkpoint_folders(run):
+        (folder / "meta.json").write_text("{")
+    with pytest.raises(CheckpointError, match="all 3 checkpoints are damaged"):
+        train(run, experiment, resume=True, console=QUIET)
+
+
 def test_a_damaged_model_is_not_translated_with_or_averaged(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run, symlinks=True)

@@ -20,7 +20,7 @@ from ziggurat.config import Experiment
 from ziggurat.config.depth import LeftOut
 from ziggurat.config.experiment import Experiment as Checked
 from ziggurat.config.load import change_section
-from ziggurat.config.train import LossConfig, OptimiserConfig, RecomputeConfig
+from ziggurat.config.train import LossConfig, RecomputeConfig
 from ziggurat.data.aligner import error_rate, format_links
 from ziggurat.data.babel import generate_aligned
 from ziggurat.data.corpus import Store
@@ -29,15 +29,13 @@ from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.word_links import LinkMapper, PieceUnits, WordCounter
 from ziggurat.model.attention.cache import KeptWeights
-from ziggurat.model.build import build_model, parameter_roles, set_recompute
+from ziggurat.model.build import build_model, set_recompute
 from ziggurat.model.depth import pruned_experiment
 from ziggurat.model.directory import open_model
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.train.loop import train
 from ziggurat.train.objective import autocast, batch_loss, refuse_unrecordable
-from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, UpdateResult, train_update
 
 KINDS: dict[str, dict[str, Any]] = {
     "pre": {},
@@ -142,23 +140,6 @@ def test_search_sees_the_head_that_was_taught(kind: str) -> None:
         assert state.cross_attention is not None
         real = batch.target_mask[:, place]
         torch.testing.assert_close(state.cross_attention[real, 0], whole[real, place])
-
-
-def update(sizes: list[int], config: LossConfig, kind: str) -> tuple[UpdateResult, Seq2Seq]:
-    model = tiny(kind)
-    optimiser, cut = Optimiser(model, parameter_roles(model), OptimiserConfig()), batches(sizes, linked=True)
-    return train_update(Parallel(model, config), cut, optimiser, rate=1e-2, clip_norm=None), model
-
-
-@pytest.mark.parametrize("kind", ["merged", "rnmt"])
-def test_an_update_is_the_same_however_it_is_cut(kind: str) -> None:
-    results = [update(sizes, loss_config(0.5), kind) for sizes in ([7], [2, 4, 1], [1] * 7)]
-    for result, model in results[1:]:
-        assert result.loss == pytest.approx(results[0][0].loss, rel=1e-9)
-        assert result.alignment == pytest.approx(results[0][0].alignment, rel=1e-6)
-        assert result.aligned == pytest.approx(9, rel=1e-6)
-        for ours, first in zip(model.parameters(), results[0][1].parameters(), strict=True):
-            torch.testing.assert_close(ours, first, rtol=1e-6, atol=1e-8)
 
 
 def test_weights_of_zero_have_a_finite_loss_and_gradient() -> None:
