@@ -75,9 +75,7 @@ def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: P
     assert found.origin == f"estimated from the size of the text: there is no store {tmp_path}"
     assert (found.source_length, found.target_length) == (6, 6)  # 20 bytes of the longer side, and its end
     assert found.largest == (BatchShape(125, 8, 8), BatchShape(3, 256, 256))
-    changed = config.model_copy(
-        update={"data": change_section(config.data, {"subword": {"vocabulary_size": 300}}, "data")}
-    )
+    changed = change_section(config, {"data": {"subword": {"vocabulary_size": 300}}}, "")
     assert "prepared with other settings" in expected_batches(changed).origin
 
 

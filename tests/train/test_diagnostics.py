@@ -17,7 +17,6 @@ from tests.train.batches import batches
 from tests.train.launch import run_together
 from tests.train.runs import QUIET, final_bytes, outcome
 from ziggurat.config import Experiment
-from ziggurat.config.load import change_section
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.data.corpus import Store
 from ziggurat.model.build import build_model, parameter_roles
@@ -37,10 +36,6 @@ from ziggurat.train.update import Parallel, train_update
 EVERY: dict[str, Any] = {"every_updates": 2, "tokens": 100, "max_share": None}
 MEASURED = set(MEASURES) - {"beta_ln", "history_weights", "transparent_weights"}
 CHANGED = {"scaled_gradient_norm", "update_ratio"}
-
-
-def with_model(experiment: Experiment, **model: Any) -> Experiment:
-    return experiment.model_copy(update={"model": change_section(experiment.model, model, "model")})
 
 
 def test_training_is_the_same_bit_for_bit_and_leaves_records(tiny_folder: Path, tmp_path: Path) -> None:
@@ -75,8 +70,7 @@ def test_training_stays_the_same_under(choices: dict[str, Any], tiny_folder: Pat
     found = []
     for name, watching in (("plain", {"every_updates": None}), ("watched", EVERY)):
         training = {"stop": {"updates": 6}, "diagnostics": watching, **choices.get("training", {})}
-        experiment = with_model(tiny_experiment(tiny_folder, **training), **choices.get("model", {}))
-        train(tmp_path / name, experiment, console=QUIET)
+        train(tmp_path / name, tiny_experiment(tiny_folder, choices.get("model"), **training), console=QUIET)
         found.append(final_bytes(tmp_path / name, 6))
     assert found[0] == found[1]
     records = read_records(tmp_path / "watched")

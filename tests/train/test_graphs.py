@@ -152,11 +152,7 @@ def test_a_shape_that_cannot_be_recorded_is_not_tried_again(model: Seq2Seq, monk
 
 
 def with_graphs(folder: Path, model: dict[str, Any] | None = None, **training: Any) -> Experiment:
-    plain = tiny_experiment(folder).model_dump(mode="json")
-    plain["training"] |= {"cuda_graphs": 8, **training}
-    for section, values in (model or {}).items():
-        plain["model"][section] |= values
-    return Experiment.model_validate(plain)
+    return tiny_experiment(folder, model, **{"cuda_graphs": 8, **training})
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,8 @@ def growing(folder: Path, growth: dict[str, Any] | None = None, **training: Any)
         "validation": {"every_updates": 100, "decode": False},
         **training,
     }
-    content = tiny_experiment(folder).model_dump()
-    content["model"]["encoder"] |= {"layers": 4, "history": "blocks"}
-    content["model"]["combination"]["period"] = 1
-    content["training"] |= values
-    return Experiment.model_validate(content)
+    model = {"encoder": {"layers": 4, "history": "blocks"}, "combination": {"period": 1}}
+    return tiny_experiment(folder, model, **values)
 
 
 BOTH = {
@@ -537,8 +534,9 @@ def test_growing_a_trained_model_and_training_on(tiny_folder: Path, tmp_path: Pa
         torch.testing.assert_close(values, after[name].detach(), atol=1e-6, rtol=0)
     with pytest.raises(ConfigError, match=r"model\.encoder\.layers: 3 -> 4.*ziggurat grow"):
         train(tmp_path / "off", started(4))
-    growing = {"growth": {"stages": [{"layers": 1, "updates": 1}]}}  # as the run that is trained on may have been grown
-    grows = started(3).model_copy(update={"training": change_section(started(3).training, growing, "training")})
+    # As the run that is trained on may have been grown.
+    growing = {"growth": {"stages": [{"layers": 1, "updates": 1}], "copy_strategy": "top_only"}}
+    grows = change_section(started(3), {"training": growing}, "")
     with pytest.raises(ConfigError, match=r"model\.encoder\.layers: 3 -> 1; set `training\.growth=null`"):
         train(tmp_path / "off", grows)
     assert not (tmp_path / "off").exists()

@@ -244,14 +244,12 @@ EVERYTHING: dict[str, Any] = {
 
 @pytest.mark.parametrize("choices", [{}, EVERYTHING], ids=["plain", "bf16, accumulation, growth"])
 def test_a_run_reports_it_and_resumes_exactly(choices: dict[str, Any], guided: Experiment, tmp_path: Path) -> None:
-    guided = guided.model_copy(update={"training": change_section(guided.training, choices, "training")})
+    guided = change_section(guided, {"training": choices}, "")
     train(tmp_path / "whole", guided, console=QUIET)
     found = [record["alignment_loss"] for record in records(tmp_path / "whole", "train")]
     assert len(found) == 2
     assert found[0] > found[1] > 0
-    short = guided.model_copy(
-        update={"training": change_section(guided.training, {"stop": {"updates": 5}}, "training")}
-    )
+    short = change_section(guided, {"training": {"stop": {"updates": 5}}}, "")
     train(tmp_path / "parts", short, console=QUIET)
     train(tmp_path / "parts", guided, resume=True, console=QUIET)
     assert final_bytes(tmp_path / "parts", 8) == final_bytes(tmp_path / "whole", 8)
@@ -289,9 +287,7 @@ def test_validation_reports_it(guided: Experiment, tmp_path: Path) -> None:
 
 def test_a_store_without_alignments_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
     plain = tiny_experiment(tiny_folder)
-    wanting = plain.model_copy(
-        update={"training": change_section(plain.training, {"loss": {"alignment": {}}}, "training")}
-    )
+    wanting = change_section(plain, {"training": {"loss": {"alignment": {}}}}, "")
     with pytest.raises(DataError, match="holds no word alignments"):
         train(tmp_path / "run", wanting, console=QUIET)
     assert not (tmp_path / "run").exists()
@@ -340,7 +336,7 @@ def test_what_cannot_be_guided_is_refused(guided: Experiment, changes: dict[str,
 
 
 def test_recorded_passes_are_refused(guided: Experiment) -> None:
-    changed = guided.model_copy(update={"training": guided.training.model_copy(update={"cuda_graphs": 2})})
+    changed = change_section(guided, {"training": {"cuda_graphs": 2}}, "")
     with pytest.raises(ConfigError, match="a recording does not return attention"):
         refuse_unrecordable(changed, torch.device("cpu"))
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import tiny_experiment
 from tests.small import small_config
 from tests.test_composition import padded_batch
-from tests.train.runs import QUIET, final_bytes
 from ziggurat.config.train import GuidedAlignmentConfig, LossConfig
 from ziggurat.model.build import build_model
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.train.loop import train
 from ziggurat.train.loss import Labels, r_drop_loss
 from ziggurat.train.objective import batch_loss
 
@@ -113,12 +109,3 @@ def test_both_passes_have_their_own_dropout_and_count_alike() -> None:
     torch.manual_seed(1)
     near = batch_loss(built, batch, loss_config(1e-12), tokens=30, sentences=7)
     torch.testing.assert_close(double.objective, near.objective + apart, rtol=1e-9, atol=0)
-
-
-def test_a_resumed_run_is_the_same(tiny_folder: Path, tmp_path: Path) -> None:
-    training = {"threads": 1, "loss": {"r_drop": 5.0}, "checkpoint": {"every_updates": 2}}
-    four, two = (tiny_experiment(tiny_folder, stop={"updates": n}, **training) for n in (4, 2))
-    train(tmp_path / "whole", four, console=QUIET)
-    train(tmp_path / "halves", two, console=QUIET)
-    train(tmp_path / "halves", four, resume=True, console=QUIET)
-    assert final_bytes(tmp_path / "halves", 4) == final_bytes(tmp_path / "whole", 4)

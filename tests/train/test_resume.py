@@ -141,8 +141,8 @@ def test_three_updates_and_three_more_are_six_with_later_kinds(
     choices: dict[str, Any], tiny_folder: Path, tmp_path: Path
 ) -> None:
     """Their parameters, moments and factors are all in a checkpoint."""
-    six = tiny_experiment(tiny_folder, threads=1, stop={"updates": 6}, checkpoint={"every_updates": 3, "keep_last": 2})
-    six = six.model_copy(update={"model": change_section(six.model, choices, "model")})
+    checkpoint = {"every_updates": 3, "keep_last": 2}
+    six = tiny_experiment(tiny_folder, choices, threads=1, stop={"updates": 6}, checkpoint=checkpoint)
     go(tmp_path / "whole", six)
     go(tmp_path / "halves", change_section(six, {"training": {"stop": {"updates": 3}}}, ""))
     go(tmp_path / "halves", six, resume=True)
@@ -187,8 +187,8 @@ def test_a_run_resumed_before_layer_drop_has_used_every_layer(tiny_folder: Path,
     drop = {"encoder": {"layers": 6, "layer_drop": 0.8}}
     runs = {}
     for stop in (2, 4):
-        found = tiny_experiment(tiny_folder, stop={"updates": stop}, validation={"every_updates": 9, "decode": False})
-        runs[stop] = found.model_copy(update={"model": change_section(found.model, drop, "model")})
+        validation = {"every_updates": 9, "decode": False}
+        runs[stop] = tiny_experiment(tiny_folder, drop, stop={"updates": stop}, validation=validation)
     go(tmp_path / "whole", runs[4])
     go(tmp_path / "parts", runs[2])
     saved = load_checkpoint(tmp_path / "parts" / "last")

@@ -71,7 +71,7 @@ def test_epochs_and_updates_both_count_while_a_model_grows(tiny_folder: Path, tm
     settings["checkpoint"] = {"every_epochs": 1, "every_updates": 1000, "keep_last": 99}
     found = tiny_experiment(tiny_folder, **settings)
     growth = {"growth": {"stages": [{"layers": 1, "epochs": 2}], "keep_stages": False}}
-    grown = found.model_copy(update={"training": change_section(found.training, growth, "training")})
+    grown = change_section(found, {"training": growth}, "")
     train(tmp_path / "run", grown, console=QUIET)
     ends, last = epoch_ends(tmp_path / "run"), checkpoint_update(checkpoint_folders(tmp_path / "run")[-1])
     validated = sorted({*ends[1::2], *range(5, last + 1, 5)})
