@@ -33,9 +33,9 @@ from ziggurat.model.build import build_model, set_recompute
 from ziggurat.model.depth import pruned_experiment
 from ziggurat.model.directory import open_model
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
-from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.errors import DataError
 from ziggurat.train.loop import train
-from ziggurat.train.objective import autocast, batch_loss, refuse_unrecordable
+from ziggurat.train.objective import autocast, batch_loss
 
 KINDS: dict[str, dict[str, Any]] = {
     "pre": {},
@@ -333,12 +333,6 @@ def test_what_cannot_be_guided_is_refused(guided: Experiment, changes: dict[str,
             values[section][key] = {**old, **value} if isinstance(old, dict) else value
     with pytest.raises(ValueError, match=complaint):
         Checked.model_validate(values)
-
-
-def test_recorded_passes_are_refused(guided: Experiment) -> None:
-    changed = change_section(guided, {"training": {"cuda_graphs": 2}}, "")
-    with pytest.raises(ConfigError, match="a recording does not return attention"):
-        refuse_unrecordable(changed, torch.device("cpu"))
 
 
 def test_the_taught_layer_keeps_its_role_where_others_are_left_out(guided: Experiment) -> None:

@@ -149,16 +149,6 @@ def test_gradients_of_the_penalty_are_those_of_its_value() -> None:
     )
 
 
-def test_sentences_of_one_token_repeated_cost_nothing() -> None:
-    model = tiny(embedding={"sharing": "none", "positions": "none"}).eval()
-    source, target = torch.tensor([[5, 5, 5, 5], [6, 6, 0, 0]]), torch.tensor([[4, 3], [5, 3]])
-    outputs: list[torch.Tensor] = []
-    model.encode(source, source != 0, outputs)
-    config = loss_config(10.0)
-    got = inter_similarity_penalty(outputs, source != 0, target != 0, config, tokens=4, sentences=2)
-    assert got.item() == pytest.approx(0.0, abs=1e-12)
-
-
 def test_training_with_it_brings_positions_together() -> None:
     @torch.no_grad()
     def dissimilarity(model: Seq2Seq) -> float:
