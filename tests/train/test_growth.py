@@ -99,7 +99,7 @@ def test_a_decoder_grows_in_its_own_stages(tiny_folder: Path, tmp_path: Path) ->
     kept = open_model(run / "stages" / "001-001-layers")
     assert len(kept.model.decoder.layers) == 1  # type: ignore[arg-type]
     said = (run / "log.txt").read_text("utf-8")
-    assert "pre 1-1, width" in said
+    assert " 1-1, width" in said
     assert "the model grows, the decoder from 1 to 2 layers:" in said
     assert "the model grows, the encoder from 1 to 4 layers:" in said
 

@@ -45,7 +45,7 @@ def divergences(hidden: Tensor, weight: Tensor, bias: Tensor) -> list[list[float
     return found
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 1024])
+@pytest.mark.parametrize("chunk", [4, 1024])
 @pytest.mark.parametrize("normalisation", ["tokens", "sentence_mean", "sentence_sum"])
 def test_it_follows_the_paper_and_ignores_padding(normalisation: str, chunk: int) -> None:
     """Liang et al. 2021: alpha / 2 (KL(P || Q) + KL(Q || P)) beside the sum of two cross-entropies, halved."""
