@@ -101,7 +101,7 @@ def test_another_report_is_not_replaced(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     experiment = tiny_experiment(tiny_folder)
-    a, b, c = (write_run(tmp_path / name, [train_record(1)], experiment=experiment) for name in "abc")
+    a, b, c = (write_run(tmp_path / name, experiment=experiment) for name in "abc")
     page = tmp_path / "report.html"
 
     def report(*arguments: object) -> int:
@@ -126,7 +126,7 @@ def test_another_report_is_not_replaced(
 
 
 def test_json_says_where_the_page_is(ziggurat: Ziggurat, tmp_path: Path, tiny_folder: Path) -> None:
-    run = write_run(tmp_path / "a", [train_record(1)], experiment=tiny_experiment(tiny_folder))
+    run = write_run(tmp_path / "a", experiment=tiny_experiment(tiny_folder))
     options = ["--translations", 0, "--json"]
     assert json.loads(ziggurat("report", run, *options).out)["report"] is None
     assert not (run / "report.html").exists()
