@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.forkserver
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.small import merged
 from ziggurat.config import Experiment
 from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare
@@ -72,8 +74,8 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
-def tiny_experiment(folder: Path, **training: Any) -> Experiment:
-    """A model of a few thousand parameters on a few hundred embedded pairs; `training` replaces section values."""
+def tiny_experiment(folder: Path, model: Mapping[str, Any] | None = None, **training: Any) -> Experiment:
+    """A model of a few thousand parameters on a few hundred embedded pairs; `model` changes it, `training` its run."""
     for split, first, count in (("train", 0, 300), ("dev", 300, 20)):
         pairs = list(generate(first + count, seed=5))[first:]
         for side, language in enumerate(("qlo", "qhi")):
@@ -92,6 +94,14 @@ def tiny_experiment(folder: Path, **training: Any) -> Experiment:
         "tensorboard": False,
         "diagnostics": {"every_updates": None},
     }
+    small = {
+        "d_model": 16,
+        "d_ff": 32,
+        "heads": 2,
+        "encoder": {"layers": 2},
+        "decoder": {"layers": 2},
+        "dropout": {"attention": 0.1, "activation": 0.1},
+    }
     return Experiment.model_validate(
         {
             "data": {
@@ -101,14 +111,7 @@ def tiny_experiment(folder: Path, **training: Any) -> Experiment:
                 "subword": {"vocabulary_size": 400},
                 **corpora,
             },
-            "model": {
-                "d_model": 16,
-                "d_ff": 32,
-                "heads": 2,
-                "encoder": {"layers": 2},
-                "decoder": {"layers": 2},
-                "dropout": {"attention": 0.1, "activation": 0.1},
-            },
+            "model": merged(small, model or {}),
             "training": {**defaults, **training},
             "decoding": {"max_length": {"extra": 5}},
         }

@@ -18,31 +18,6 @@ from ziggurat.cli.pipeline import _experiment, _make_room, _next_steps
 from ziggurat.corpora.fetch.downloads import default_folder
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-VERBS = (
-    "demo",
-    "recipes",
-    "explain",
-    "fetch",
-    "prepare",
-    "inspect",
-    "train",
-    "grow",
-    "average",
-    "translate",
-    "score",
-    "evaluate",
-    "compare",
-    "perturb",
-    "bulk",
-)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself_with_an_example(verb: str, ziggurat) -> None:  # type: ignore[no-untyped-def]
-    result = ziggurat(verb, "--help")
-    assert result.status == 0
-    assert "Example" in result.out
-    assert f"ziggurat {verb}" in result.out
 
 
 @pytest.mark.parametrize(
@@ -99,16 +74,6 @@ def test_debug_shows_the_traceback(ziggurat) -> None:  # type: ignore[no-untyped
     result = ziggurat("translate", "nowhere", "--debug")
     assert result.status == 2
     assert "Traceback" in result.err
-
-
-def test_recipes_and_keys_as_json(ziggurat) -> None:  # type: ignore[no-untyped-def]
-    names = [recipe["name"] for recipe in json.loads(ziggurat("recipes", "--json").out)]
-    assert {"demo", "multi30k-de-en", "multi30k-en-de", "transformer-base"} <= set(names)
-    assert ziggurat("recipes", "demo").out.startswith("# The embedded language pair")
-    keys = json.loads(ziggurat("explain", "training.schedule", "--json").out)
-    assert {"path": "training.schedule.peak", "type": "number"}.items() <= next(
-        k for k in keys if k["path"].endswith(".peak")
-    ).items()
 
 
 @pytest.mark.slow
@@ -422,7 +387,3 @@ def test_the_help_of_fetch_names_the_folder_of_downloads(monkeypatch: pytest.Mon
     folder = default_folder().relative_to(Path.home())
     cache = next(option for option in COMMANDS["fetch"].params if option.name == "cache")
     assert f"$ZIGGURAT_DOWNLOADS, or ~/{folder}." in cache.help
-
-
-def test_the_help_of_serve_names_its_interfaces() -> None:
-    assert "LibreTranslate, DeepL and OpenAI" in COMMANDS["serve"].help

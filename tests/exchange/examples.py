@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests import vocabulary
 from tests.small import moved
@@ -44,3 +45,11 @@ def random_model(config: ModelConfig, tokenizer: SentencePieceTokenizer, seed: i
             model.output.bias[tokenizer.eos] += 8.0
             model.output.bias[[tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()]] = -1e4
     return model
+
+
+def log_probabilities(model: Seq2Seq, source: list[int], target: list[int]) -> Tensor:
+    """Return [target, V] of the model itself."""
+    with torch.inference_mode():
+        ids = torch.tensor([source])
+        memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
+        return model.logits(model.decode(torch.tensor([target]), memory))[0].log_softmax(-1)

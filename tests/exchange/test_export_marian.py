@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from tests.exchange.conftest import Written
-from tests.exchange.examples import SENTENCES
+from tests.exchange.examples import SENTENCES, log_probabilities
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.exchange.exporter import export_model
 from ziggurat.exchange.import_marian import imported_translator
@@ -71,22 +71,12 @@ def test_files_read_again_compute_the_same(
     places = {piece: number for number, piece in enumerate(names)}
     rows = [places[piece] for piece in tokenizer.pieces(range(tokenizer.size - len(tokenizer.tags)))]
     source, target = tokenizer.encode(SENTENCES[:2])
-    found = []
-    for model, ids, bos, eos in (
-        (ours, (source, target), tokenizer.bos, tokenizer.eos),
-        (
-            again.model.double(),
-            [[rows[number] for number in side] for side in (source, target)],
-            again.target_tokenizer.bos,
-            again.source_tokenizer.eos,
-        ),
-    ):
-        with torch.inference_mode():
-            given = torch.tensor([[*ids[0], eos]])
-            memory = model.encode(given, torch.ones_like(given, dtype=torch.bool))
-            found.append(model.logits(model.decode(torch.tensor([[bos, *ids[1]]]), memory))[0])
+    mine = log_probabilities(ours, [*source, tokenizer.eos], [tokenizer.bos, *target])
+    other_source, other_target = ([rows[number] for number in side] for side in (source, target))
+    bos, eos = again.target_tokenizer.bos, again.source_tokenizer.eos
+    theirs = log_probabilities(again.model.double(), [*other_source, eos], [bos, *other_target])
     kept = [number for number in range(len(rows)) if number not in (tokenizer.pad, tokenizer.bos)]
-    mine, theirs = found[0][:, kept], found[1][:, [rows[number] for number in kept]]
+    mine, theirs = mine[:, kept], theirs[:, [rows[number] for number in kept]]
     torch.testing.assert_close(mine.log_softmax(-1), theirs.log_softmax(-1), atol=3e-5, rtol=0)
 
 

@@ -213,22 +213,16 @@ def test_the_epsilon_matters() -> None:
     [
         {},
         {"encoder": {"history": "dlcl"}, "decoder": {"history": "top_only"}, "memory": "transparent"},
-        {"decoder": {"attention": "merged"}, "activation": "swiglu"},
+        {"decoder": {"attention": "merged", "history": "dlcl"}, "activation": "swiglu", "norm": "rms"},
     ],
     ids=str,
 )
-def test_folding_layer_scale_gives_plain_pre_norm(more: dict[str, Any]) -> None:
-    config = config_of("layer_scale", **more)
+@pytest.mark.parametrize("residual", ["layer_scale", "ln_scaling"])
+def test_a_scaled_branch_folds_into_plain_pre_norm(residual: str, more: dict[str, Any]) -> None:
+    config = config_of(residual, **more)
     plain, tensors = check_exact(random_model(config), config)
     assert residuals_of(plain) == ("pre", "pre")
     assert not any(name.endswith(".branch") for name in tensors)
-
-
-@pytest.mark.parametrize("more", [{}, {"norm": "rms", "decoder": {"attention": "merged", "history": "dlcl"}}], ids=str)
-def test_folding_ln_scaling_gives_plain_pre_norm(more: dict[str, Any]) -> None:
-    config = config_of("ln_scaling", **more)
-    plain, _ = check_exact(random_model(config), config)
-    assert residuals_of(plain) == ("pre", "pre")
 
 
 def test_stacks_of_different_kinds() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.exchange.conftest import Written
-from tests.exchange.examples import SENTENCES
+from tests.exchange.examples import SENTENCES, log_probabilities
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.exchange.anatomy import dissect
 from ziggurat.exchange.exporter import export_model
@@ -22,7 +22,6 @@ from ziggurat.exchange.import_fairseq import _ids
 from ziggurat.exchange.imported import TokenizerConfig, layer_names, positions_from, refuse_languages_apart
 from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.model.directory import open_model
-from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import ConfigError, DataError, ExportError
 from ziggurat.translate.translator import load_translator
@@ -39,14 +38,6 @@ SIZES = {
     "max_position_embeddings": 64,
     "init_std": 0.4,
 }
-
-
-def log_probabilities(model: Seq2Seq, source: list[int], target: list[int]) -> Tensor:
-    """Return [target, V]."""
-    with torch.inference_mode():
-        ids = torch.tensor([source])
-        memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
-        return model.logits(model.decode(torch.tensor([target]), memory))[0].log_softmax(-1)
 
 
 def their_ids(tokenizer: SentencePieceTokenizer) -> dict[str, int]:

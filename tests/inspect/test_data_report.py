@@ -193,8 +193,7 @@ def test_without_py3langid_languages_are_missing(store: Store, monkeypatch: pyte
     def absent(names: Any) -> Any:
         raise ModuleNotFoundError("py3langid")
 
-    for module in (data_content, data_content):
-        monkeypatch.setattr(module, "identifier", absent)
+    monkeypatch.setattr(data_content, "identifier", absent)
     content = gather_data(store)
     assert content.missing == ("Languages: py3langid is not installed. `pip install 'ziggurat-mt[clean]'`.",)
     assert content.corpora[0].sides is not None

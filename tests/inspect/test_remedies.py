@@ -21,7 +21,7 @@ BY_NAME = {remedy.name.split()[0]: remedy for remedy in REMEDIES}
 
 
 def with_model(experiment: Experiment, **changes: Any) -> Experiment:
-    return experiment.model_copy(update={"model": change_section(experiment.model, changes, "model")})
+    return change_section(experiment, {"model": changes}, "")
 
 
 @pytest.fixture(scope="module")

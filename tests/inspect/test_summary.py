@@ -15,7 +15,7 @@ from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store, unigram_entropy
 from ziggurat.data.prepare import prepare
 from ziggurat.inspect.report.content import _common_weights, as_record, differing, gather, set_away, standing
-from ziggurat.inspect.report.page import answer, compared
+from ziggurat.inspect.report.page import answer, compared, differences
 from ziggurat.inspect.report.runs import read_run, read_runs
 from ziggurat.model.run_folder import MODEL_FILE
 from ziggurat.train.records import Record, write_records
@@ -199,6 +199,27 @@ def test_runs_of_unlike_length_and_size_are_ranked_with_a_word_on_it(
     content = gather(read_runs(runs), None)
     assert as_record(content)["unlike"] == found
     assert len(answer(content)) == 1 + bool(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "vocabulary", "said"),
+    [
+        ({"training": {"seed": 9}}, b"a\n", []),
+        ({"data": {"train": [{"source": "x.de", "target": "x.en"}]}}, b"a\n", ["on different data"]),
+        ({"data": {"dev": [{"source": "d.de", "target": "d.en"}]}}, b"a\n", ["dev sets"]),
+        ({"model": {"d_model": 32}}, b"b\n", ["wide", "vocabularies"]),
+    ],
+)
+def test_differences_are_told_before_a_method_is_praised(
+    tmp_path: Path, changes: dict[str, Any], vocabulary: bytes, said: list[str]
+) -> None:
+    mine = tiny_experiment(tmp_path)
+    other = change_section(mine, changes, "experiment")
+    a = write_run(tmp_path / "a", dev(4.0), experiment=mine)
+    b = write_run(tmp_path / "b", dev(4.0), experiment=other, vocabulary=vocabulary)
+    found = differences(gather(read_runs([a, b]), None))
+    assert len(found) == len(said)
+    assert all(part in one for part, one in zip(said, found, strict=True))
 
 
 def test_what_did_not_train_is_not_ranked(tmp_path: Path) -> None:

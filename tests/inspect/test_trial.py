@@ -171,9 +171,8 @@ def test_the_loss_alone_is_that_of_a_whole_trial(experiment: Experiment, store: 
 
 
 def test_a_trial_that_diverges_says_where(experiment: Experiment, store: Store) -> None:
-    schedule = experiment.training.schedule.model_copy(update={"peak": 1e9})
-    training = experiment.training.model_copy(update={"schedule": schedule})
-    trial = run_trial(experiment.model_copy(update={"training": training}), store, 5.0, SHORT)
+    diverging = change_section(experiment, {"training": {"schedule": {"peak": 1e9}}}, "")
+    trial = run_trial(diverging, store, 5.0, SHORT)
     assert trial.failed is not None
     assert trial.failed == len(trial.losses) == trial.updates
 

@@ -276,11 +276,3 @@ def test_profile_free_omega_has_the_published_values(n: int, omega: float) -> No
 def test_admin_needs_its_residual() -> None:
     with pytest.raises((ConfigError, ValueError), match="residual: admin"):
         tiny("post", init={"kind": "admin"})
-
-
-def test_before_profiling_admin_is_post_norm_with_the_same_weights() -> None:
-    admin, post = tiny("admin").eval(), tiny("post").eval()
-    source, source_mask, target, _ = batch()
-    torch.testing.assert_close(
-        admin(source, source_mask, target), post(source, source_mask, target), atol=1e-12, rtol=0
-    )

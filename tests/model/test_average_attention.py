@@ -153,15 +153,6 @@ def test_steps_equal_whole_sequences(kind: str) -> None:
     assert_steps_equal_whole(KINDS[kind](), D_MODEL)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_future_is_not_seen(kind: str) -> None:
-    module, x = KINDS[kind](), draw(1, 6, D_MODEL)
-    changed = x.clone()
-    changed[:, 3] += 1
-    same = torch.isclose(module(x, None), module(changed, None), atol=1e-12, rtol=0).all(-1)[0]
-    assert same.tolist() == [True] * 3 + [False] * 3
-
-
 def test_the_cache_does_not_grow() -> None:
     module, live = simplified(), one_beam(2)
     cache = AverageCache(live)

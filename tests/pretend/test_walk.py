@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.conftest import tiny_experiment
 from tests.pretend.conftest import DEVICES, LINES, experiment_of, opened
-from tests.train.poison import planned, poison
+from tests.train.faulty_batches import planned, poison
 from tests.train.runs import QUIET, final_bytes, records, timeless_progress
 from tools.pretend_device import NAME, counted
 from ziggurat.data.corpus import Store

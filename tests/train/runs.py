@@ -94,9 +94,10 @@ class Case(NamedTuple):
         return "-".join(parts)
 
     def experiment(self, folder: Path, updates: int) -> Experiment:
-        """Return a run of that many updates on the store in `folder`; it grows before and after the middle."""
-        found = tiny_experiment(
+        """Return a run of so many updates on the store in `folder`; it grows before the middle and after."""
+        deep = tiny_experiment(
             folder,
+            {"encoder": {"layers": 3}},
             precision=self.precision,
             compile=self.compile,
             batch={"max_tokens": 150, "accumulate": self.accumulate},
@@ -107,12 +108,11 @@ class Case(NamedTuple):
             validation={"every_updates": 4, "decode": False},
             log_every_updates=4,
         )
-        deep = found.model_copy(update={"model": change_section(found.model, {"encoder": {"layers": 3}}, "model")})
         if not self.growth:
             return deep
         stages = [{"layers": 1, "updates": 5}, {"layers": 2, "updates": 11}]
         growth = {"growth": {"stages": stages, "moments": "copy", "keep_stages": False}}
-        return deep.model_copy(update={"training": change_section(deep.training, growth, "training")})
+        return change_section(deep, {"training": growth}, "")
 
 
 def train_part(run: str, document: str, resume: str) -> None:

@@ -28,7 +28,7 @@ def short(folder: Path, updates: int = 12, metric: str = "loss", kind: str = "dd
         folder,
         batch={"max_tokens": 200, "accumulate": 2},
         schedule={"peak": 3e-2, "warmup_updates": 12},
-        validation={"every_updates": 4, "metric": metric, "max_sentences": 4},
+        validation={"every_updates": 4, "metric": metric, "max_sentences": 4, "decode": metric != "loss"},
         checkpoint={"every_updates": 4, "keep_last": 3, "average_last": 3},
         stop={"updates": updates},
         distributed={"kind": kind},

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import tiny_experiment
+from tests.train.faulty_batches import planned, poison
 from tests.train.launch import launch, run_together
-from tests.train.poison import planned, poison
 from tests.train.runs import QUIET, records, same_records
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section

@@ -19,6 +19,7 @@ from tests.conftest import tiny_experiment
 from tests.train.runs import QUIET, final_bytes
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.lifecycle import CheckpointConfig
+from ziggurat.config.load import change_section
 from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import checkpoint_folders, locked, read_meta, write_meta
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, MachineError
@@ -118,6 +119,14 @@ def test_a_run_goes_on_from_the_checkpoint_before(
     assert [f.name[-1] for f in checkpoint_folders(run)] == ["2", "4", "6"]
 
 
+def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
+    for folder in checkpoint_folders(run):
+        (folder / "meta.json").write_text("{")
+    with pytest.raises(CheckpointError, match="all 3 checkpoints are damaged"):
+        train(run, experiment, resume=True, console=QUIET)
+
+
 def test_a_damaged_model_is_not_translated_with_or_averaged(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run, symlinks=True)
@@ -188,8 +197,7 @@ def test_an_average_that_somebody_else_makes_is_waited_for(
     """In that case training has succeeded, and must not report otherwise."""
     run = tmp_path / "run"
     shutil.copytree(whole, run, symlinks=True)
-    wanted = experiment.training.checkpoint.model_copy(update={"average_last": 3})
-    config = experiment.training.model_copy(update={"checkpoint": wanted})
+    config = change_section(experiment.training, {"checkpoint": {"average_last": 3}}, "training")
     other = building(run / "averaged")
     other.__enter__()
     with monkeypatch.context() as patched:
@@ -214,9 +222,7 @@ def test_an_average_that_cannot_be_made_is_no_failure_of_the_run(
     else:
         full = OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
         monkeypatch.setattr(average, "fill_model_directory", lambda *_, **__: (_ for _ in ()).throw(full))
-    wanted = experiment.training.checkpoint.model_copy(update={"average_last": 3})
-    training = experiment.training.model_copy(update={"checkpoint": wanted})
-    again = experiment.model_copy(update={"training": training})
+    again = change_section(experiment, {"training": {"checkpoint": {"average_last": 3}}}, "")
     train(run, again, resume=True, console=Console(file=said, width=500))
     assert "\nNOT AVERAGED: " in said.getvalue()
     assert {"damaged": "step-00000004", "full": "No space left"}[kind] in said.getvalue()

@@ -153,8 +153,8 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
     assert "rate 1.00e-03  gradient 0.75  r 1e-05  " in said.getvalue()
     assert "WARNING gradient_ratio.encoder" in shown
     if width == 200:
-        assert "update 3  loss 2.000  " in shown
-        assert re.search(r" left  [\d,]+ tokens/s  rate 1.0e-03  gradient 0.75  r 1e-05", shown)
+        for part in ("update 3  loss 2.000  ", " left  ", " tokens/s  ", "rate 1.0e-03  gradient 0.75  r 1e-05"):
+            assert part in shown
 
 
 def test_without_measures_the_line_has_no_r(tmp_path: Path) -> None:

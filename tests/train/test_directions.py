@@ -19,6 +19,7 @@ from tests.conftest import tiny_experiment
 from tests.docs.pages import blocks
 from tests.train.runs import QUIET, outcome, records
 from ziggurat.config import Experiment, parse_experiment
+from ziggurat.config.load import change_section
 from ziggurat.config.notices import data_notices
 from ziggurat.config.recipes import load_named
 from ziggurat.data.batching import CorpusMix
@@ -198,21 +199,11 @@ def test_each_direction_keeps_its_best_checkpoint(run: Path, recipe: Experiment,
     mend_links(run)
     assert (run / "best-en-de").is_symlink()
     parts = tmp_path / "parts"
-    train(
-        parts,
-        recipe.model_copy(update={"training": recipe.training.model_copy(update={"stop": _stop(4)})}),
-        console=QUIET,
-    )
+    train(parts, change_section(recipe, {"training": {"stop": {"updates": 4}}}, ""), console=QUIET)
     train(parts, reopen_run(parts, ["training.stop.updates=6"]), resume=True, console=QUIET)
     assert outcome(parts) == outcome(run)
     links = [{p.name: os.readlink(p) for p in folder.glob("best*")} for folder in (run, parts)]
     assert links[0] == links[1]
-
-
-def _stop(updates: int) -> Any:
-    from ziggurat.config.lifecycle import StopConfig
-
-    return StopConfig(updates=updates)
 
 
 @pytest.mark.slow

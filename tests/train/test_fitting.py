@@ -16,6 +16,7 @@ import torch
 from tests.conftest import tiny_experiment
 from tests.train.runs import QUIET, final_bytes
 from ziggurat.config import Experiment, load_experiment
+from ziggurat.config.load import change_section
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
@@ -82,10 +83,9 @@ def test_a_trial_leaves_everything_as_it_was(tiny_folder: Path) -> None:
 def test_a_trial_takes_the_room_that_an_update_takes(
     accumulate: int, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Moments exist, as does every layer, and with several batches per update also the gradients of the first."""
-    experiment = tiny_experiment(tiny_folder, batch={"max_tokens": 400, "accumulate": accumulate})
-    dropped = experiment.model.encoder.model_copy(update={"layer_drop": 0.9})
-    experiment = experiment.model_copy(update={"model": experiment.model.model_copy(update={"encoder": dropped})})
+    """Moments are there, every layer is, and with several batches per update so are the gradients of the first."""
+    batch = {"max_tokens": 400, "accumulate": accumulate}
+    experiment = tiny_experiment(tiny_folder, {"encoder": {"layer_drop": 0.9}}, batch=batch)
     learner = Learner(experiment, Store.open(experiment.data.store), CPU)
     reserved: list[int] = []
     reserve = learner.optimiser.reserve
@@ -171,8 +171,8 @@ def test_the_budget_found_is_that_of_the_run_and_of_its_resumption(
     saved = load_experiment(run / "config.yaml")
     assert saved.training.batch == BatchConfig(max_tokens=768)
     monkeypatch.setattr("ziggurat.train.setup.fit_batches", lambda *_: pytest.fail("searched again"))
-    longer = saved.training.model_copy(update={"stop": saved.training.stop.model_copy(update={"updates": 4})})
-    train(run, saved.model_copy(update={"training": longer}), resume=True, console=QUIET)
+    longer = change_section(saved, {"training": {"stop": {"updates": 4}}}, "")
+    train(run, longer, resume=True, console=QUIET)
     plain = tiny_experiment(tiny_folder, batch={"max_tokens": 768}, stop={"updates": 4})
     train(tmp_path / "plain", plain, console=QUIET)
     assert final_bytes(run, 4) == final_bytes(tmp_path / "plain", 4)
@@ -360,9 +360,8 @@ folder, runs = Path(sys.argv[1]), Path(sys.argv[2])
 
 
 def experiment(**batch):
-    tiny = tiny_experiment(folder, batch=batch, stop={"updates": 1}, threads=1)
-    encoder = tiny.model.encoder.model_copy(update={"layers": 8})
-    return tiny.model_copy(update={"model": tiny.model.model_copy(update={"d_ff": 2048, "encoder": encoder})})
+    model = {"d_ff": 2048, "encoder": {"layers": 8}}
+    return tiny_experiment(folder, model, batch=batch, stop={"updates": 1}, threads=1)
 
 
 loop.train(runs / "warm", experiment(max_tokens=256), console=QUIET)

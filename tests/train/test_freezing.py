@@ -45,12 +45,7 @@ def freezing(
     folder: Path, names: list[str], updates: int = 8, model: dict[str, Any] | None = None, **training: Any
 ) -> Experiment:
     """The tiny experiment, two layers in each stack and one matrix for all embeddings, with frozen parts."""
-    values = {**SETTINGS, "stop": {"updates": updates}}
-    content = tiny_experiment(folder, **values).model_dump()
-    content["training"] |= {"freeze": names, **training}
-    for key, value in (model or {}).items():
-        content["model"][key] = {**content["model"][key], **value} if isinstance(value, dict) else value
-    return Experiment.model_validate(content)
+    return tiny_experiment(folder, model, **{**SETTINGS, "stop": {"updates": updates}, "freeze": names, **training})
 
 
 @pytest.fixture(scope="module")

@@ -152,11 +152,7 @@ def test_a_shape_that_cannot_be_recorded_is_not_tried_again(model: Seq2Seq, monk
 
 
 def with_graphs(folder: Path, model: dict[str, Any] | None = None, **training: Any) -> Experiment:
-    plain = tiny_experiment(folder).model_dump(mode="json")
-    plain["training"] |= {"cuda_graphs": 8, **training}
-    for section, values in (model or {}).items():
-        plain["model"][section] |= values
-    return Experiment.model_validate(plain)
+    return tiny_experiment(folder, model, **{"cuda_graphs": 8, **training})
 
 
 @pytest.mark.parametrize(
@@ -166,6 +162,7 @@ def with_graphs(folder: Path, model: dict[str, Any] | None = None, **training: A
         ("cuda", {"recompute": {"encoder": 1}}, "`training.recompute`"),
         ("cuda", {"model": {"decoder": {"layer_drop": 0.1}}}, "`layer_drop`"),
         ("cuda", {"loss": {"inter_sim": 0.1}}, "`training.loss.inter_sim`"),
+        ("cuda", {"loss": {"alignment": {}}}, "a recording does not return attention"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(device: str, choices: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -57,9 +57,7 @@ def tiny(folder: Path, model: dict[str, Any] | None = None, **training: Any) -> 
         "stop": {"updates": UPDATES},
         "log_every_updates": 1,
     }
-    found = tiny_experiment(folder, **{**defaults, **training})
-    changed = found.model.model_validate({**found.model.model_dump(), **(model or {})})
-    return found.model_copy(update={"model": changed})
+    return tiny_experiment(folder, model, **{**defaults, **training})
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +154,7 @@ def test_means_of_weights_and_layers_used_twice_are_those_of_one_process(kind: s
     run = together(tmp_path / "run", whole, 2)
     assert_alike(run, tmp_path / "alone")
     parts = tiny(data, TIED, **TWICE, distributed={"kind": kind}, stop={"updates": 3})
-    parts = parts.model_copy(
-        update={"training": change_section(parts.training, {"schedule": {"decay_updates": 6}}, "")}
-    )
+    parts = change_section(parts, {"training": {"schedule": {"decay_updates": 6}}}, "")
     half = together(tmp_path / "half", parts, 2)
     shutil.copytree(half, tmp_path / "moved", symlinks=True)
     together(half, whole, 2, resume=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.train.faulty_batches import planned, poison
 from tests.train.launch import finish, launch, run_together
-from tests.train.poison import planned, poison
 from tests.train.runs import QUIET, Case, assert_resumed_equals_whole, outcome
 from tests.train.test_parallel import tiny, together
 from ziggurat.config import Experiment, dump, load_experiment

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.conftest import tiny_experiment
-from tests.small import merged
 from tests.train.runs import QUIET
 from ziggurat.config import Experiment
 from ziggurat.config.modifiers import StageConfig
@@ -24,9 +23,7 @@ ADMIN: dict[str, Any] = {"residual": "admin", "init": {"kind": "admin", "profile
 
 
 def experiment(folder: Path, model: dict[str, Any] = ADMIN, **training: Any) -> Experiment:
-    values = tiny_experiment(folder, **training).model_dump()
-    values["model"] = merged(values["model"], model)
-    return Experiment.model_validate(values)
+    return tiny_experiment(folder, model, **training)
 
 
 def store_of(folder: Path) -> Store:

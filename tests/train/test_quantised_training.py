@@ -37,7 +37,7 @@ def experiment(tiny_folder: Path) -> Experiment:
 
 
 def changed(experiment: Experiment, **training: Any) -> Experiment:
-    return experiment.model_copy(update={"training": change_section(experiment.training, training, "training")})
+    return change_section(experiment, {"training": training}, "")
 
 
 @pytest.mark.slow

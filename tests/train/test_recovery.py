@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from tests.conftest import tiny_experiment
-from tests.train.poison import planned, poison
+from tests.train.faulty_batches import planned, poison
 from tests.train.runs import QUIET, final_bytes, records
 from ziggurat.config import Experiment, dump, parse_experiment
 from ziggurat.config.notices import notices
@@ -28,7 +28,7 @@ from ziggurat.system.files import fingerprint
 from ziggurat.train.checkpoint import Checkpoint, RunProgress, load_checkpoint, read_progress
 from ziggurat.train.depth_records import DepthProbe
 from ziggurat.train.device import loader_of
-from ziggurat.train.learner import Learner, after_growth
+from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
 from ziggurat.train.recovery import Fault, Recovery
 from ziggurat.train.schedule import TrainingResult, learning_rate
@@ -432,13 +432,6 @@ def test_the_median_survives_a_resume(tiny_folder: Path, tmp_path: Path) -> None
     whole, parts = (read_progress(tmp_path / name / "last") for name in ("whole", "parts"))
     assert 2 <= whole.spikes <= 7
     assert (whole.losses, whole.spikes, whole.skipped) == (parts.losses, parts.spikes, parts.skipped)
-
-
-def test_growth_forgets_the_losses_of_the_shallow_model(tiny_folder: Path) -> None:
-    training = tiny_experiment(tiny_folder, growth={"stages": [{"layers": 1, "updates": 2}]}).training
-    progress = RunProgress(update=2, losses=[1.0, 2.0])
-    after_growth(progress, training)
-    assert (progress.stage, progress.losses) == (1, [])
 
 
 def no_memory(_output: Tensor) -> Tensor:

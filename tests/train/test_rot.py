@@ -133,7 +133,7 @@ def test_what_a_resumed_run_may_change_may_be_edited(run: Path) -> None:
 
 def test_the_python_api_is_refused_too(run: Path) -> None:
     experiment = reopen_run(run, [])
-    other = experiment.model_copy(update={"training": change_section(experiment.training, {"seed": 9}, "training")})
+    other = change_section(experiment, {"training": {"seed": 9}}, "")
     before = (run / "config.yaml").read_text()
     with pytest.raises(ConfigError, match=r"training\.seed: 1 -> 9"):
         train(run, other, resume=True, console=QUIET)

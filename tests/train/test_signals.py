@@ -187,24 +187,25 @@ def test_what_is_written_of_the_validation_survives_a_full_disk(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [2, 3, UPDATES])
+@pytest.mark.parametrize(("number", "name"), [(2, "SIGTERM"), (2, "SIGUSR1"), (3, "SIGUSR2"), (UPDATES, "SIGXCPU")])
 def test_after_a_signal_in_an_update_nothing_but_that_update_is_done(
-    number: int, experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, name: str, experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the validation nor the averaging that would follow is done."""
     updates, run = count(1), tmp_path / "run"
 
     def update(*arguments: Any, **options: Any) -> Any:
         if next(updates) == number:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.Signals[name])
             for place in ("ziggurat.train.validate.batch_loss", "ziggurat.translate.call.search_by_steps"):
                 monkeypatch.setattr(place, lambda *_, **__: pytest.fail("validated after the signal"))
         return train_update(*arguments, **options)
 
     monkeypatch.setattr("ziggurat.train.loop.train_update", update)
     result = go(run, experiment)
-    assert (result.update, next(updates), result.reason) == (number, number + 1, "SIGTERM")
-    assert load_checkpoint(run / "last").progress.validation_due == (number in (3, UPDATES))
+    assert (result.update, next(updates), result.reason) == (number, number + 1, name)
+    progress = load_checkpoint(run / "last").progress
+    assert (progress.update, progress.validation_due) == (number, number in (3, UPDATES))
     assert not (run / "averaged").exists()
 
 
@@ -352,21 +353,3 @@ def test_a_signal_that_another_program_uses_is_left_to_it() -> None:
         assert (stop.received, seen) == (None, [signal.SIGUSR1])
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU"])
-def test_the_warning_of_a_scheduler_saves_a_checkpoint(
-    name: str, experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    updates, run = count(1), tmp_path / "run"
-
-    def update(*arguments: Any, **options: Any) -> Any:
-        if next(updates) == 2:
-            signal.raise_signal(signal.Signals[name])
-        return train_update(*arguments, **options)
-
-    monkeypatch.setattr("ziggurat.train.loop.train_update", update)
-    result = go(run, experiment)
-    assert (result.update, result.reason) == (2, name)
-    assert load_checkpoint(run / "last").progress.update == 2

@@ -230,7 +230,7 @@ def test_decoding_that_validation_does_not_heed_leaves_best_alone(
     change: dict[str, Any], starts_again: bool, tiny_folder: Path
 ) -> None:
     experiment = tiny_experiment(tiny_folder, validation={"metric": "chrf", "beam_size": 3})
-    other = experiment.model_copy(update={"decoding": change_section(experiment.decoding, change, "decoding")})
+    other = change_section(experiment, {"decoding": change}, "")
     now = RunProgress()
     rank_anew(now, experiment)
     progress = RunProgress(best=5.0, best_by=now.best_by)
