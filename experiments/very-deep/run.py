@@ -226,7 +226,9 @@ def main() -> None:
     elif o.store and o.work:
         os.nice(19)
         torch.set_num_threads(o.threads)
-        experiments = {name: experiment_of(SYSTEMS[name], o.store.resolve(), o.corpus, o.recompute) for name in o.system}
+        experiments = {
+            name: experiment_of(SYSTEMS[name], o.store.resolve(), o.corpus, o.recompute) for name in o.system
+        }
         for name, experiment in experiments.items():
             predict(name, experiment)
         for name, experiment in experiments.items():

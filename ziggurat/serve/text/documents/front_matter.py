@@ -33,6 +33,7 @@ _TOML_VALUE = regex.compile(
     r"""(?m)^[ \t]*+(?P<key>[\w\-]++)[ \t]*+=[ \t]*+(?P<value>"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+(?:\#.*+)?$"""
 )
 _PLACE = "front matter, {}"
+_STRING = "tag:yaml.org,2002:str"
 _BEGINS_KEY = regex.compile(r"[\w\-\"']++\s*+:")
 _PARAGRAPH_ENDS = regex.compile(r"(\n[ \t]*+(?:\n\s*+)++|\n\s*+\Z|\n(?=\s*+(?:[-*+#>|]|\d++[.)])))")
 _LINE_ENDS = regex.compile(r"(\n\s*+)")
@@ -188,7 +189,7 @@ def _nodes(
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
             yield from _nodes(value, key, seen, notices, in_flow)
-    elif node.tag == "tag:yaml.org,2002:str" and _is_text(key, node.value, notices):
+    elif isinstance(node, yaml.ScalarNode) and node.tag == _STRING and _is_text(key, node.value, notices):
         yield node, in_flow
 
 
