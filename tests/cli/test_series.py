@@ -136,7 +136,10 @@ def test_score_and_evaluate_tell_the_same_perplexity(
             "leave out `--ensemble` and `--which`",
         ),
         (["--checkpoints", "some", "--reference", "a.ref"], "`--source FILE` is missing"),
-        (["--metrics", "perplexity", "--reference", "a.ref", "--reference", "b.ref"], "takes one reference translation"),
+        (
+            ["--metrics", "perplexity", "--reference", "a.ref", "--reference", "b.ref"],
+            "takes one reference translation",
+        ),
         (["--metrics", "perplexity", "--reference", "a.ref", "--output", "o"], "alone makes none"),
         (["--metrics", "perplexities", "--reference", "a.ref"], "unknown metric `perplexities`"),
     ],

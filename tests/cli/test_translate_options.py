@@ -71,7 +71,10 @@ def test_settings_of_the_search_are_overrides(ziggurat: Ziggurat, trained: Path,
     assert [len(line.split(" ||| ")) for line in out.splitlines()] == [2, 2]
     status, out, _ = ziggurat("translate", trained, *SHORT, "n_best=2", "--quality", "-i", text)
     assert {len(line.split(" ||| ")) for line in out.splitlines()} == {4}
-    assert "`alignments=true` shows only with `--json`" in ziggurat("translate", trained, *SHORT, "alignments=true", "-i", text)[2]
+    assert (
+        "`alignments=true` shows only with `--json`"
+        in ziggurat("translate", trained, *SHORT, "alignments=true", "-i", text)[2]
+    )
     status, out, errors = ziggurat("translate", trained, *SHORT, "alignments=true", "--json", "-i", text)
     assert "alignments" not in errors
     record = json.loads(out.splitlines()[0])

@@ -230,9 +230,7 @@ def filter_corpus(
     out: Annotated[Path | None, typer.Option(*OUT, metavar="FOLDER", help="Folder for the filtered corpus.")] = None,
     keep: Annotated[
         float,
-        typer.Option(
-            "--keep", metavar="X", help="Share of pairs to keep: the likeliest.", rich_help_panel=_FILTERS
-        ),
+        typer.Option("--keep", metavar="X", help="Share of pairs to keep: the likeliest.", rich_help_panel=_FILTERS),
     ] = 0.95,
     reverse: Annotated[
         bool,

@@ -289,8 +289,7 @@ def check_page(path: str, option: str, *inputs: str | None) -> None:
     refuse_overwriting(path, *inputs)
     if path != "-" and not may_be_replaced(Path(path)):
         raise ConfigError(
-            f"{path}: exists and is not a page that ziggurat wrote; name another file with `{option}`, or "
-            "remove it"
+            f"{path}: exists and is not a page that ziggurat wrote; name another file with `{option}`, or remove it"
         )
 
 

@@ -58,9 +58,7 @@ def diagnose(
     ] = None,
     layers: Annotated[
         bool,
-        typer.Option(
-            "--layers", help="Also measure what each layer is worth: losses with layers removed or swapped."
-        ),
+        typer.Option("--layers", help="Also measure what each layer is worth: losses with layers removed or swapped."),
     ] = False,
     translate: Annotated[
         int,

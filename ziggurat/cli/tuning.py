@@ -318,9 +318,7 @@ def _said(flat: bool, experiment: Experiment, smallest: Size) -> str:
     from ziggurat.inspect.tuning import with_base
 
     if flat:
-        return (
-            f"flat: all within a factor of {_FLAT:g}, so a rate tuned on a small model should hold for a large one"
-        )
+        return f"flat: all within a factor of {_FLAT:g}, so a rate tuned on a small model should hold for a large one"
     if experiment.model.transfer is not None:
         return f"not flat: beyond a factor of {_FLAT:g} despite `model.transfer`; do not reuse a rate from another size"
     try:

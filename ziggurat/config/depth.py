@@ -197,9 +197,7 @@ def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = Fa
         return Problem("model.family", f"only Transformers grow; `model.family: {model.family}` cannot")
     name, stack = ("decoder", model.decoder) if decoder else ("encoder", model.encoder)
     if stack.ranges:
-        other = (
-            f"`model.{name}.ranges` has layers of other kinds: a copy of one higher up would be of a different kind"
-        )
+        other = f"`model.{name}.ranges` has layers of other kinds: a copy of one higher up would be of a different kind"
         return Problem(f"model.{name}.ranges", other)
     kinds = model.residuals(decoder=decoder)
     if strategy in BETWEEN and RESIDUALS[kinds[0]].layer_constants:
@@ -353,9 +351,7 @@ def _problems(config: ModelConfig, stack: str, numbers: frozenset[int]) -> Itera
         key = next(iter(residuals))
         yield Problem(f"model.{key}", f"`{key}`: all layers read the values of the first")
     if (kinds[0], kinds[-1]) != (left[0], left[-1]):
-        ends = (
-            f"the {stack} starts and ends like its first and last layers, but one of their kinds would be gone"
-        )
+        ends = f"the {stack} starts and ends like its first and last layers, but one of their kinds would be gone"
         yield Problem(f"model.{stack}.ranges", ends)
 
 

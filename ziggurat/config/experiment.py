@@ -41,9 +41,7 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         if self.format != CONFIG_FORMAT:
-            raise ValueError(
-                f"configuration format {self.format} is unknown (this version reads {CONFIG_FORMAT})"
-            )
+            raise ValueError(f"configuration format {self.format} is unknown (this version reads {CONFIG_FORMAT})")
         if problem := next(contradictions(self), None):
             raise ConfigError(problem)
         return self

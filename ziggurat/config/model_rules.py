@@ -157,9 +157,7 @@ def _stacks(model: ModelConfig) -> Iterator[Problem]:
     stacks = (("encoder", model.encoder, model.encoder_width), ("decoder", model.decoder, model.d_model))
     for side, stack, width in stacks:
         if stack.layer_drop and "attention_residuals" in stack.history:
-            yield Problem.of(
-                f"{side}.layer_drop", f": a dropped layer gives `{stack.history}` nothing to attend to"
-            )
+            yield Problem.of(f"{side}.layer_drop", f": a dropped layer gives `{stack.history}` nothing to attend to")
         if stack.history == "mudd":
             for residual in dict.fromkeys(model.residuals(decoder=side == "decoder")):
                 if residual != "pre":

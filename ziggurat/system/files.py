@@ -360,9 +360,7 @@ def folder_kind(path: Path) -> str | None:
     if (path / "model.bin").is_file() and not (path / "config.yaml").is_file():
         return f"a CTranslate2 folder from another toolkit; `ziggurat translate {path}` translates with it"
     if is_store(path):
-        return (
-            f"a store of `ziggurat prepare`; train with `data.store: {path}`; `ziggurat report` describes it"
-        )
+        return f"a store of `ziggurat prepare`; train with `data.store: {path}`; `ziggurat report` describes it"
     if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
         return f"a run; `ziggurat translate {path}` translates with it"
     if path.name == "checkpoints" and (path.parent / "config.yaml").is_file():
