@@ -125,7 +125,7 @@ def test_errors_name_file_line_and_key() -> None:
         ("backtranslation.decoding={seed: 3}", "`decoding.seed`: use this section's key for that"),
         ("quantisation.training={stopp: {}}", "unknown key `training.stopp`"),
         ("target_language=qlo", "`source_language` and `target_language` are both `qlo`"),
-        ("distillation={decoding: {beam_size: 4}}", "`distillation`: a beam of 4 (`decoding.beam_size`) cannot give 8 cand"),
+        ("distillation={decoding: {beam_size: 4}}", "`distillation`: a beam of 4 (`decoding.beam_size`) cannot give 8"),
         ("teacher.decoding.precision=auto", "`teacher.decoding.precision: auto` would make the result of `distillat"),
         ("backward.decoding.precision=auto", "`backward.decoding.precision: auto` would make the result of `backtr"),
         ("backward.decoding.precision=auto backtranslation.decoding={precision: float32}", "the result of `filter`"),
