@@ -69,7 +69,7 @@ LEFT = {
     "mojibake": ("cafÃ© au lait", "decoded wrongly"),
     "CSV": ('"the dog"', "quotation marks"),
     "escapes": ("the dog\\n", "escapes"),
-    "tags": ("<2de> the dog", "tag of a language"),
+    "tags": ("<2de> the dog", "language tag"),
     "blank": ("", "blank"),
     "tabs": ("1\tthe dog", "with tabs"),
 }

@@ -36,9 +36,9 @@ def test_an_option_and_a_suffix_print_the_same(ziggurat: Ziggurat) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("demo", "--small"), "`demo` is none"),
+        (("demo", "--small"), "`demo` is not one"),
         (("--small",), "name one"),
-        ((f"{NAME}s", "--small"), f"`{NAME}s` is none"),
+        ((f"{NAME}s", "--small"), f"`{NAME}s` is not one"),
         ((NAME, "--corpus", "a", "b"), "add `--small`"),
         ((NAME, "--small", "--corpus", "a", "b"), "`--dev SOURCE TARGET`"),
         ((NAME, "--small", "--dev", "a", "b"), "`--corpus SOURCE TARGET`"),
