@@ -193,6 +193,28 @@ def test_text_that_is_segmented_already(tmp_path: Path) -> None:
     assert source.pieces(source.encode(["the ho@@ use"])[0]) == ["the", "ho@@", "use"]
 
 
+@pytest.mark.parametrize("segmented", [True, False])
+def test_rows_beyond_the_vocabulary_keep_their_probability(segmented: bool, tmp_path: Path) -> None:
+    """As `--dim-vocabs` above the size of a list of tokens makes them; label smoothing gives them probability."""
+    tokens = ["</s>", "<unk>", *pieces_of(models()["source"])]
+    rows = len(tokens) + 20
+    write_vocabulary(tmp_path / "vocab.yml", tokens)
+    arrays = random_arrays(POST_NORM, (rows, rows), 3)
+    write_npz(tmp_path / "model.npz", arrays, POST_NORM)
+    if not segmented:
+        for side in ("source", "target"):
+            (tmp_path / f"{side}.spm").write_bytes(models()["source"])
+    report = import_checkpoint(tmp_path / "model.npz", tmp_path / "ours", dictionaries=[tmp_path / "vocab.yml"])
+    assert [(one["count"], one["of"]) for one in report["unmatched"]] == [(20, rows)]
+    tokenizer = SentencePieceTokenizer(models()["source"])
+    pieces = tokenizer.pieces(tokenizer.encode(SENTENCES[:1])[0])
+    line = " ".join(pieces) if segmented else SENTENCES[0]
+    ids = [tokens.index(piece) for piece in pieces]
+    wanted = log_probabilities(POST_NORM, arrays, [*ids, 0], ids)[range(len(ids) + 1), [*ids, 0]]
+    scored = load_translator(tmp_path / "ours").score([line], [line])[0]
+    assert scored.token_log_probabilities == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
 # Without YAML's line ends: PyYAML writes such text over several lines, Marian as `\x85`.
 TOKENS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\x85\u2028\u2029"), min_size=1)
 
@@ -237,8 +259,9 @@ def test_what_is_not_plain_is_refused_with_all_reasons(folder: Folder, tmp_path:
     assert "is quantised" in said({}, {"encoder_l1_ffn_W1": np.zeros((16, 24), np.int8)})
     assert "NaN" in said({}, {"encoder_l1_ffn_b1": np.full((1, 24), np.nan, np.float32)})
     assert "ffn.in_proj.bias has shape [23]" in said({}, {"encoder_l1_ffn_b1": np.zeros((1, 23), np.float32)})
-    fewer = {"Wemb": arrays["Wemb"][:20], "decoder_ff_logit_out_b": arrays["decoder_ff_logit_out_b"][:, :20]}
-    assert "tokens, the model" in said({}, fewer)
+    for left in (20, len(arrays["Wemb"]) - 1):
+        fewer = {"Wemb": arrays["Wemb"][:left], "decoder_ff_logit_out_b": arrays["decoder_ff_logit_out_b"][:, :left]}
+        assert f"tokens, the model {left} rows" in said({}, fewer)
     assert not (tmp_path / "ours").exists()
 
 
@@ -273,6 +296,10 @@ def test_files_that_are_damaged_or_missing(folder: Folder, tmp_path: Path) -> No
     (path / "opus.vocab.yml").write_text("the: 0\nhouse\n")
     assert "opus.vocab.yml: line 2: 'house' is not `token: id`" in said()
     (path / "opus.vocab.yml").write_text("the: 0\nhouse: 1\n")
+    assert "opus.vocab.yml: has no <unk>" in said()
+    (path / "opus.vocab.yml").write_text("")
+    for side in ("source", "target"):
+        (path / f"{side}.spm").unlink()
     assert "opus.vocab.yml: has no <unk>" in said()
     (path / "opus.vocab.yml").unlink()
     assert "opus.vocab.yml: no such file" in said()

@@ -106,13 +106,28 @@ def test_the_final_model_of_a_folder_and_vocabularies_from_where_marian_was_star
         files = find_files(folder)
     assert files.weights == folder / "model.npz"
     assert files.vocabularies == (tmp_path / "v.spm",)
-    assert "model.iter300.npz" in str(said[0].message)
-    assert f"{tmp_path / 'v.spm'} is taken" in str(said[1].message)
+    (only,) = said
+    assert "model.iter300.npz" in str(only.message), "and nothing of the vocabulary, which is the named one"
     (folder / "v.spm").write_bytes(b"")
     with pytest.warns(UserWarning, match="best-bleu"):
         assert find_files(folder).vocabularies == (folder / "v.spm",), "first the one next to the weights"
     (folder / "model.npz").unlink()
     assert "has 2 models (" in refusal(lambda: find_files(folder))
+
+
+def test_a_vocabulary_elsewhere_than_its_name_says_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    shutil.copytree(GOLDEN / "odd", tmp_path / "odd")
+    monkeypatch.chdir(tmp_path / "odd")
+    decoder = tmp_path / "odd" / "model.npz.decoder.yml"
+    relative = decoder.read_text()
+    decoder.write_text(relative.replace("- v.spm", f"- {tmp_path / 'odd' / 'v.spm'}"))
+    assert find_files(Path("..") / "odd").vocabularies == (Path("..") / "odd" / "v.spm",)
+    assert not recwarn.list, "one file, by another path"
+    decoder.write_text(relative.replace("- v.spm", "- /home/them/v.spm"))
+    with pytest.warns(UserWarning, match="names /home/them/v.spm"):
+        find_files(tmp_path / "odd")
 
 
 def test_no_engine_writes_the_unknown_token_unless_asked(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_marians_lists_of_another_model(ending: str, tmp_path: Path) -> None:
         return str(caught.value)
 
     short = of_marian(tmp_path / "short", tokens[:-20], len(tokens), ending)
-    assert ("tokens, the model" if ending == "txt" else "rows of the matrix without a token") in refused(short)
+    assert ("tokens, the model" if ending == "txt" else "pieces of the segmenter that the dict") in refused(short)
     one_less = of_marian(tmp_path / "one", tokens[:9] + tokens[10:], len(tokens), ending)
     if ending == "txt":  # positions are ids, so everything after it would be shifted
         assert "tokens, the model" in refused(one_less)
