@@ -60,9 +60,10 @@ def deep(encoder: int, decoder: int, *overrides: str, build: Callable[..., Exper
 
 
 CONFIGS = {
-    "6-6 bf16": deep(6, 6, BF16),
+    "2-2 int8 bf16": deep(2, 2, INT8, BF16),
     "3-2 merged, recomputed": deep(3, 2, "model.decoder.attention=merged", *AGAIN),
     "6-6": deep(6, 6),
+    "6-6 bf16": deep(6, 6, BF16),
     "6-6 recomputed": deep(6, 6, *AGAIN),
     "6-6 recomputed bf16": deep(6, 6, *AGAIN, BF16),
     "6-6 merged": deep(6, 6, "model.decoder.attention=merged"),
