@@ -104,15 +104,15 @@ _MAX_TAG = 50
 _SEVERAL_WORDS = regex.compile(r"\p{L}{2,}+[,;:]?[ ]++\p{L}{2,}")
 
 
-class Mark(NamedTuple):
-    """What is translated in a line that stays otherwise: the text from `begin` to `end`, or the texts in its tags."""
+class MarkedLine(NamedTuple):
+    """A line of which only a part is translated: the text from `begin` to `end`, or the texts in its tags."""
 
     begin: int = 0
     end: int = 0
     has_tags: bool = False
 
 
-_NOTHING = Mark()
+_NOTHING = MarkedLine()
 
 
 class Marks:
@@ -129,7 +129,7 @@ class Marks:
 
     def __init__(self, bodies: Sequence[str], notices: TextNotices, *, is_mdx: bool) -> None:
         self.bodies, self.notices, self.is_mdx = bodies, notices, is_mdx
-        self.of: dict[int, Mark] = {}
+        self.of: dict[int, MarkedLine] = {}
         self.parsed = _as_items(bodies)
         self.front = front_matter_end(bodies)
         self._is_myst = any(map(_OF_MYST.search, bodies))
@@ -147,19 +147,19 @@ class Marks:
             else:
                 self._take(number, line)
 
-    def _keep(self, number: int, mark: Mark = _NOTHING, parsed: str = "") -> None:
+    def _keep(self, number: int, mark: MarkedLine = _NOTHING, parsed: str = "") -> None:
         self.of[number], self.parsed[number] = mark, parsed.ljust(len(self.bodies[number]))
 
     def _take(self, number: int, line: str) -> None:
         if number < self._options:
             shown = _SHOWN_OPTION.match(line)
-            self._keep(number, Mark(*shown.span("title")) if shown else _NOTHING)
+            self._keep(number, MarkedLine(*shown.span("title")) if shown else _NOTHING)
         elif self._fence:
             self._inside(number, line)
         elif self._kept or (kept := _kept_lines(self.bodies, number, is_mdx=self.is_mdx)):
             self._in_tag = self._in_tag if self._kept else line.lstrip().startswith("<")
             self._kept = (self._kept or kept) - 1
-            self._keep(number, Mark(has_tags=self._in_tag))
+            self._keep(number, MarkedLine(has_tags=self._in_tag))
         elif self._in_module or (
             line.startswith(("import", "export")) and _MODULE.match(line) and self._is_after_blank(number)
         ):
@@ -179,12 +179,12 @@ class Marks:
             self._fence, self._named = "", None
         elif self._named and self._named["toctree"]:
             if entry := _ENTRY.match(line):
-                self.of[number] = Mark(*entry.span("title"))
+                self.of[number] = MarkedLine(*entry.span("title"))
         elif self._named and not self._named["programs"] and _SEVERAL_WORDS.search(line):
             self.notices.add("not_read", f"line {number + 1}")
         if self._fence.startswith(":") or (closing and closing[1].startswith(":")):
             self.parsed[number] = " " * len(line)
-            self.of.setdefault(number, Mark())
+            self.of.setdefault(number, MarkedLine())
 
     def _open(self, number: int, line: str, found: regex.Match[str]) -> None:
         """Take a line that opens a fence, or closes one around text."""
@@ -202,13 +202,13 @@ class Marks:
             self._opened.append(mark)
             begin, end = text.span("title")
             at = found.start(2)
-            self._keep(number, Mark(at + begin, at + end) if begin >= 0 else _NOTHING)
+            self._keep(number, MarkedLine(at + begin, at + end) if begin >= 0 else _NOTHING)
         elif mark[0] != "`" or "`" not in rest:
             self._fence, self._named = mark, named
             if mark.startswith(":"):
                 self._keep(number)
             else:
-                self.of[number] = Mark(has_tags=True)
+                self.of[number] = MarkedLine(has_tags=True)
 
     def _mark(self, number: int, line: str) -> None:
         """Record a line that is a site generator's mark."""
@@ -228,7 +228,7 @@ class Marks:
             self._options = _options_end(self.bodies, number)
         title = found.span("title") if "title" in found.groupdict() else (-1, -1)
         has_title = title[0] >= 0 and line[slice(*title)].strip()
-        self._keep(number, Mark(*title) if has_title else Mark(has_tags=found.re is _TEMPLATES), parsed)
+        self._keep(number, MarkedLine(*title) if has_title else MarkedLine(has_tags=found.re is _TEMPLATES), parsed)
 
     def _comment(self, number: int, line: str) -> regex.Match[str] | None:
         """Return the match of a comment of MyST, which has no title, or of Pandoc's title at the start of a file."""
