@@ -24,7 +24,7 @@ from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.front_matter import front_matter
 from ziggurat.serve.text.documents.lines import LINE, file_work
 from ziggurat.serve.text.documents.markdown_inline import Inline, folded
-from ziggurat.serve.text.documents.markdown_marks import GRID, Mark, Marks
+from ziggurat.serve.text.documents.markdown_marks import GRID, MarkedLine, Marks
 from ziggurat.serve.text.elements import PAGES, MarkupRules
 from ziggurat.serve.text.files import Settings, decoded
 from ziggurat.serve.text.markup import Template, TemplateGroup, markup_template, slots
@@ -205,7 +205,7 @@ class _Reader:
         """Return the lines between paragraphs, which may contain the title of a directive."""
         template: Template = []
         for number in range(first, last):
-            begin, end, has_tags = self.marks.of.get(number, Mark())
+            begin, end, has_tags = self.marks.of.get(number, MarkedLine())
             line = self.lines[number]
             if has_tags:
                 template += self.inline.tag_texts(line)
