@@ -1,6 +1,6 @@
 """`make bench`: every benchmark that needs nothing but the package, one after the other, in a quarter of an hour.
 
-Each is shortened where it can be: fewer rounds, shorter runs. benchmarks/README.md has the commands of its figures.
+Each is shortened where possible: fewer rounds, shorter runs. benchmarks/README.md has the commands behind its figures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MULTI30K = Path("../shared/data/multi30k")
 
 
 def main() -> None:
-    """Run all of them, and say how long each took."""
+    """Run all of them, and report how long each took."""
     began = time.perf_counter()
     for line in ALL:
         print(f"== {line}", flush=True)
@@ -46,7 +46,7 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments], check=True)
         print(f"   ({time.perf_counter() - before:.0f} s)", flush=True)
     minutes = (time.perf_counter() - began) / 60
-    print(f"== all: {minutes:.1f} minutes; beside peers: `make bench-train`, `make bench-decode`")
+    print(f"== all: {minutes:.1f} minutes; with peers: `make bench-train`, `make bench-decode`")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Forward and backward time of the two attention kernels by sequence length: where to switch on CPU.
+"""Forward and backward time of the two attention kernels by sequence length: where to switch on a CPU.
 
 python -m benchmarks.attention_kernel [--tokens 4096] [--threads 2] [--dropout 0.1] [--json]
 """

@@ -1,14 +1,14 @@
-"""Cost of saving in training: the share of its time that it waits for checkpoints, asynchronous beside synchronous.
+"""Cost of saving in training: the share of its time spent waiting for checkpoints, asynchronous and synchronous.
 
     python -m benchmarks.checkpoint [--every 20] [--updates 40] [--tokens 1024] [--folder FOLDER] [--json]
 
 Transformer base, 6+6 layers, vocabulary 32,000, Adam, fp32, CPU: a checkpoint has 60.5 million parameters, 0.73 GB with
 moments. The two ways take turns, `--every` updates each with one save, in one process and on one model. Files are
-written to `--folder` (default: a temporary one), so the disk there is what is measured.
+written to `--folder` (default: a temporary one), so the figures are for the disk there.
 
-`waited` is the time that `save` took. `lost` also counts what the writing thread takes from the updates beside it: the
-time of a turn less that of as many updates without any saving, which take a turn of their own in every round. The
-share at the default cadence of 1,000 updates follows from the wait for one checkpoint and the time of an update.
+`waited` is the time that `save` took. `lost` also counts what the writing thread takes from concurrent updates: the
+time of a turn minus that of as many updates without any saving, which get their own turn in every round. The share at
+the default cadence of 1,000 updates follows from the wait for one checkpoint and the time of an update.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WAYS = ("none", "asynchronous", "synchronous")
 
 @dataclass
 class Learner:
-    """The answers that a saver asks for."""
+    """The methods that a saver calls."""
 
     parallel: Parallel
     optimiser: Optimiser
@@ -95,7 +95,7 @@ def measure(folder: Path, every: int, updates: int, tokens: int) -> dict[str, An
         for number in range(length):
             train_update(learner.parallel, next(groups).batches, optimiser, rate=1e-5, clip_norm=1.0)
             progress.update += 1
-            if number == 0 and saver is not None:  # early in the turn, so that the thread writes beside updates
+            if number == 0 and saver is not None:  # early in the turn, so that the thread writes during updates
                 saver.save(learner, interim=False)
         seconds = time.perf_counter() - began
         if saver is None:
@@ -104,7 +104,7 @@ def measure(folder: Path, every: int, updates: int, tokens: int) -> dict[str, An
         saver.wait()  # outside the clock: at the default cadence the disk is done long before
         return seconds, waited
 
-    for way in WAYS:  # memory of copies and activations is there from now on, as in a run of more than one checkpoint
+    for way in WAYS:  # from here on memory stays allocated, as in a run with several checkpoints
         turn(way, 2)
     turns: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     for _ in range(max(1, updates // every)):
@@ -146,7 +146,7 @@ def main() -> None:
         print(json.dumps({**measured, "summary": ways, "limit": LIMIT}, indent=2))
         return
     plain = statistics.median(seconds for seconds, _ in measured["turns"]["none"]) / o.every
-    print(f"{measured['bytes'] / 1e9:.2f} GB a checkpoint, one in {o.every} updates of {plain:.2f} s", end="")
+    print(f"{measured['bytes'] / 1e9:.2f} GB per checkpoint, one in {o.every} updates of {plain:.2f} s", end="")
     print(f" ({o.tokens:,} tokens, {measured['threads']} threads)")
     for way, figures in ways.items():
         print(
@@ -155,7 +155,7 @@ def main() -> None:
         )
     ratio = ways["synchronous"]["wait_seconds"] / ways["asynchronous"]["wait_seconds"]
     within = "within" if ways["asynchronous"]["waited"] < LIMIT else "OVER"
-    print(f"asynchronous saving waits {ratio:.1f} times shorter, {within} the limit of {LIMIT:.0%}")
+    print(f"asynchronous saving cuts the wait by a factor of {ratio:.1f}, {within} the limit of {LIMIT:.0%}")
 
 
 if __name__ == "__main__":

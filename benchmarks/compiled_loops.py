@@ -1,10 +1,10 @@
-"""What the compiled loops of translation (ziggurat/model/fast/compiled.c) bring, beside PyTorch's operators.
+"""Gain of translation's compiled loops (ziggurat/model/fast/compiled.c) over PyTorch's operators.
 
     python -m benchmarks.compiled_loops [--rounds 3] [--json]
 
 Linear maps of base size with the rows of a decoding step (one sentence: 4 beams; 64 sentences: 256), attention of such
-a step in its tenth position, and whole translation (shape T3 of benchmarks.decode_speed, 250 sentences, beam 4), each
-in turns, in one process with 2 threads. Weights are of 16 layers, so that they come from memory as they do in a model.
+a step at its tenth position, and whole translation (shape T3 of benchmarks.decode_speed, 250 sentences, beam 4), each
+in turns, in one process with 2 threads. Weights are those of 16 layers, so that they come from memory as in a model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WIDTHS = ((512, 512), (512, 1536), (512, 2048), (2048, 512), (512, 8000))
 
 
 def without(make: Callable[[], Any]) -> Any:
-    """Return what `make` returns where there is no library."""
+    """Return what `make` returns without the library."""
     library, compiled._library = compiled._library, None
     try:
         return make()

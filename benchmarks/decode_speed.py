@@ -1,4 +1,4 @@
-"""Decoding speed beside other toolkits, in turns; the latency of one sentence; speed against decoder depth and length.
+"""Decoding speed in turns with other toolkits; the latency of one sentence; speed against decoder depth and length.
 
     python -m benchmarks.decode_speed [--shape T3 ...] [--beam 4 1] [--peer ctranslate2 hf ...] [--rounds 2] [--json]
         [--precision float32 int8]
@@ -7,21 +7,21 @@
     python -m benchmarks.decode_speed --whole [--data FOLDER]
 
 1,000 sentences of random tokens, as long as those of Multi30k's test set (`$BENCH_DATA`; of log-normal lengths without
-it), 64 at a time, every output 15 tokens long, untrained weights (speed does not
-depend on them), 2 threads, search alone. T3: d_model 512, d_ff 2048, 8 heads, 6+6 layers; T2: d_model 256, d_ff 1024,
-4 heads, 30+6; M12: T3 with 12+12 layers and merged attention. Our 15 tokens are 14 and end-of-sentence, so that every
-system but fairseq, which also scores end-of-sentence, runs its decoder 15 times.
+it), 64 at a time, every output 15 tokens long, untrained weights (speed does not depend on them), 2 threads, only the
+search. T3: d_model 512, d_ff 2048, 8 heads, 6+6 layers; T2: d_model 256, d_ff 1024,
+4 heads, 30+6; M12: T3 with 12+12 layers and merged attention. Our 15 tokens are 14 and end-of-sentence, so every system
+runs its decoder 15 times, except fairseq, which also scores end-of-sentence.
 
 Peers are measured by drivers outside this repository: `$PEERS/decode_peer.py`, run by
 `$BENCH/venv/<environment>/bin/python`. Marian (`benchmarks.marian_peer`) is the `pymarian` of `make marian` or of
-`$ZIGGURAT_MARIAN`. Those that are not there are left out with the reason. `2x1` are two workers of one thread each in
-place of one of two threads, from when both begin to when the last ends; Marian's threads are workers, so that it has
-`1x1` and `2x1`, and ours `1x1` beside it. Every run is a process of its own; each round runs every system once, so that
-a disturbance of the machine hits all; figures are medians, ratios are of these.
+`$ZIGGURAT_MARIAN`. Missing peers are left out with the reason. `2x1` is two workers of one thread each instead of one
+with two threads, timed from when both begin to when the last ends; Marian's threads are workers, so it has `1x1` and
+`2x1`, and ours gets `1x1` too. Every run is its own process; each round runs every system once, so a disturbance of the
+machine hits all; figures are medians, and ratios compare them.
 
-`--whole` measures whole processes, from their start to their end: `ziggurat --version` and `--help`, the translation of
-one sentence with an untrained T3 whose vocabulary is of Multi30k, beside one with CTranslate2 and SentencePiece, and
-the peak memory of those that translate 1,000 sentences.
+`--whole` measures whole processes from start to end: `ziggurat --version` and `--help`, the translation of one sentence
+with an untrained T3 whose vocabulary comes from Multi30k, the same with CTranslate2 and SentencePiece, and the peak
+memory of processes that translate 1,000 sentences.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from typing import Any
 from benchmarks import marian_peer
 
 SHAPES = {"T3": (512, 2048, 8, 6, 6), "T2": (256, 1024, 4, 30, 6), "M12": (512, 2048, 8, 12, 12)}
-"""d_model, d_ff, heads, encoder layers, decoder layers."""
+"""SHAPES are d_model, d_ff, heads, encoder layers and decoder layers."""
 VOCABULARY, SENTENCES, BATCH, LENGTH = 8000, 1000, 64, 15
 ENVIRONMENTS = {"ctranslate2": "core", "hf": "core", "fairseq": "fairseq", "onmt": "onmt", "eole": "eole"}
-"""Peer -> name of its virtual environment."""
+"""ENVIRONMENTS maps a peer to the name of its virtual environment."""
 PEERS = (*ENVIRONMENTS, "marian")
 _CTRANSLATE2 = """
 import sys, time, ctranslate2
@@ -94,7 +94,7 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 
 
 def sentences(count: int, length: int) -> list[Any]:
-    """Return random sentences as long as those of the test set, or as log-normal ones where that is not there."""
+    """Return random sentences as long as those of the test set, or with log-normal lengths if it is missing."""
     from ziggurat.translate.choice import Sentence
 
     draw = random.Random(1)
@@ -108,7 +108,7 @@ def sentences(count: int, length: int) -> list[Any]:
 
 
 def searcher(sizes: Sequence[int], attention: str, precision: str, beam: int, batch: int = BATCH) -> Any:
-    """Return a function of sentences that searches with an untrained model."""
+    """Return a function that translates sentences with an untrained model."""
     from ziggurat.config import ModelConfig
     from ziggurat.model.build import build_model
     from ziggurat.model.fast.packed import make_fast
@@ -127,10 +127,12 @@ def searcher(sizes: Sequence[int], attention: str, precision: str, beam: int, ba
 
 
 def ours(shape: str, beam: int, precision: str, kind: str, count: int) -> float:
-    """Return output tokens/s of `count` sentences; with `kind` latency the seconds of one, worker the tokens alone."""
+    """Return output tokens/s for `count` sentences; with `kind` latency the seconds for one, with worker only the
+    tokens.
+    """
     attention = "merged" if shape == "M12" else "full"
     find, given = searcher(SHAPES[shape], attention, precision, beam), sentences(SENTENCES, LENGTH)
-    given = given[:: SENTENCES // count]  # of all lengths, where a worker has a part of them
+    given = given[:: SENTENCES // count]  # all lengths, when a worker gets only a part
     find(given[:16])
     if kind == "worker":  # they begin together, and the last to end counts
         print("READY", flush=True)
@@ -156,7 +158,7 @@ def run(command: Sequence[str], threads: int = 2, **variables: str) -> list[floa
 
 
 def run_ours(shape: str, beam: int, precision: str, kind: str = "speed", workers: int = 1, threads: int = 2) -> float:
-    """Return the figure of one process with `threads`, or of several with one each that begin together."""
+    """Return the figure of one process with `threads`, or of several that start together with one thread each."""
     one = [sys.executable, "-m", "benchmarks.decode_speed", "--one", shape, str(beam), precision, kind]
     if workers == 1:
         return run([*one, str(SENTENCES)], threads)[0]
@@ -182,7 +184,7 @@ def python_of(peer: str) -> Path:
 
 
 def run_ctranslate2(shape: str, beam: int, dtype: str, kind: str, inter: int, intra: int) -> float:
-    """Return CTranslate2's figure; its model was converted as the peers' README says."""
+    """Return CTranslate2's figure; its model was converted as the peers' README describes."""
     model = Path(os.environ["BENCH_RUNS"]) / f"ct2-{shape}-fp32"
     lines = Path(os.environ["BENCH_DATA"]) / "test_2016_flickr.en.sp"
     arguments = [str(model), str(lines), kind, dtype, str(inter), str(intra), str(beam), str(LENGTH)]
@@ -197,7 +199,7 @@ def run_peer(peer: str, shape: str, beam: int) -> float:
 
 
 def left_out(peer: str) -> str:
-    """Return why a peer is left out, or nothing where it is there."""
+    """Return why a peer is left out, or nothing if it is available."""
     if peer == "marian":
         return marian_peer.missing()
     return "" if python_of(peer).is_file() else f"there is no {python_of(peer)} (set BENCH and PEERS)"
@@ -205,7 +207,9 @@ def left_out(peer: str) -> str:
 
 @contextmanager
 def marian_searches(peers: Sequence[str], shape: str, beam: int, batch: int = BATCH) -> Iterator[dict[str, Any]]:
-    """Context with what measures Marian, if it is a peer: output tokens/s, or the seconds of a sentence alone."""
+    """Context with a function that measures Marian, if it is a peer: output tokens/s, or the seconds for a single
+    sentence.
+    """
     if "marian" not in peers:
         yield {}
         return
@@ -235,7 +239,7 @@ def in_turns(systems: dict[str, Any], rounds: int) -> dict[str, float]:
 def table(
     shape: str, beam: int, peers: Sequence[str], rounds: int, precisions: Sequence[str] = PRECISIONS
 ) -> dict[str, float]:
-    """Measure all systems on one shape; ours in these precisions."""
+    """Measure all systems on one shape, ours in these precisions."""
     systems: dict[str, Any] = {}
     for precision in precisions:
         systems[f"ours {precision}"] = lambda p=precision: run_ours(shape, beam, p)
@@ -273,7 +277,7 @@ def latency(peers: Sequence[str], rounds: int) -> dict[str, float]:
 
 
 def whole(data: Path, peers: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
-    """Return the seconds of whole processes that do little, and the peak memory of those that translate 1,000 lines."""
+    """Return the seconds of short whole processes, and the peak memory of those that translate 1,000 lines."""
     from benchmarks.train_speed import prepared
     from ziggurat.config.recipes import load_named
     from ziggurat.data.corpus import Store
@@ -312,16 +316,16 @@ def whole(data: Path, peers: Sequence[str], rounds: int) -> dict[str, dict[str, 
     little = {f"ziggurat {o}": [sys.executable, "-m", "ziggurat", o] for o in ("--version", "--help")}
     short = {**little, **translating(one)}
     for command in short.values():
-        _process(command)  # not counted: files come into memory
+        _process(command)  # not counted: brings files into memory
     seconds = in_turns({name: lambda c=command: _process(c)[0] for name, command in short.items()}, rounds)
     peaks = {name: _process(command)[1] for name, command in translating(many).items()}
     return {"whole processes, one sentence, seconds": seconds, "peak memory of 1,000 lines, MiB": peaks}
 
 
 def _process(command: Sequence[str]) -> tuple[float, float]:
-    """Return the seconds of a process from its start to its end, and its peak memory in MiB.
+    """Return the seconds of a process from start to end, and its peak memory in MiB.
 
-    A small process starts it, since the peak of a process begins with the memory of the one that starts it.
+    A small process starts it, because a process's peak includes the memory of the one that starts it.
     """
     seconds, peak = run([sys.executable, "-c", _WATCHED, *command])
     return seconds, peak

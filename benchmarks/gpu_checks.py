@@ -1,6 +1,6 @@
-"""Checks of the GPU path, each with what it compared, what it found and whether that is right.
+"""Checks of the GPU path; each reports what it compared, what it found and whether that is right.
 
-Some need a GPU, and say so on a machine without one.
+Some need a GPU, and report that on a machine without one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_DROPOUT = {"residual": 0.0, "embedding": 0.0, "attention": 0.0, "activation":
 
 
 class Check(NamedTuple):
-    """Name, what was found in words, and whether it is right; None where there is nothing to see on this device."""
+    """Name, the finding in words, and whether it is right; None if this device cannot show it."""
 
     name: str
     found: str
@@ -43,7 +43,7 @@ class _Setting(NamedTuple):
     vocabulary: int
 
     def model(self, attention: str = "full") -> Seq2Seq:
-        """Return a small model without dropout, always the same one."""
+        """Return a small model without dropout, always the same."""
         decoder = {"layers": 2, "attention": attention}
         config = config_of(
             "base 6-6", self.width, self.heads, encoder={"layers": 2}, decoder=decoder, dropout=NO_DROPOUT
@@ -55,7 +55,7 @@ class _Setting(NamedTuple):
 
 
 def _gradients(model: Seq2Seq, batch: Batch, precision: str) -> tuple[float, Tensor]:
-    """Return the loss of a batch, and all gradients in a row."""
+    """Return the loss of a batch, and all gradients as one vector."""
     model.zero_grad(set_to_none=True)
     with autocast(model.device, precision):
         counts = {"tokens": batch.target_tokens, "sentences": batch.sentences}
@@ -70,14 +70,14 @@ def _apart(a: Tensor, b: Tensor) -> float:
 
 
 def _padded_batches(s: _Setting, attention: str) -> Check:
-    """Gradients by varlen_attn must be as near to those in fp32 as those by biases are."""
+    """Gradients with varlen_attn must be as close to those in fp32 as those with biases are."""
     model, batch = s.model(attention), s.batch()
     _, exact = _gradients(model, batch, "fp32")
     _, flash = _gradients(model, batch, "bf16")
     with mock.patch.object(mask, "_takes_bounds", return_value=False):
         _, padded = _gradients(model, batch, "bf16")
     near, limit = _apart(flash, exact), _apart(padded, exact)
-    found = f"gradients in bf16 are {near:.4f} from fp32 by flash attention, {limit:.4f} by biases"
+    found = f"gradients in bf16 are {near:.4f} from fp32 with flash attention, {limit:.4f} with biases"
     right = near <= 1.5 * limit and bool(flash.isfinite().all())
     return Check(f"padded batches, {attention} attention", found, right if mask._takes_bounds(s.device) else None)
 
@@ -99,7 +99,7 @@ def _compiled(s: _Setting) -> Check:
 
 
 def _graphs(s: _Setting) -> Check:
-    """Three rounds over two shapes with dropout: run as ever, recorded, replayed."""
+    """Three rounds over two shapes with dropout: run normally, recorded, replayed."""
     if s.device.type != "cuda":
         return Check("CUDA graphs and eager passes", "needs a GPU", None)
     batches = [random_batch(LENGTHS, s.vocabulary), random_batch(LENGTHS[:4], s.vocabulary, seed=2)] * 3
@@ -125,10 +125,10 @@ def _prefetch(s: _Setting) -> Check:
 
 
 def _waits(s: _Setting) -> Check:
-    """An update may wait for the device once, for its loss and norm; its batch is there before."""
+    """An update may wait for the device once, for its loss and norm; its batch arrives beforehand."""
     config = config_of("base 6-6", s.width, s.heads, encoder={"layers": 2}, decoder={"layers": 2})
     ours, batch = Ours(config, s.vocabulary, s.device), s.batch()
-    for _ in range(2):  # optimisers make their state in the first one
+    for _ in range(2):  # optimisers create their state in the first one
         ours.update(batch)
     places = waits_of(s.device, lambda: ours.update(batch))
     if places is None:
@@ -137,7 +137,7 @@ def _waits(s: _Setting) -> Check:
 
 
 def checks(device: torch.device, width: int, heads: int, vocabulary: int, *, compiled: bool) -> Iterator[Check]:
-    """Yield the checks one by one; an error is a finding, too. `compiled`: also that of compiled layers, last."""
+    """Yield the checks one by one; an error is a finding, too. `compiled`: also check compiled layers, last."""
     s = _Setting(device, width, heads, vocabulary)
     todo: dict[str, Callable[[], Check]] = {
         **{
@@ -154,5 +154,5 @@ def checks(device: torch.device, width: int, heads: int, vocabulary: int, *, com
     for name, check in todo.items():
         try:
             yield check()
-        except Exception as error:  # one broken path must not hide what the others give
+        except Exception as error:  # one broken path must not hide the results of the others
             yield Check(name, f"{type(error).__name__}: {printable(str(error), 300)}", False)

@@ -1,4 +1,4 @@
-"""What an update or a step of a search asks of the device: counted on the pretend one, and as far as CUDA tells."""
+"""Counts of what an update or a search step asks of the device: on the pretend one, and as far as CUDA reports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.pretend_device import Counts, counted, present
 from ziggurat.model.accelerator import default_device
 
 HEAD = "launches  waits  copies   bytes"
-"""Columns of `said`; copies are those to the device."""
+"""HEAD is the header for the columns of `said`; copies are those to the device."""
 
 
 def best_device() -> str:
@@ -22,17 +22,17 @@ def best_device() -> str:
 
 
 def being_there(kind: str) -> AbstractContextManager[None]:
-    """Return the context in which a device of that kind can be used."""
+    """Return a context in which a device of that kind can be used."""
     return present() if kind == PRETEND else nullcontext()
 
 
 def is_real(device: torch.device) -> bool:
-    """Say whether times on this device mean anything."""
+    """Return whether times on this device mean anything."""
     return device.type != PRETEND
 
 
 def counts_of(device: torch.device, work: Callable[[], object]) -> Counts | None:
-    """Do `work` and return what it asked of the device; None where that is not counted, and then `work` is not done."""
+    """Do `work` and return what it asked of the device; None, without doing `work`, where that cannot be counted."""
     if is_real(device):
         return None
     with counted() as counts:
@@ -41,7 +41,7 @@ def counts_of(device: torch.device, work: Callable[[], object]) -> Counts | None
 
 
 def waits_of(device: torch.device, work: Callable[[], object]) -> list[str] | None:
-    """Do `work` and return where the CPU waited for the device; None where nobody counts that."""
+    """Do `work` and return where the CPU waited for the device; None where that cannot be counted."""
     if device.type != "cuda":
         counts = counts_of(device, work)
         return None if counts is None else sorted(counts.waits.elements())
@@ -64,7 +64,7 @@ def _told_by_cuda() -> Iterator[list[warnings.WarningMessage]]:
 
 
 def shared_out(counts: Counts | None, times: int) -> dict[str, float] | None:
-    """Return the counts of one of `times` updates or steps: launches, waits, copies to the device and their bytes."""
+    """Return the mean counts of `times` updates or steps: launches, waits, copies to the device and their bytes."""
     if counts is None:
         return None
     asked = {

@@ -1,4 +1,4 @@
-"""Models and data of benchmarks.gpu_speed: ours, a plain loop, batches with lengths of a corpus, their operations."""
+"""Models and data of benchmarks.gpu_speed: ours, a plain loop, batches with realistic lengths, and their operations."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 MULTIPLE = 8
-"""Lengths are padded to multiples of this, which keeps shapes few and suits tensor cores."""
+"""MULTIPLE is the number to whose multiples lengths are padded: it keeps shapes few and suits tensor cores."""
 SPECIAL = SpecialIds(0, 3, 0, 2, 3)
 KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
-"""Of attention, for the plain loop; ours does without cuDNN's (ziggurat.model.directory)."""
+"""KERNELS are those of attention for the plain loop; ours avoids cuDNN's (ziggurat.model.directory)."""
 
 
 def config_of(name: str, width: int, heads: int, **choices: Any) -> ModelConfig:
-    """Return the architecture of that name; `choices` come on top."""
+    """Return the architecture of that name, with `choices` applied on top."""
     sizes = {"d_model": width, "d_ff": 4 * width, "heads": 4 if name.startswith("RNMT") else heads}
     return ModelConfig.model_validate({**sizes, **MODELS[name], **choices})
 
 
 def random_batch(lengths: Sequence[tuple[int, int]], vocabulary: int, seed: int = 1) -> Batch:
-    """Return random sentence pairs of these source and target lengths, end-of-sentence not counted."""
+    """Return random sentence pairs with these source and target lengths, not counting end-of-sentence."""
     generator = np.random.default_rng(seed)
     source, target = (
         [generator.integers(4, vocabulary, n, dtype=np.int32) for n in side] for side in zip(*lengths, strict=True)
@@ -59,7 +59,7 @@ def random_batch(lengths: Sequence[tuple[int, int]], vocabulary: int, seed: int 
 
 
 def batches_of(tokens: int, vocabulary: int, count: int, longest: int) -> list[Batch]:
-    """Return `count` training batches of a corpus whose lengths are log-normal, as news text's are about.
+    """Return `count` training batches of a corpus with log-normal lengths, roughly like news text.
 
     The median sentence has 23 source pieces, one in twenty more than 62; a target has 0.7 to 1.4 times as many. None
     is longer than `longest`.
@@ -75,10 +75,11 @@ def batches_of(tokens: int, vocabulary: int, count: int, longest: int) -> list[B
 
 
 def operations(model: Seq2Seq, batch: Batch) -> float:
-    """Return the operations that an update on `batch` needs, padding left out: 6 a weight and token, and attention's.
+    """Return the operations that an update on `batch` needs without padding: 6 per weight and token, plus attention.
 
-    Every matrix of the encoder meets the source tokens, those of the decoder the target tokens, but for what projects
-    the memory. Attention takes 12 d operations for a query and a key, in full though half of the future is skipped.
+    Every encoder matrix is applied to the source tokens, and every decoder matrix to the target tokens, except those
+    that project the memory. Attention takes 12 d operations per query and key, counted in full although the masked half
+    is skipped.
     """
     source, target = (mask.sum(1).double() for mask in (batch.source_mask, batch.target_mask))
     weights = {"source": 0, "target": model.output.weight.numel()}
@@ -127,7 +128,7 @@ class Ours:
 class Plain(nn.Module):
     """torch.nn.Transformer, one embedding for both sides and the output, in the loop of torch's tutorials.
 
-    Dropout is where ours is, on embeddings and sub-layers' outputs.
+    Dropout is in the same places as ours, on embeddings and sub-layers' outputs.
 
     Args:
         config: its widths and depths; kinds are torch's (post-norm, or pre-norm for `residual: pre`).

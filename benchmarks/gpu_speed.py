@@ -1,24 +1,24 @@
-"""Training speed on a GPU in one call under 9 minutes, beside a plain torch.nn.Transformer loop in turns.
+"""Training speed on a GPU in one call under 9 minutes, in turns with a plain torch.nn.Transformer loop.
 
     python -m benchmarks.gpu_speed [--model "base 6-6" ...] [--tokens 25000 4096 50000] [--seconds 4] [--minutes 8]
         [--small] [--device cuda] [--no-compile]
-    python -m benchmarks.gpu_speed --device pretend --small     # what it does where there is no GPU
+    python -m benchmarks.gpu_speed --device pretend --small     # the default without a GPU
 
-First checks of what only a GPU can show (flash attention on padded batches, CUDA graphs, compiled layers, bf16). Then
-every model at every batch size, all in bf16 autocast: base 6-6, 30-6, 60-12, MAtt 12-12 (width 512), RNMT+ 6 (width
-1024), vocabulary 32,000, random sentences with log-normal lengths. Reported are real target tokens/s, the share of
-torch's fastest bf16 product of two 8192 x 8192 matrices that the needed operations make up (6 a weight and token, 12 d
-a query and key; padding does not count), and the peak of what torch allocates. MAtt's plain loop is a Transformer of
-its depth with attention in place of averages; RNMT+ has none. At base 6-6 compiled layers and CUDA graphs are measured
-too, at 60-12 graphs, and recomputation in the largest batches. Translation comes before: 256 sentences of 20 tokens to
-outputs of as many, beam 4, 64 at a time and one alone, untrained weights, search alone, beside CTranslate2 with the
-same weights where it is installed.
+First come checks that only a GPU can answer (flash attention on padded batches, CUDA graphs, compiled layers, bf16),
+then translation: 256 sentences of 20 tokens to outputs of the same length, beam 4, 64 at a time and one alone,
+untrained weights, only the search, and the same with CTranslate2 where it is installed. Then every model at every batch
+size, all in bf16 autocast: base 6-6, 30-6, 60-12, MAtt 12-12 (width 512), RNMT+ 6 (width 1024), vocabulary 32,000,
+random sentences with log-normal lengths. It reports real target tokens/s, the needed operations (6 per weight and
+token, 12 d per query and key, without padding) as a share of torch's fastest bf16 product of two 8192 x 8192 matrices,
+and the peak of what torch allocates. MAtt's plain loop is a Transformer of its depth with attention instead of
+averages; RNMT+ has none. At base 6-6 compiled layers and CUDA graphs are measured too, at 60-12 graphs, and
+recomputation in the largest batches.
 
-A cell warms up on all its batches, then ours and the plain loop take turns, `--seconds` each in two rounds. What does
-not fit into memory or into `--minutes` is skipped, and said. `--small` (the default without a GPU) runs the same code
-at tiny sizes. On the pretend accelerator (tools/pretend_device.py), the default without a GPU, columns of speed stay
-empty, and launched operators, waits, copies to the device and their bytes are counted for an update, and for a step of
-a search. The last line is the whole result as JSON. Exit status 1 if a check fails, or a cell breaks.
+A cell warms up on all its batches, then ours and the plain loop take turns, `--seconds` each in two rounds. Whatever
+does not fit into memory or into `--minutes` is skipped, and reported. `--small` (the default without a GPU) runs the
+same code at tiny sizes. On the pretend accelerator (tools/pretend_device.py), the default without a GPU, speed columns
+stay empty, and launched operators, waits, copies to the device and their bytes are counted for an update and for a
+search step. The last line is the whole result as JSON. Exit status 1 if a check fails, or a cell breaks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ziggurat.train.device import Shortage, within_memory
 GIB = 1 << 30
 ROUNDS = 2
 COMPILE_SECONDS = 120.0
-"""Seconds that a first compilation may take; it cannot be stopped half-way."""
+"""COMPILE_SECONDS is how long a first compilation may take; it cannot be interrupted."""
 
 
 class Sizes(NamedTuple):
@@ -74,7 +74,7 @@ class Clock:
 
     @property
     def left(self) -> float:
-        """Seconds; below 0 when it is over."""
+        """Seconds left; below 0 when time is up."""
         return self._end - time.perf_counter()
 
 
@@ -93,7 +93,7 @@ def peak(device: torch.device, square: int) -> float:
 
 
 class Runner(NamedTuple):
-    """The training that is measured, warmed up, and the most memory it held, GiB (None where PyTorch does not say)."""
+    """The training to be measured, warmed up, and its peak memory in GiB (None where PyTorch does not report it)."""
 
     trains: Ours | Plain
     peak_gib: float | None
@@ -142,7 +142,7 @@ def speeds(runners: dict[str, Runner], batches: list[Batch], device: torch.devic
 
 
 class Cell(NamedTuple):
-    """One model at one batch size; `variants` are of ours."""
+    """One model at one batch size; `variants` are ours."""
 
     model: str
     tokens: int
@@ -151,7 +151,7 @@ class Cell(NamedTuple):
 
 
 def cells(models: list[str], budgets: list[int], compiled: bool) -> Iterator[Cell]:
-    """Yield what is to be measured, the most wanted first."""
+    """Yield what to measure, the most important first."""
     for tokens in budgets:
         for model in models:
             yield Cell(model, tokens, ("eager",), plain=not model.startswith("RNMT"))
@@ -219,7 +219,7 @@ def line(row: dict[str, Any], plain: float | None) -> str:
 def all_cells(
     o: argparse.Namespace, sizes: Sizes, device: torch.device, clock: Clock, limit: float | None
 ) -> list[dict[str, Any]]:
-    """Measure what there is time for, and print it as it comes."""
+    """Measure as much as time permits, and print results as they come."""
     rows: list[dict[str, Any]] = []
     plain: dict[tuple[str, int], float] = {}
     head = "model       tokens  candidate    target tok/s   share   peak"
@@ -234,7 +234,7 @@ def all_cells(
         else:
             try:
                 new = measure(cell, sizes, device, o.seconds, limit)
-            except Exception as error:  # what one cell breaks on must not hide the others
+            except Exception as error:  # a failure of one cell must not hide the others
                 new = skipped(cell, f"failed: {type(error).__name__}: {printable(str(error), 300)}")
         for row in new:
             if row["candidate"] == "plain loop" and row.get("tokens_per_second"):
@@ -261,7 +261,7 @@ def main() -> None:
 
 
 def run(o: argparse.Namespace, device: torch.device) -> int:
-    """Check and measure all that is asked for; return the exit status."""
+    """Run the requested checks and measurements; return the exit status."""
     clock = Clock(60 * o.minutes)
     o.small = device.type == "cpu" or not is_real(device) if o.small is None else o.small
     o.compile = device.type == "cuda" if o.compile is None else o.compile

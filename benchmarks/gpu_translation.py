@@ -1,4 +1,4 @@
-"""Translation on a GPU for benchmarks.gpu_speed: ours by precision, and CTranslate2 with the same weights beside it."""
+"""Translation on a GPU for benchmarks.gpu_speed: ours by precision, and CTranslate2 with the same weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ziggurat.translate.search import search
 DECODED, LENGTH, BEAM, BATCH = ("base 6-6", "60-12", "MAtt 12-12"), 20, 4, 64
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 PEER_TYPES = {"cuda": ("float16", "bfloat16", "int8_float16"), "cpu": ("float32", "int8_float32")}
-"""CTranslate2's types of computation by device, none on others; float16 is its fastest with 16 bits."""
+"""PEER_TYPES maps a device to CTranslate2's computation types; float16 is its fastest type with 16 bits."""
 
 
 class _Numbers:
@@ -50,7 +50,9 @@ _Translate = Callable[[list[Sentence]], object]
 
 
 def translation(width: int, heads: int, vocabulary: int, device: torch.device) -> list[dict[str, Any]]:
-    """Return output tokens/s of many sentences, and milliseconds of one, by model and system, or counts of a step."""
+    """Return output tokens/s for many sentences and milliseconds for one, by model and system, or the counts of a
+    step.
+    """
     draw, rows = random.Random(1), []
     given = [
         Sentence([*(draw.randrange(4, vocabulary) for _ in range(LENGTH - 1)), 2], LENGTH - 1, LENGTH - 1)
@@ -74,7 +76,7 @@ def translation(width: int, heads: int, vocabulary: int, device: torch.device) -
             try:
                 translate = make()
                 found = _timed(translate, given, device) if is_real(device) else _counted(translate, given, device)
-            except Exception as error:  # what one breaks on must not hide the others
+            except Exception as error:  # a failure of one must not hide the others
                 row["skipped"] = text = f"failed: {type(error).__name__}: {printable(str(error), 300)}"
             else:
                 row |= found
@@ -95,9 +97,9 @@ def _timed(translate: _Translate, given: list[Sentence], device: torch.device) -
 
 
 def _counted(translate: _Translate, given: list[Sentence], device: torch.device) -> dict[str, Any]:
-    """Return the counts of a search, and of one of its steps, by the difference from a search of half as many."""
+    """Return the counts of a search, and of one of its steps from the difference to a search with half as many."""
     half = [replace(each, max_length=LENGTH // 2 - 1, min_length=LENGTH // 2 - 1) for each in given]
-    translate(given)  # what is made once is not counted
+    translate(given)  # one-time work is not counted
     whole, shorter = (shared_out(counts_of(device, partial(translate, each)), 1) for each in (given, half))
     assert whole is not None
     assert shorter is not None
@@ -112,7 +114,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _ours(config: ModelConfig, model: Seq2Seq, precision: Precision, device: torch.device) -> _Translate:
-    """Return our search over a copy of `model`, which is changed for translation."""
+    """Return our search over a copy of `model` that is prepared for translation."""
     copy = build_model(config, model.vocabulary_size, model.vocabulary_size).eval()
     copy.load_state_dict(model.state_dict())
     copy.to(device)
@@ -123,7 +125,7 @@ def _ours(config: ModelConfig, model: Seq2Seq, precision: Precision, device: tor
 
 
 def _ctranslate2(config: ModelConfig, model: Seq2Seq, kind: str, device: torch.device) -> _Translate:
-    """Return CTranslate2 with the weights of `model`. Raises ModuleNotFoundError where it is not installed."""
+    """Return CTranslate2 with the weights of `model`. Raises ModuleNotFoundError if it is not installed."""
     if importlib.util.find_spec("ctranslate2") is None:
         raise ModuleNotFoundError("ctranslate2 is not installed")
     import ctranslate2

@@ -1,15 +1,16 @@
-"""How speed and memory grow with the work: depth, batch, vocabulary, sentence length, and the size of the corpus.
+"""Growth of time and memory with the work: depth, batch, vocabulary, sentence length, and the size of the corpus.
 
     python -m benchmarks.growing [--axis depth batch vocabulary length processes corpus] [--seconds 6] [--two] [--json]
 
-One thing at a time is changed in a pre-norm Transformer of width 256 with 6+6 layers, 8,000 types, and batches of 4,096
+One thing at a time changes in a pre-norm Transformer of width 256 with 6+6 layers, 8,000 types, and batches of 4,096
 tokens in sentences of 16, fp32, dropout 0.1: target tokens/s of whole updates, the share of the peak (torch's fastest
 2048 x 2048 product, measured first), and the peak memory of the process. Tokens are random, which costs the same.
-`processes`: two threads in one process, or one in each of two that add up their gradients (DDP), each with batches of
-its own. `corpus` plans an epoch of that many pairs with log-normal lengths, as the loader does before the first batch:
+`processes`: two threads in one process, or one in each of two processes that add up their gradients (DDP), each with
+its own batches. `corpus` plans an epoch of that many pairs with log-normal lengths, as the loader does before the first
+batch:
 seconds, and peak memory above that of the lengths themselves.
 
-Every point is a process of its own, so that no memory is left from the point before.
+Every point is its own process, so that no memory is left over from the previous one.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ AXES: dict[str, Sequence[int]] = {
     "processes": (1, 2),
     "corpus": (10**5, 10**6, 10**7, 10**8),
 }
-"""Encoder layers; tokens of a batch; types of the joint vocabulary; tokens of a sentence; processes; pairs."""
+"""AXES are encoder layers, tokens per batch, types of the joint vocabulary, tokens per sentence, processes, pairs."""
 
 
 def training(axis: str, value: int, seconds: float) -> dict[str, float]:
-    """Return target tokens/s, GFLOP/s and peak memory of training where `axis` has this value."""
+    """Return target tokens/s, GFLOP/s and peak memory of training with this value on `axis`."""
     import torch
 
     from benchmarks.gpu_models import config_of, operations, random_batch
@@ -54,7 +55,7 @@ def training(axis: str, value: int, seconds: float) -> dict[str, float]:
     config = config_of("base 6-6", 256, 4, **layers, dropout={"residual": 0.1, "attention": 0.1})
     model = build_model(config, sizes["vocabulary"], sizes["vocabulary"])
     optimiser = Optimiser(model, parameter_roles(model), OptimiserConfig())
-    tokens = sizes["length"] - 1  # and end-of-sentence
+    tokens = sizes["length"] - 1  # plus end-of-sentence
     batch = random_batch([(tokens, tokens)] * max(1, sizes["batch"] // sizes["length"]), sizes["vocabulary"])
     with joined(timeout_minutes=5) as processes:
         parallel = (
@@ -98,7 +99,7 @@ def planning(pairs: int) -> dict[str, float]:
 
 
 def in_child(axis: str, value: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of one point, measured in a process of its own."""
+    """Return the figures of one point, measured in its own process."""
     module = ["benchmarks.growing", "--one", axis, str(value), "--seconds", str(seconds)]
     launcher = (
         ["torch.distributed.run", "--standalone", f"--nproc-per-node={value}", "-m"] if axis == "processes" else []
@@ -112,7 +113,7 @@ def in_child(axis: str, value: int, seconds: float) -> dict[str, Any]:
 def row(axis: str, value: int, figures: dict[str, float], limit: float) -> str:
     """Return the figures of a point as a line."""
     if axis == "corpus":
-        return f"  {value:>12,}  {figures['seconds']:8.2f} s  {figures['bytes_per_pair']:6.0f} bytes a pair"
+        return f"  {value:>12,}  {figures['seconds']:8.2f} s  {figures['bytes_per_pair']:6.0f} bytes per pair"
     share = figures["gflops"] * 1e9 / limit
     return (
         f"  {value:>12,}  {figures['tokens_per_second']:8,.0f} target tokens/s  {share:4.0%} of peak  "
@@ -121,18 +122,18 @@ def row(axis: str, value: int, figures: dict[str, float], limit: float) -> str:
 
 
 def main() -> None:
-    """Measure the points of the axes that are asked for."""
+    """Measure the points of the requested axes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--axis", nargs="*", choices=AXES, default=list(AXES))
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--two", action="store_true", help="two points of each axis: the first and the third, if any")
+    parser.add_argument("--two", action="store_true", help="two points per axis: the first and the third, if any")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         axis, value = options.one[0], int(options.one[1])
         figures = planning(value) if axis == "corpus" else training(axis, value, options.seconds)
-        if os.environ.get("RANK", "0") == "0":  # one line, not one of each process
+        if os.environ.get("RANK", "0") == "0":  # one line, not one per process
             print(json.dumps(figures))
         return
     from benchmarks.train_speed import peak

@@ -1,4 +1,4 @@
-"""Estimates of `ziggurat inspect` beside real updates: seconds of the processor, one thread (docs/depth-check.md).
+"""Estimates of `ziggurat inspect` compared with real updates: CPU seconds, one thread (docs/depth-check.md).
 
 OMP_NUM_THREADS=1 python -m benchmarks.inspect_costs [--only multi30k]
 """
@@ -38,9 +38,9 @@ CASES = {
 
 
 def main() -> None:
-    """Print a line for each case whose name begins as asked for."""
+    """Print a line for each case whose name begins with the given text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="beginning of the names of the cases")
+    parser.add_argument("--only", default="", help="how the names of the cases begin")
     chosen = parser.parse_args().only
     torch.set_num_threads(1)
     print("| configuration | sentences of 16 + 16 tokens | measured, s | estimated | ratio |\n|---|---|---|---|---|")

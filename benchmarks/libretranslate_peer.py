@@ -1,9 +1,9 @@
-"""LibreTranslate with the packages of $ARGOS_FILES (paths with colons between them), for the Python that has it.
+"""LibreTranslate with the packages in $ARGOS_FILES (paths separated by colons), for the Python that has it.
 
     ARGOS_FILES=a.argosmodel PYTHON benchmarks/libretranslate_peer.py --port 5001 ...
 
-Its sentence splitter, a network that it downloads, is replaced by a pattern: without the Internet it could not begin,
-and it is the faster for it.
+A pattern replaces its sentence splitter, a network that it downloads: without the Internet it could not start, and the
+pattern is faster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import minisbd
 
 
 class Pattern:
-    """Splits after the marks that end a sentence."""
+    """A splitter that cuts after the marks that end a sentence."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -30,7 +30,7 @@ class Pattern:
 def main() -> None:
     minisbd.SBDetect, minisbd.download_models = Pattern, lambda *_, **__: None
     with tempfile.TemporaryDirectory() as home:
-        # Before the import, which makes folders in these places.
+        # Before the import, which creates folders in these places.
         os.environ |= {f"XDG_{kind}_HOME": home for kind in ("DATA", "CONFIG", "CACHE")}
         os.environ |= {"ARGOS_PACKAGES_DIR": f"{home}/packages", "ARGOS_DEVICE_TYPE": "cpu"}
         from argostranslate import package

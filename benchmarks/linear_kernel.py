@@ -1,4 +1,5 @@
-"""fp32 linear maps by oneDNN and by torch's own choice (MKL): GFLOP/s of one update's products, forward and backward.
+"""fp32 linear maps with oneDNN and with torch's own choice (MKL): GFLOP/s of one update's products, forward and
+backward.
 
 python -m benchmarks.linear_kernel [--json]
 """
@@ -14,7 +15,7 @@ import torch
 from ziggurat.model.linear import kernel, linear
 
 SHAPES = [(4096, 256, 768), (4096, 256, 1024), (4096, 1024, 256), (4096, 512, 2048), (4096, 2048, 512)]
-"""Tokens, width in, width out."""
+"""SHAPES are tokens, input width and output width."""
 
 
 def gflops(name: str, tokens: int, width_in: int, width_out: int) -> float:

@@ -1,6 +1,6 @@
 """Peak memory of the loss with a large vocabulary: chunked against logits built whole.
 
-Each variant runs in a process of its own; its figure is the growth of the peak resident size over the inputs'.
+Each variant runs in its own process; its figure is the growth of the peak resident size over that of the inputs.
     python -m benchmarks.loss_memory [--tokens 4096] [--d-model 512] [--vocabulary 32000] [--json]
 """
 

@@ -1,10 +1,10 @@
-"""Marian as a peer of the speed benchmarks: its training and its decoding, by `pymarian` where it is installed.
+"""Marian as a peer in the speed benchmarks: training and decoding with `pymarian`, where it is installed.
 
-`make marian` installs it, or `$ZIGGURAT_MARIAN` names the folder of its environment. Training is pre-norm like ours:
-one mini-batch of so many words an update, which `--sync-sgd` divides between two workers of one thread. Decoding is of
-a post-norm model of the same size after one update, since Marian's own search computes another self-attention for
-pre-norm. Its end of sentence is ruled out, so that lengths are set by `--max-length-factor`, which is of the longest
-sentence of a batch: outputs have as many tokens as asked for on average, and are counted.
+`make marian` installs it, or `$ZIGGURAT_MARIAN` names the folder of its environment. Training is pre-norm like ours,
+with one mini-batch of the given number of words per update, which `--sync-sgd` divides between two workers of one
+thread. Decoding uses a post-norm model of the same size after one update, since Marian's own search computes a
+different self-attention for pre-norm. End of sentence is ruled out, so `--max-length-factor` sets the lengths, relative
+to the longest sentence of a batch: outputs have the requested number of tokens on average, and are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.exchange.marian_program import WITHOUT_MARIAN, marian_program, run_marian
 
 PRECISIONS = ("float32", "int8")
-"""PRECISIONS are those that Marian decodes in: fp32, and that of `pymarian convert --gemm-type intgemm8`."""
+"""PRECISIONS are those in which Marian decodes: fp32, and the int8 of `pymarian convert --gemm-type intgemm8`."""
 _NEVER = -1e9
 _TRAINING = (
     *("--type", "transformer", "--transformer-ffn-activation", "relu", "--tied-embeddings-all"),
@@ -42,7 +42,7 @@ _UPDATE = re.compile(r"Up\. ([\d,]+) : .* after ([\d,]+) : ")
 
 
 def missing() -> str:
-    """Return why Marian is left out, or nothing where it is there."""
+    """Return why Marian is left out, or nothing if it is available."""
     return "" if marian_program() else WITHOUT_MARIAN
 
 
@@ -58,7 +58,7 @@ def architecture(sizes: Sequence[int]) -> list[str]:
 
 
 def progress(line: str) -> tuple[int, int] | None:
-    """Return the updates and the target tokens so far, of a line of the log of training; None: it has none."""
+    """Return the updates and target tokens so far from a line of the training log; None if it has none."""
     found = _UPDATE.search(line)
     return (int(found[1].replace(",", "")), int(found[2].replace(",", ""))) if found else None
 
@@ -69,7 +69,7 @@ def train(
     """Train for `seconds` after the warm-up, with two workers; return the figures.
 
     Args:
-        sizes: as of `architecture`.
+        sizes: as for `architecture`.
         vocabulary: a SentencePiece model for both sides.
         texts: source and target.
         tokens: of a batch.
@@ -87,11 +87,11 @@ def train(
             try:
                 return _followed(process, warm_up, seconds)
             finally:
-                process.kill()  # a signal that it heeds would make it save the model
+                process.kill()  # a signal that it handles would make it save the model
 
 
 def _followed(process: subprocess.Popen[str], warm_up: float, seconds: float) -> dict[str, float]:
-    """Return the figures of a training that runs, once it has run for long enough."""
+    """Return the figures of a running training process once it has run for long enough."""
     begun, began, log = 0.0, None, []
     assert process.stderr is not None
     for line in process.stderr:
@@ -121,7 +121,7 @@ def _computed(process: psutil.Process) -> tuple[float, float]:
 
 
 def _peak(pid: int) -> float:
-    """Return the peak memory of a process that runs, in GiB; none of it is of the process that started it."""
+    """Return the peak memory of a running process in GiB, without that of the process that started it."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     return int(status.split("VmHWM:")[1].split()[0]) / 2**20
 
@@ -149,15 +149,15 @@ def written(folder: Path, tokenizer: Tokenizer) -> Path:
 
 
 def spelt(sentences: Iterable[Sequence[int]]) -> list[str]:
-    """Return the lines of tokens, without their end of sentence, in the words of `listed`."""
+    """Return the tokens as lines of words from `listed`, without end of sentence."""
     return [" ".join(f"t{number}" for number in ids[:-1]) for ids in sentences]
 
 
 def length_factor(widths: Sequence[int], batch: int, length: int) -> float:
-    """Return the `--max-length-factor` with which outputs have `length` tokens on average.
+    """Return the `--max-length-factor` that gives outputs `length` tokens on average.
 
     Args:
-        widths: tokens of each sentence with its end of sentence; Marian sorts by them.
+        widths: tokens of each sentence including end of sentence; Marian sorts by them.
         batch: sentences of a batch.
         length: of outputs, on average.
     """
@@ -167,12 +167,12 @@ def length_factor(widths: Sequence[int], batch: int, length: int) -> float:
 
 
 def untrained(folder: Path, sizes: Sequence[int], vocabulary: Path, text: Sequence[str]) -> None:
-    """Write `model.npz` and `model.bin` in int8 into `folder`: a model that never ends a sentence, after one update.
+    """Write `model.npz`, and `model.bin` in int8, into `folder`: a model after one update that never ends a sentence.
 
     Args:
         folder: where to.
-        sizes: as of `architecture`.
-        vocabulary: for both sides; in a vocabulary of SentencePiece the end of sentence is looked for by its name.
+        sizes: as for `architecture`.
+        vocabulary: for both sides; in a SentencePiece vocabulary the end of sentence is found by its name.
         text: lines of both sides of its update.
     """
     lines, model = folder / "update", folder / "model.npz"
@@ -188,7 +188,7 @@ def untrained(folder: Path, sizes: Sequence[int], vocabulary: Path, text: Sequen
 
 
 def _end(vocabulary: Path) -> int:
-    """Return the id of the end of a sentence."""
+    """Return the id of end of sentence."""
     if vocabulary.suffix == ".yml":
         return 0
     return int(SentencePieceProcessor(model_file=str(vocabulary)).eos_id())
@@ -206,7 +206,7 @@ def decode_command(
 
 
 def decode(command: Sequence[str]) -> tuple[int, float]:
-    """Run `decode_command` and return output tokens and the seconds of the search, without the loading of the model.
+    """Run `decode_command` and return the output tokens and the seconds of the search, without loading the model.
 
     Raises SystemExit with the end of the log when Marian fails.
     """
@@ -227,12 +227,12 @@ def searches(
     beam: int,
     batch: int,
 ) -> dict[str, Callable[[], tuple[int, float]]]:
-    """Make a model in `folder`; return what measures it, by precision and workers, such as `marian int8 2x1`.
+    """Make a model in `folder`; return functions that measure it, by precision and workers, such as `marian int8 2x1`.
 
     Args:
         folder: where to.
-        sizes: as of `architecture`.
-        given: tokens of each sentence with its end of sentence.
+        sizes: as for `architecture`.
+        given: tokens of each sentence including end of sentence.
         types: of the vocabulary.
         length: output tokens, on average.
         beam: hypotheses.
@@ -254,7 +254,7 @@ def searches(
 def whole_processes(folder: Path, lines: Path, *, beam: int, batch: int, length: int) -> dict[str, list[str]]:
     """Return the commands that translate text with the model of `untrained` and the vocabulary of `written`.
 
-    Two workers have several batches between them; a batch alone has one.
+    Two workers share several batches; a single batch gets one worker.
     """
     vocabulary = folder / "vocabulary.spm"
     encode = SentencePieceProcessor(model_file=str(vocabulary)).encode

@@ -1,14 +1,15 @@
-"""Peak memory of training: 60-12 base under 8 GiB, and a deep encoder whose memory grows with the root of its depth.
+"""Peak memory of training: 60-12 base under 8 GiB, and a deep encoder whose memory grows with the square root of its
+depth.
 
     python -m benchmarks.memory [--part base deep] [--moments fp32 bf16] [--depths 100 250 500 1000] [--no-compact]
                                 [--base-recompute 1] [--recompute segments] [--device cpu] [--json]
 
-Every figure is of a child process of its own. `base`: a 60-12 Transformer of width 512 with a vocabulary of 32,000 on
-both sides, an update of one sentence pair, which makes the moments, and one of 3,584 tokens a side, all in fp32; peak
-resident memory of the whole process. `deep`: encoders of width 64 with one decoder layer, one forward and backward pass
-of 4,088 tokens a side; what they take above libraries, parameters and gradients, and how much of it there is per square
-root of depth, relative to the first depth. On a GPU both are what torch has allocated at its peak, on the pretend one
-(tools/pretend_device.py) the bytes of living tensors. With `--no-compact` the process keeps freed memory, as training
+Every figure comes from its own child process. `base`: a 60-12 Transformer of width 512 with a vocabulary of 32,000 on
+both sides, an update of one sentence pair, which creates the moments, and one of 3,584 tokens per side, all in fp32;
+peak resident memory of the whole process. `deep`: encoders of width 64 with one decoder layer, one forward and backward
+pass over 4,088 tokens per side; memory beyond libraries, parameters and gradients, and its ratio to the square root of
+depth, relative to the first depth. On a GPU both are torch's peak allocation, on the pretend one
+(tools/pretend_device.py) the bytes of live tensors. With `--no-compact` the process keeps freed memory, as training
 does without `training.recompute.compact`. Exit status 1 if a limit is missed.
 """
 
@@ -25,8 +26,8 @@ from typing import Any
 
 GIB, MIB = 1 << 30, 1 << 20
 LIMIT = 8 * GIB
-SLACK = 1.15  # of the growth over that of the square root
-LENGTH = 28  # tokens of a sentence, end-of-sentence counted
+SLACK = 1.15  # allowed excess over growth with the square root
+LENGTH = 28  # tokens per sentence, including end-of-sentence
 BASE_TOKENS, DEEP_TOKENS = 128 * LENGTH, 146 * LENGTH
 
 
@@ -54,7 +55,7 @@ def held_bytes(device: str) -> int:
 
 
 def random_batch(tokens: int, vocabulary: int) -> Any:
-    """Return sentence pairs of `LENGTH` tokens a side, `tokens` in all."""
+    """Return sentence pairs of `LENGTH` tokens per side, `tokens` in total."""
     import numpy as np
 
     from ziggurat.data.loader import SpecialIds, collate
@@ -66,7 +67,7 @@ def random_batch(tokens: int, vocabulary: int) -> Any:
 
 
 def built(layers: tuple[int, int], width: int, heads: int, vocabulary: int, o: dict[str, Any]) -> Any:
-    """Return a model as training makes it, with the allocator as training sets it."""
+    """Return a model built as in training, with the allocator set as in training."""
     import torch
 
     from ziggurat.config.model import ModelConfig
@@ -105,7 +106,7 @@ def measure_base(o: dict[str, Any]) -> dict[str, Any]:
         losses.append(train_update(Parallel(model, LossConfig()), [batch], optimiser, rate=1e-4, clip_norm=1.0).loss)
         return time.perf_counter() - began
 
-    update(LENGTH)  # makes the moments, so that every further update is as large as any
+    update(LENGTH)  # creates the moments, so that later updates need as much memory as any
     seconds = [update(BASE_TOKENS) for _ in range(o["updates"])]
     return {
         "parameters": count_parameters(model),
@@ -118,7 +119,7 @@ def measure_base(o: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_deep(o: dict[str, Any]) -> dict[str, Any]:
-    """Go forward and backward through a deep, narrow encoder once; the gradients are there before."""
+    """Go forward and backward through a deep, narrow encoder once, with gradients already allocated."""
     from ziggurat.config.train import LossConfig
     from ziggurat.model.accelerator import runtime
     from ziggurat.model.build import count_parameters
@@ -132,7 +133,7 @@ def measure_deep(o: dict[str, Any]) -> dict[str, Any]:
         loss.backward()
         return float(loss.detach())
 
-    both_ways(LENGTH)  # makes the gradients, and the libraries' own buffers
+    both_ways(LENGTH)  # allocates the gradients, and the libraries' own buffers
     if o["device"] != "cpu":
         runtime(model.device).reset_peak_memory_stats(o["device"])
     before, began = held_bytes(o["device"]), time.perf_counter()
@@ -148,14 +149,14 @@ def measure_deep(o: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_child(part: str, **options: Any) -> dict[str, Any]:
-    """Measure in a process of its own."""
+    """Measure in a separate process."""
     command = [sys.executable, "-m", "benchmarks.memory", "--child", json.dumps({"part": part, **options})]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return found
 
 
 def base(o: argparse.Namespace, say: Any) -> tuple[list[dict[str, Any]], bool]:
-    """Measure 60-12 base with each kind of moments; return the rows, and whether all are within the limit."""
+    """Measure 60-12 base with moments of each kind; return the rows, and whether all are within the limit."""
     rows = []
     for moments in o.moments:
         options = {"recompute": o.base_recompute, "compact": o.compact, "updates": o.updates, "device": o.device}
@@ -174,7 +175,7 @@ def deep(o: argparse.Namespace, say: Any) -> tuple[list[dict[str, Any]], bool]:
     """Measure every depth; return the rows, and whether memory grows no faster than the square root of depth."""
     rows: list[dict[str, Any]] = []
     say(
-        f"encoders of width 64, {DEEP_TOKENS:,} tokens a side, {o.device} fp32, recompute {o.recompute}, "
+        f"encoders of width 64, {DEEP_TOKENS:,} tokens per side, {o.device} fp32, recompute {o.recompute}, "
         f"compact {o.compact}"
     )
     say("layers  parameters and gradients  above them  per root of depth   seconds")

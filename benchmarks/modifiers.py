@@ -1,12 +1,13 @@
-"""Time that modifiers take: microseconds a pair in the loader, and their share of training's time at T1's speed.
+"""Time that modifiers take: microseconds per pair in the loader, and their share of training time at T1's speed.
 
     python -m benchmarks.modifiers [--data FOLDER] [--batches 60] [--rounds 3] [--speed 3500] [--json]
     python -m benchmarks.train_speed --peer --shape T1 --modified --rounds 3      # training with and without, in turns
 
-Multi30k en-de with word alignments. Batches of 4,096 tokens are loaded without training, with one modifier each time
-and with the mix of Firefox's teachers, in turns with none; figures are medians of the rounds, in CPU time. Of one
-modifier, `all` pairs (or every tenth word) are drawn, for the cost of a modified pair. The share is the extra time for
-the mix over the time that training takes for a pair at `--speed` target tokens/s (benchmarks/README.md has that of T1).
+Multi30k en-de with word alignments. Batches of 4,096 tokens are loaded without training, with one modifier at a time
+and with the mix of Firefox's teachers, in turns with none; figures are medians of the rounds, in CPU time. A single
+modifier is applied to all pairs (or to every tenth word), to measure the cost of a modified pair. The share is the
+extra time for the mix divided by the training time of a pair at `--speed` target tokens/s (benchmarks/README.md has
+that of T1).
 Exit status 1 if it is above 3 %.
 """
 
@@ -28,14 +29,14 @@ FIREFOX: dict[str, Any] = {
     "noise": {"probability": 0.0005},
     "inline": {"probability": 0.005, "tags": 0.0, "placeholders": 0.0},
 }
-"""Modifiers of the teachers of Firefox's translations (mozilla/translations 4732dc9)."""
+"""FIREFOX are the modifiers for the teachers of Firefox's translations (mozilla/translations 4732dc9)."""
 
 MERGED = {"merge": {"probability": 0.01}, "terms": {"probability": 0.01}, "prefix": {"probability": 0.02}}
 LIMIT, TOKENS = 0.03, 4096
 
 
 def loading(store: Path, modifiers: dict[str, Any], batches: int) -> tuple[float, float, float]:
-    """Load batches of an epoch; return seconds of CPU time a pair, target tokens a pair, and the share of padding."""
+    """Load batches of an epoch; return CPU seconds per pair, target tokens per pair, and the share of padding."""
     from ziggurat.config.data import DataConfig
     from ziggurat.config.train import BatchConfig
     from ziggurat.data.corpus import Store
@@ -71,7 +72,7 @@ def main() -> None:
     every = {**FIREFOX, **MERGED, "inline": {"probability": 0.005}}
     mixes = {"none": {}, "Firefox": FIREFOX, "Firefox, merge, terms, prefix": {**FIREFOX, **MERGED}}
     mixes |= {f"all: {name}": {name: {**section, "probability": 1.0}} for name, section in every.items()}
-    for name in ("inline", "terms"):  # by word: about one of a sentence
+    for name in ("inline", "terms"):  # by word: about one per sentence
         mixes[f"all: {name}"][name]["probability"] = 0.1
     runs: dict[str, list[tuple[float, float, float]]] = {name: [] for name in mixes}
     for _ in range(options.rounds):
@@ -83,10 +84,10 @@ def main() -> None:
     if options.json:
         print(json.dumps({name: {"seconds": seconds[name], "share": shares[name]} for name in mixes}, indent=2))
     else:
-        print(f"training takes {of_pair * 1e6:,.0f} us a pair at {options.speed:,.0f} target tokens/s")
+        print(f"training takes {of_pair * 1e6:,.0f} us per pair at {options.speed:,.0f} target tokens/s")
         for name, each in seconds.items():
             padding, rate = runs[name][0][2], f"{1 / each:,.0f} pairs/s"
-            print(f"{name:32} {each * 1e6:7.1f} us a pair  {rate:>16}  {shares[name]:6.2%}  padding {padding:.1%}")
+            print(f"{name:32} {each * 1e6:7.1f} us per pair  {rate:>16}  {shares[name]:6.2%}  padding {padding:.1%}")
     sys.exit(shares["Firefox"] > LIMIT)
 
 

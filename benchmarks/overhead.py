@@ -1,4 +1,4 @@
-"""Cost of logging, TensorBoard, checkpoints and measures of depth in training on a CPU: with beside without.
+"""Cost of logging, TensorBoard, checkpoints and depth measures in training on a CPU.
 
     python -m benchmarks.overhead [--shape demo ...] [--updates 100] [--rounds 4] [--threads N] [--tokens 2048]
         [--folder FOLDER] [--json]
@@ -6,17 +6,18 @@
 Every turn is a whole run of `ziggurat train` on the embedded language pair, in one process; clocks run from its 11th
 update to its last. Four ways take turns:
 
-- `off`: no record, no TensorBoard, no bar, no checkpoint, no measure of depth;
-- `logging`: all of that as by default (a record every 50 updates, TensorBoard, the bar of a terminal), no checkpoint;
-- `everything`: one checkpoint in the middle of the `--updates` as well, written beside training;
-- `measures`: `off`, and all measures of depth once, in the middle (`training.diagnostics`).
+- `off`: no record, no TensorBoard, no bar, no checkpoint, no depth measures;
+- `logging`: the defaults (a record every 50 updates, TensorBoard, the terminal's bar), but no checkpoint;
+- `everything`: also one checkpoint in the middle of the `--updates`, written during training;
+- `measures`: `off`, plus all depth measures once, in the middle (`training.diagnostics`).
 
-So checkpoints are 1000 / `--updates` times as frequent as by default, measures 100 / `--updates` times. What one costs
-is scaled to one in 1,000 updates, or in 100; both are printed. Figures are medians of the rounds' ratios, of the wall
-time and of the CPU time of the process (all threads, that of the checkpoint included), which other work on the machine
+So checkpoints are 1000 / `--updates` times as frequent as by default, measures 100 / `--updates` times. The cost of one
+is scaled to one in 1,000 updates, or in 100; both are printed. Figures are medians of the rounds' ratios, of wall time
+and of the CPU time of the process (all threads, including that of the checkpoint), which other work on the machine
 disturbs less.
 
-`demo` is the recipe of that name (3+3 layers of width 128), whose short updates feel a fixed cost most; `T1` is 6+6
+`demo` is the recipe of that name (3+3 layers of width 128), whose short updates suffer most from fixed costs; `T1` is
+6+6
 layers of width 256. Files go to `--folder` (default: a temporary one).
 """
 
@@ -52,11 +53,11 @@ NEVER, WARM, DEFAULT_CADENCE, AIM = 10**9, 10, 1000, 0.03
 MEASURED_EVERY = TrainingConfig().diagnostics.every_updates or NEVER
 
 Cost = tuple[float, float]
-"""Seconds per update: wall time, CPU time."""
+"""Cost is seconds per update: wall time, CPU time."""
 
 
 def experiments(folder: Path, shape: str, o: argparse.Namespace) -> dict[str, Experiment]:
-    """Return the configuration of each way, on a store prepared in `folder`."""
+    """Return the configuration of each way, using a store prepared in `folder`."""
     pairs = list(generate(20_000, seed=1))
     for side, language in enumerate(("qlo", "qhi")):
         (folder / f"train.{language}").write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
@@ -111,9 +112,9 @@ def measure(shape: str, o: argparse.Namespace) -> dict[str, list[Cost]]:
 
 
 def drops(turns: dict[str, list[Cost]], updates: int) -> dict[str, dict[str, float]]:
-    """Return the drop in speed of each way, by clock: medians of the rounds' own ratios.
+    """Return each way's drop in speed, by clock: medians of the rounds' ratios.
 
-    `default` has checkpoints at the default cadence, `measures_default` measures.
+    `default` has checkpoints at the default cadence, `measures_default` has measures.
     """
     found = {}
     for clock, name in enumerate(("wall", "cpu")):
@@ -137,7 +138,7 @@ def report(shape: str, found: dict[str, dict[str, float]], o: argparse.Namespace
     """Print the figures of one shape."""
     wall, cpu = found["wall"], found["cpu"]
     print(
-        f"{shape}: {wall['seconds_per_update']:.4f} s an update, {cpu['seconds_per_update']:.4f} s of CPU "
+        f"{shape}: {wall['seconds_per_update']:.4f} s per update, {cpu['seconds_per_update']:.4f} s of CPU "
         f"({o.tokens:,} tokens, {torch.get_num_threads()} threads, {o.rounds} rounds of {o.updates} updates)"
     )
     said = {

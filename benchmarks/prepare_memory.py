@@ -2,12 +2,12 @@
 
     python -m benchmarks.prepare_memory [--pairs 200000 2000000] [--sample-pairs 100000] [--duplicates] [--ray] [--json]
 
-Writes generated corpora of each size to a temporary folder, prepares each in a process of its own and prints the
-peak resident memory of that process (ru_maxrss) and the ratio of the largest to the smallest. The subword sample is
-what SentencePiece holds in memory, so it is the same for all sizes. `--duplicates` switches the one filter on whose
-memory does grow, by 8 bytes per pair and as much again while it merges. `--ray` prepares as a job on a local Ray
-cluster of two nodes of one CPU each: the peak is that of the larger node, of its processes' proportional shares, Ray's
-own and the caller's included. It needs `ray` and `psutil`, and also compares the store with that of one process. Exit
+Writes generated corpora of each size to a temporary folder, prepares each in its own process and prints that process's
+peak resident memory (ru_maxrss) and the ratio of the largest to the smallest. SentencePiece holds the subword sample in
+memory, so the sample is the same for all sizes. `--duplicates` switches on the only filter whose memory does grow, by 8
+bytes per pair and the same again while it merges. `--ray` prepares as a job on a local Ray cluster of two nodes with
+one CPU each: the peak is the sum of proportional shares of the processes of the larger node, including Ray's own and
+the caller's. It needs `ray` and `psutil`, and also compares the store with that of one process. Exit
 status 1 if the ratio is above 1.2 or a peak above 2 GB.
 """
 
@@ -59,7 +59,7 @@ cluster.shutdown()
 def node_peaks(child: subprocess.Popen[bytes]) -> list[int]:
     """Return the peak memory of the head (with the caller) and of the other node, in bytes, once the child has ended.
 
-    A node is a raylet and what it started; pages that processes share are divided among them.
+    A node is a raylet and the processes that it started; pages that processes share are divided among them.
     """
     import psutil
 
@@ -89,7 +89,7 @@ def shares(process: Any) -> int:
 
 
 def write_corpus(folder: Path, pairs: int, seed: int = 1) -> tuple[Path, Path]:
-    """Write `pairs` pairs of sentences of 3 to 25 words out of 30 thousand, by Zipf's law, as two text files."""
+    """Write `pairs` pairs of sentences of 3 to 25 words, drawn from 30 thousand by Zipf's law, as two text files."""
     generator = random.Random(seed)
     syllables = [c + v for c in "bdfgklmnprstvwz" for v in ("a", "e", "i", "o", "u", "ä", "ei")]
     words = ["".join(generator.choices(syllables, k=1 + int(generator.paretovariate(1.5)) % 5)) for _ in range(30_000)]
@@ -136,7 +136,7 @@ def measure(folder: Path, pairs: int, sample_pairs: int, duplicates: bool, ray: 
 
 
 def on_ray(config: dict[str, Any]) -> dict[str, Any]:
-    """Prepare as a job on two nodes in a child process; return the peak of the larger and the time."""
+    """Prepare as a job on two nodes in a child process; return the larger node's peak and the time."""
     started = time.perf_counter()
     child = subprocess.Popen([sys.executable, "-c", PREPARE_ON_RAY, json.dumps(config)], stdout=subprocess.PIPE)
     peaks = node_peaks(child)
@@ -146,7 +146,7 @@ def on_ray(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def same(path: Path, other: Path) -> bool:
-    """Return whether a file of a store is in another, with the same bytes; manifests name their folders."""
+    """Return whether another store has this file with the same bytes; manifests name their folders."""
     return path.name == "manifest.json" or (other / path.name).read_bytes() == path.read_bytes()
 
 

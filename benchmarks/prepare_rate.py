@@ -1,9 +1,9 @@
-"""Rate of the whole encoding pass of `ziggurat prepare` against SentencePiece's own encoder.
+"""Speed of the whole encoding pass of `ziggurat prepare` compared with SentencePiece's own encoder.
 
     python -m benchmarks.prepare_rate [--pairs 200000] [--threads 2] [--rounds 3] [--source F --target F] [--json]
 
 Both do the same sentences with the same model and threads, in turns, in this process. SentencePiece gets lists of
-strings that are in memory and returns lists of ids; `prepare` reads two files, checks and normalises, filters,
+strings in memory and returns lists of ids; `prepare` reads two files, checks and normalises, filters,
 segments, and writes the store's files with fsync. Prints the median sentences per second of each and the ratio.
 Exit status 1 if the ratio is below 0.6.
 """

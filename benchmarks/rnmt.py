@@ -1,10 +1,10 @@
-"""Tokens/s of training updates of RNMT+, beside the same model as a plain loop over steps and gates.
+"""Tokens/s of RNMT+ training updates, compared with the same model as a plain loop over steps and gates.
 
     python -m benchmarks.rnmt [--widths 128 256] [--depths 6 20] [--sentences 64] [--rounds 5] [--threads 1] [--json]
 
-The plain model has the same weights; its LSTM layers are written as in a textbook: for each direction, step and gate
-its own operations, differentiated by autograd. The two take turns in one process. Seconds are of CPU time, which with
-one thread is wall time less what other processes took.
+The plain model has the same weights; its LSTM layers are written as in a textbook, with separate operations for each
+direction, step and gate, differentiated by autograd. The two take turns in one process. Seconds are CPU time, which
+with one thread is wall time minus that of other processes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def step_by_step(layer: LstmLayer, x: Tensor, order: StepOrder) -> Tensor:
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Within it, LSTM layers are plain loops."""
+    """A context in which LSTM layers are plain loops."""
     kept: tuple[Any, Any] = LstmLayer.forward, LstmCell.advance
     LstmLayer.forward, LstmCell.advance = step_by_step, one_by_one  # type: ignore[method-assign]
     try:
@@ -68,7 +68,7 @@ def plain() -> Iterator[None]:
 
 
 def sentence_pairs(count: int) -> Batch:
-    """Random pairs, each side of 18 to 22 tokens: a batch of nearly equal lengths, as a bucket of real data has."""
+    """Return random pairs of 18 to 22 tokens per side: a batch of nearly equal lengths, like a bucket of real data."""
     rng = np.random.default_rng(1)
     lengths = rng.integers(SHORTEST, LONGEST + 1, (2, count))
     source, target = ([rng.integers(4, VOCABULARY, n).astype(np.int32) for n in side] for side in lengths)
@@ -129,7 +129,7 @@ def main() -> None:
     keep_freed_memory()
     rows = []
     if not o.json:
-        lengths = f"{SHORTEST} to {LONGEST} tokens a side"
+        lengths = f"{SHORTEST} to {LONGEST} tokens per side"
         print(
             f"{o.sentences} sentence pairs, {lengths}; decoder of 8 layers, fp32, {o.threads} threads, "
             f"median of {o.rounds} updates"

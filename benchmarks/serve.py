@@ -1,15 +1,15 @@
-"""Serving under load, beside LibreTranslate with the same model, in turns.
+"""Serving under load, in turns with LibreTranslate using the same model.
 
     python -m benchmarks.serve MODEL --text FILE [--peer PYTHON] [--package FILE.argosmodel] [--rounds 3] [--json]
 
-MODEL is a model that CTranslate2 can run; it is exported (int8) for both. PYTHON is that of an environment with
+MODEL is a model that CTranslate2 can run; it is exported (int8) for both. PYTHON belongs to an environment with
 LibreTranslate, `$BENCH_LIBRETRANSLATE` by default; `--package` is the same model for it (`ziggurat export --to argos`).
-Measured are: ours with PyTorch (fp32), ours with the CTranslate2 export, and LibreTranslate.
+The systems are ours with PyTorch (fp32), ours with the CTranslate2 export, and LibreTranslate.
 
-Each round starts every server anew and measures the seconds to its first answer; 200 requests of one sentence from 16
-clients (requests per second, and the 95th percentile of a request's milliseconds); one request of 200 texts (texts per
-second); the seconds of computing of the server's processes for either, which other programs hardly change;
-and their resident memory afterwards. Figures are medians of the rounds.
+Each round restarts every server and measures the seconds to its first answer; 200 requests of one sentence from 16
+clients (requests per second, and the 95th percentile of milliseconds per request); one request of 200 texts (texts per
+second); the CPU seconds of the server's processes for both, which other programs hardly affect; and their resident
+memory afterwards. Figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def ask(port: int, q: str | list[str], pair: tuple[str, str]) -> Any:
 
 @contextmanager
 def started(command: list[str], environment: dict[str, str]) -> Iterator[psutil.Process]:
-    """Context with a server in a process group of its own, which ends with it."""
+    """Context with a server in its own process group, which ends with the context."""
     with subprocess.Popen(
         command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
@@ -66,7 +66,7 @@ def started(command: list[str], environment: dict[str, str]) -> Iterator[psutil.
 
 
 def computed(server: psutil.Process) -> float:
-    """Return the seconds that the processes of a server have computed."""
+    """Return the CPU seconds of a server's processes."""
     times = [process.cpu_times() for process in [server, *server.children(recursive=True)]]
     return sum(each.user + each.system for each in times)
 
@@ -74,7 +74,7 @@ def computed(server: psutil.Process) -> float:
 def measure(
     command: list[str], environment: dict[str, str], port: int, texts: list[str], pair: tuple[str, str]
 ) -> dict[str, float]:
-    """Return the figures of one server, from its start on."""
+    """Return the figures of one server, measured from its start on."""
     began = time.perf_counter()
     with started(command, environment) as server:
         while True:
@@ -119,7 +119,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="source text, one sentence a line")
+    parser.add_argument("--text", type=Path, required=True, help="source text, one sentence per line")
     parser.add_argument("--peer", default=os.environ.get("BENCH_LIBRETRANSLATE"))
     parser.add_argument("--package", type=Path)
     parser.add_argument("--rounds", type=int, default=3)

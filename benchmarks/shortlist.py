@@ -1,4 +1,4 @@
-"""A step of beam search with and without a lexical shortlist: milliseconds, in turns within one run.
+"""Milliseconds per step of beam search with and without a lexical shortlist, in turns within one run.
 
 python -m benchmarks.shortlist [--json]
 
@@ -30,7 +30,9 @@ EOS = 3
 
 
 def table(vocabulary: int) -> Shortlist:
-    """Return a shortlist that takes tokens as text does: rank r with probability ~ 1 / r, so that sentences share."""
+    """Return a shortlist with tokens distributed as in text, rank r with probability ~ 1 / r, so that sentences share
+    some.
+    """
     draw = np.random.default_rng(1)
     weights = 1 / np.arange(1, vocabulary + 1)
     drawn = draw.choice(vocabulary, (vocabulary, CANDIDATES), p=weights / weights.sum()).astype(np.int32)
@@ -39,7 +41,7 @@ def table(vocabulary: int) -> Shortlist:
 
 
 def measure(vocabulary: int, precision: Precision, rounds: int) -> dict[str, float]:
-    """Return milliseconds a step, median over the rounds, without and with the shortlist."""
+    """Return milliseconds per step, median over the rounds, without and with the shortlist."""
     sizes = {"d_model": 512, "d_ff": 2048, "heads": 8, "encoder": {"layers": 6}, "decoder": {"layers": 6}}
     model = build_model(ModelConfig.model_validate(sizes), vocabulary, vocabulary).eval()
     make_fast(model, precision)

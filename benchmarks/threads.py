@@ -1,17 +1,17 @@
-"""Ways for OpenMP's threads to wait for each other: speed by policy, on an idle machine and beside busy processes.
+"""Speed by how OpenMP's threads wait for each other, on an idle machine and next to busy processes.
 
     python -m benchmarks.threads [--policy default spin-2000 ...] [--beside 0 1 2] [--work demo T1 translate]
         [--rounds 2] [--seconds 8] [--json]
 
 Two threads that share a product meet at a barrier after it. A thread that spins there while another process needs its
-core keeps that process, and often the very thread that it waits for, from running; one that sleeps has to be woken
-again, which costs more than a short product takes. libgomp reads its policy from the environment when it is loaded,
-so every figure comes from a process of its own. Policies take turns within a round, loads within a policy. `ours` is
-ziggurat.system.processes: as `default` on an idle machine, asleep while others want the cores.
+core keeps that process, and often the very thread that it waits for, from running; one that sleeps has to be woken,
+which costs more than a short product takes. libgomp reads its policy from the environment when it is loaded, so every
+figure comes from a separate process. Policies take turns within a round, loads within a policy. `ours` is
+ziggurat.system.processes: like `default` on an idle machine, asleep while others want the cores.
 
-`demo` is training of the recipe of that name (3+3 layers of width 128), `T1` of 6+6 layers of width 256, `translate`
-a beam of 4 over the demo's model with random weights, 24 tokens a sentence. Busy processes are Python loops, one
-thread each. Figures are medians of the rounds: target tokens per second.
+`demo` trains the recipe of that name (3+3 layers of width 128), `T1` trains 6+6 layers of width 256, and `translate`
+runs a beam of 4 over the demo's model with random weights, 24 tokens per sentence. Busy processes are Python loops with
+one thread each. Figures are medians of the rounds: target tokens per second.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ POLICIES: dict[str, dict[str, str]] = {
     "passive": {"OMP_WAIT_POLICY": "passive"},
     **{f"spin-{count}": {"GOMP_SPINCOUNT": str(count)} for count in (500, 1000, 2000, 5000, 10000, 30000)},
 }
-"""Policy -> what it sets. `ours` leaves it to ziggurat.system.processes, which keeps out where something is set;
-`default` is what libgomp does where nothing is (env.c: 300,000 turns, about 3 ms)."""
+"""POLICIES maps a policy to what it sets. `ours` leaves it to ziggurat.system.processes, which does nothing where
+something is set; `default` is libgomp's behaviour where nothing is (env.c: 300,000 turns, about 3 ms).
+"""
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 WIDE = ["model={preset: tiny, d_model: 256, d_ff: 1024, heads: 4, encoder: {layers: 6}, decoder: {layers: 6}}"]
 WORK: dict[str, list[str]] = {"demo": [], "T1": WIDE, "translate": []}
@@ -62,7 +63,7 @@ def _experiment(folder: Path, overrides: list[str]) -> Any:
 
 
 def once(work: str, folder: Path, seconds: float) -> float:
-    """Work for `seconds` after a warm-up of a quarter of that, and return target tokens per second."""
+    """Work for `seconds` after a warm-up of a quarter of that time, and return target tokens per second."""
     import torch
 
     from ziggurat.data.corpus import Store
@@ -84,7 +85,7 @@ def once(work: str, folder: Path, seconds: float) -> float:
 
 
 def _training(experiment: Any, store: Any, model: Any) -> Iterator[int]:
-    """Yield the target tokens of one update after the other."""
+    """Train update by update, yielding the target tokens of each."""
     from ziggurat.data.loader import Loader
     from ziggurat.model.build import parameter_roles
     from ziggurat.train.device import keep_freed_memory
@@ -100,7 +101,7 @@ def _training(experiment: Any, store: Any, model: Any) -> Iterator[int]:
 
 
 def _translating(experiment: Any, store: Any, model: Any) -> Iterator[int]:
-    """Yield the tokens of 32 translations, time after time; each is forced to have the same length."""
+    """Translate 32 sentences again and again, forced to the same length, yielding the tokens each time."""
     from ziggurat.translate.translator import Translator
 
     translator = Translator(model.eval(), store.source, store.target, experiment.decoding)
@@ -124,7 +125,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def measure(o: argparse.Namespace) -> list[dict[str, Any]]:
-    """Take turns, and return each figure with where it comes from."""
+    """Measure in turns, and return each figure with its policy, load and work."""
     rows = []
     own = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     with tempfile.TemporaryDirectory(prefix="ziggurat-bench-") as name:
@@ -149,7 +150,7 @@ def measure(o: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]], o: argparse.Namespace) -> str:
-    """Return the medians, a line per policy and work, with the ratio to the first policy on the same load."""
+    """Return the medians, one line per policy and work, with the ratio to the first policy under the same load."""
     lines = []
     for work in o.work:
         lines.append(f"{work:<12}" + "".join(f"{f'beside {beside}':>18}" for beside in o.beside))

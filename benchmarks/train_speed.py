@@ -1,20 +1,20 @@
-"""Training speed on the shapes T1, T2, T3 beside other toolkits, in turns: target tokens/s and share of matmul peak.
+"""Training speed on the shapes T1, T2, T3 in turns with other toolkits: target tokens/s and share of matmul peak.
 
     python -m benchmarks.train_speed [--shape T1 ...] [--precision fp32 bf16] [--peer fairseq ...] [--rounds 2]
         [--seconds 40] [--tokens 4096] [--compiled] [--modified] [--profile] [--data FOLDER] [--json]
 
 T1: d_model 256, d_ff 1024, 4 heads, 6+6 layers, vocabulary 8,000; T2: T1 with 30+6 layers; T3: d_model 512, d_ff 2048,
-8 heads, 6+6 layers; D, when it is named: T3 with 60+12. Multi30k en-de in batches of 4,096 tokens; dropout 0.1 also on
+8 heads, 6+6 layers; D, only if named: T3 with 60+12. Multi30k en-de in batches of 4,096 tokens; dropout 0.1 also on
 attention, label smoothing 0.1.
 
 Peers are measured by drivers outside this repository: `$PEERS/train_peer.py`, run by
-`$BENCH/venv/<environment>/bin/python` (their README says how to make both; fairseq is looked for in `$FAIRSEQ_SRC`
-too). Those that are there are taken. Marian (`benchmarks.marian_peer`, in fp32) is the `pymarian` of `make marian` or
-`$ZIGGURAT_MARIAN`, with two workers; its share of the peak takes operations per target token as ours has them.
+`$BENCH/venv/<environment>/bin/python` (their README explains how to make both; fairseq is also looked for in
+`$FAIRSEQ_SRC`). Peers that are installed are measured. Marian (`benchmarks.marian_peer`, in fp32) is the `pymarian` of
+`make marian` or `$ZIGGURAT_MARIAN`, with two workers; its share of the peak assumes our operations per target token.
 
-Every run is a process of its own: 8 s of warm-up, then updates for at least `--seconds`. Tokens are real ones,
-end-of-sentence counted. Each round runs ours and then every peer, so that a disturbance of the machine hits all;
-figures are medians of the rounds. The share of the peak divides 6 operations per weight and token, and 12 d L L per
+Every run is its own process: 8 s of warm-up, then updates for at least `--seconds`. Only real tokens count, including
+end-of-sentence. Each round runs ours and then every peer, so a disturbance of the machine hits all; figures are medians
+of the rounds. The share of the peak divides 6 operations per weight and token, and 12 d L L per
 attention, by torch's fastest 2048 x 2048 product of that precision, measured first. Memory is the peak of the process.
 """
 
@@ -46,10 +46,10 @@ SHAPES = {
     "T3": (512, 2048, 8, 6, 6),
     "D": (512, 2048, 8, 60, 12),
 }
-"""d_model, d_ff, heads, encoder layers, decoder layers."""
+"""SHAPES are d_model, d_ff, heads, encoder layers and decoder layers."""
 VOCABULARY, WARM_UP = 8000, 8.0
 ENVIRONMENTS = {"fairseq": "fairseq", "eole": "eole", "onmt": "onmt", "hf": "core", "torch": "core", "joeynmt": "joey"}
-"""Peer -> name of its virtual environment."""
+"""ENVIRONMENTS maps a peer to the name of its virtual environment."""
 PEERS = (*ENVIRONMENTS, "marian")
 
 
@@ -64,7 +64,7 @@ def operations(shape: str, source: list[int], target: list[int]) -> float:
 
 
 def prepared(data: Path, aligned: bool = False) -> Path:
-    """Return a store of Multi30k en-de with a joint vocabulary of 8,000, made in a temporary folder.
+    """Return a store of Multi30k en-de with a joint vocabulary of 8,000, prepared in a temporary folder.
 
     `aligned`: with word alignments, for modifiers.
     """
@@ -83,7 +83,7 @@ def prepared(data: Path, aligned: bool = False) -> Path:
 def _stepper(
     shape: str, precision: str, store: str, tokens: int, compiled: bool = False, modified: bool = False
 ) -> Callable[[], tuple[UpdateResult, Sequence[Batch]]]:
-    """Return a function that trains one update of ours, and returns its result and its batches."""
+    """Return a function that trains one of our updates and returns its result and its batches."""
     from benchmarks.modifiers import FIREFOX
     from ziggurat.config.recipes import load_named
     from ziggurat.data.corpus import Store
@@ -144,7 +144,7 @@ def ours(
     counting, busy, own = False, 0.0, 0.0
     while True:
         now = time.perf_counter()
-        # Compiled layers have graphs of their own for lengths that some batches alone have.
+        # Compiled layers get separate graphs for lengths that only some batches have.
         if not counting and now - began >= WARM_UP and updates >= (12 if compiled else 2):
             counting, began, updates, tokens, work = True, now, 0, 0, 0.0
             busy, own = _busy(), sum(psutil.Process().cpu_times()[:2])
@@ -174,7 +174,7 @@ _GROUPS = {
     "random numbers": ("aten::bernoulli", "aten::random", "aten::native_dropout"),
     "copies": ("aten::copy_", "aten::cat", "aten::clone", "aten::contiguous"),
 }
-"""Part of an update -> beginnings of the names of its operators; what is left is element-wise, and overhead."""
+"""_GROUPS maps a part of an update to prefixes of its operators; the rest is element-wise work and overhead."""
 
 
 def profile(shape: str, precision: str, store: str, tokens: int, updates: int = 6) -> dict[str, float]:
@@ -198,7 +198,7 @@ def profile(shape: str, precision: str, store: str, tokens: int, updates: int = 
 
 
 def _busy() -> float:
-    """Return the CPU seconds that the machine has spent on anything."""
+    """Return the CPU seconds that the whole machine has spent."""
     import psutil
 
     times = psutil.cpu_times()
@@ -244,7 +244,7 @@ def theirs(peer: str, shape: str, precision: str, seconds: float, tokens: int) -
 def marian(
     shape: str, store: Path, data: Path, seconds: float, tokens: int, ours_did: dict[str, Any]
 ) -> dict[str, Any]:
-    """Train with Marian and return the figures; a target token has as many operations as in those of `ours_did`."""
+    """Train with Marian and return the figures, assuming as many operations per target token as `ours_did` has."""
     from ziggurat.data.corpus import Store
 
     vocabulary = marian_peer.written(store.parent, Store.open(store).source)
@@ -255,7 +255,7 @@ def marian(
 
 
 def left_out(peer: str) -> str:
-    """Return why a peer is left out, or nothing where it is there."""
+    """Return why a peer is left out, or nothing if it is available."""
     if peer == "marian":
         return marian_peer.missing()
     there = (_drivers() / "train_peer.py").is_file() and Path(_python(peer)).is_file()
@@ -263,7 +263,7 @@ def left_out(peer: str) -> str:
 
 
 def there(peers: Iterable[str]) -> list[str]:
-    """Return the peers that are there, and say why the others are left out."""
+    """Return the available peers, and report why the others are left out."""
     reasons = {peer: left_out(peer) for peer in peers}
     for peer, reason in reasons.items():
         if reason:
@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--compiled", action="store_true", help="also ours with `training.compile: layers`")
     parser.add_argument("--modified", action="store_true", help="also ours with modifiers (benchmarks.modifiers)")
-    parser.add_argument("--profile", action="store_true", help="shares of an update of ours, and nothing else")
+    parser.add_argument("--profile", action="store_true", help="only shares of one of our updates")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.once:

@@ -1,4 +1,6 @@
-"""What several experiments record alike: the code's commit, the processor, and updates of several models in turns."""
+"""Records that several experiments share: the code's commit, the processor, and timed updates of several models in
+turns.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,10 @@ def seconds_in_turns(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Return the seconds of `rounds` updates of each experiment's model, one thread, each on the same batches.
+    """Return the seconds of `rounds` updates of each experiment's model, with one thread and the same batches.
 
-    They take turns, so that whatever else the machine does weighs on all alike; the batches are those of the first.
-    `clock`: time.process_time leaves out what other processes take.
+    They take turns, so that other work on the machine affects all equally; the batches are those of the first. `clock`:
+    time.process_time leaves out the time of other processes.
     """
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -55,6 +57,6 @@ def seconds_in_turns(
         for name, learner in learners.items():
             began = clock()
             train_update(learner.parallel, group.batches, learner.optimiser, rate=1e-4, clip_norm=None)
-            if number >= 2:  # the first ones make moments and warm up
+            if number >= 2:  # the first ones create moments and warm up
                 seconds[name].append(clock() - began)
     return seconds

@@ -52,7 +52,7 @@ AXES: dict[str, list[Any]] = {
     "encoder.tied_layers": ["none", "groups"],
     "decoder.tied_layers": ["none", "groups"],
 }
-"""Axis -> its values. `family: rnmt` combines with few of them (refused_by_rnmt) and has tests of its own."""
+"""AXES maps an axis to its values. `family: rnmt` combines with few of them (refused_by_rnmt) and has its own tests."""
 
 WRITTEN: dict[str, dict[str, Any]] = {
     "encoder.ranges": {"none": [], "post": [{"layers": 1, "residual": "post"}]},
@@ -61,7 +61,9 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "decoder.tied_layers": {"none": [], "groups": [1, 2, 2]},
     "transfer": {"none": None, "base": {"width": 8, "encoder_layers": 2, "decoder_layers": 2}},
 }
-"""Axis -> name of a value -> what a configuration has there: of the axes whose values are sections."""
+"""WRITTEN maps an axis and the name of a value to what a configuration has there, for axes whose values are
+sections.
+"""
 
 SMALL: dict[str, Any] = {
     "d_model": 16,
@@ -76,7 +78,7 @@ SMALL: dict[str, Any] = {
 
 
 def model(choices: dict[str, Any]) -> ModelConfig:
-    """Return a small model with these values on its axes. Raises pydantic.ValidationError when they are refused."""
+    """Return a small model with these values on its axes. Raises pydantic.ValidationError if they are refused."""
     content: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in SMALL.items()}
     for path, value in choices.items():
         at = content
@@ -99,7 +101,7 @@ def refusal(choices: dict[str, Any]) -> ConfigError | None:
 
 @cache
 def refused_pairs() -> dict[tuple[Choice, Choice], str]:
-    """Return every pair of values that is refused whatever the other axes are, with the reason."""
+    """Return every pair of values that is refused regardless of the other axes, with the reason."""
     refused = {}
     for (a, a_values), (b, b_values) in combinations(AXES.items(), 2):
         for x, y in product(a_values, b_values):
@@ -119,7 +121,8 @@ def refused_by_rnmt() -> dict[Choice, str]:
 def covering(size: int) -> Iterator[dict[str, Any]]:
     """Yield configurations such that every buildable choice of values on any `size` axes is in one of them.
 
-    Greedy: each starts from a choice not covered yet and takes, axis by axis, the value that covers most.
+    The algorithm is greedy: each configuration starts from a choice not yet covered and takes, axis by axis, the value
+    that covers most.
     """
     open_choices = {
         tuple(zip(axes, values, strict=True))
@@ -144,7 +147,7 @@ def covering(size: int) -> Iterator[dict[str, Any]]:
 
 
 def _completed(choices: dict[str, Any]) -> dict[str, Any] | None:
-    """Return `choices` with what they need to be valid at all, or None when nothing makes them valid."""
+    """Return `choices` with what they need to be valid, or None if nothing makes them valid."""
     if refusal(choices) is None:
         return choices
     needed = {"residual": "admin"} if choices.get("init.kind") == "admin" and "residual" not in choices else {}

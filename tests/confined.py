@@ -1,4 +1,4 @@
-"""Runs an attack in a child with limits: what a stranger's file may cost is 5 seconds and 500 MB."""
+"""Runs an attack in a child with limits: a stranger's file may cost 5 seconds and 500 MB."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Outcome:
     """The outcome of an action.
 
     Attributes:
-        error: the class of what it raised, `` where it raised nothing.
+        error: the class of the exception, `` if none was raised.
         text: the message, or what it returned.
-        megabytes: how far the child's resident memory rose at its highest.
+        megabytes: how far the child's resident memory rose at its peak.
     """
 
     error: str
@@ -35,11 +35,11 @@ class Outcome:
 
 
 def confined(action: Callable[[], object], *, seconds: float = 5, megabytes: int = 500) -> Outcome:
-    """Return what became of `action`, run in a fork of this process (nothing is imported anew).
+    """Return the outcome of `action`, run in a fork of this process (so that nothing is imported again).
 
-    Fails when it takes longer (processor time; on the clock twelve times that, since other work runs beside tests),
-    more memory, or ends the process. Address space is limited to four times the memory, so that an attack cannot hurt
-    the machine; what is judged is the resident memory.
+    Fails if it takes longer (CPU time; on the clock twelve times that, since tests share the machine), takes more
+    memory, or ends the process. Address space is limited to four times the memory, so that an attack cannot harm the
+    machine; the resident memory is what is judged.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -70,7 +70,7 @@ def _run(action: Callable[[], object], writer: int, seconds: float, megabytes: i
     limit = int(_status("VmSize") + 4 * megabytes) << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     error, text = "", ""
-    torch.set_num_threads(1)  # a test before may have left more, whose OpenMP threads did not come along with the fork
+    torch.set_num_threads(1)  # an earlier test may have set more, but its OpenMP threads do not survive the fork
     try:
         text = str(action())
     except ZigguratError as problem:
@@ -83,13 +83,13 @@ def _run(action: Callable[[], object], writer: int, seconds: float, megabytes: i
 
 
 def _status(key: str) -> float:
-    """MiB of a line of /proc/self/status."""
+    """Return the MiB in a line of /proc/self/status."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(key)) / 1024
 
 
 def refusal(action: Callable[[], object], **limits: float) -> str:
-    """Return the message with which `action` refuses; fails where it does not, or where that is no error for users."""
+    """Return the message with which `action` refuses; fails if it does not refuse, or not with an error for users."""
     outcome = confined(action, **limits)  # type: ignore[arg-type]
     assert outcome.error, f"was taken: {outcome.text[:500]}"
     assert outcome.error in {error.__name__ for error in _kinds()}, f"{outcome.error}: {outcome.text[-2000:]}"
@@ -103,7 +103,7 @@ def _kinds() -> list[type[ZigguratError]]:
 
 
 def cli(*arguments: str) -> Callable[[], str]:
-    """Return an action: the verb as the command line runs it; a ZigguratError where it ends with 2."""
+    """Return an action that runs the verb like the command line, and raises ZigguratError if it exits with 2."""
 
     def run() -> str:
         from ziggurat.cli import main

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.forkserver
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.small import merged
 from ziggurat.config import Experiment
 from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare
 
-# Neither a deadline nor a verdict on speed: cores that others use must not make a test fail.
+# No deadline and no verdict on speed: busy cores must not make a test fail.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
@@ -25,13 +27,13 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the choice of the device that `auto` means in all tests."""
+    """Add the option that sets which device `auto` means in all tests."""
     told = "run on the pretend accelerator (tools/pretend_device.py), without the tests that are about a CPU"
     parser.addoption("--pretend", action="store_true", help=told)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """With --pretend, let the machine have that device until the end."""
+    """With --pretend, give the machine that device until the end."""
     if session.config.getoption("--pretend"):
         from tools.pretend_device import present
 
@@ -41,9 +43,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what --pretend does not take, and put tests on a Ray cluster last.
+    """Leave out tests that cannot run with --pretend, and put tests on a Ray cluster last.
 
-    Its threads stay in the process, and a child forked beside them may hang.
+    Ray's threads stay in the process, and a child forked while they run may hang.
     """
     if config.getoption("--pretend"):
         for item in items:
@@ -53,27 +55,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what thousands of collected tests are made of out of every later collection of garbage."""
+    """Exclude the objects of thousands of collected tests from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread_per_worker() -> None:
-    """Tests run side by side (pytest -n), so each keeps to one core."""
+    """Tests run in parallel (pytest -n), so each uses one core."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder of the public corpora beside the repository; tests that need it are skipped where it is missing."""
+    """Folder of the public corpora next to the repository; tests that need it are skipped if it is missing."""
     if not SHARED_DATA.is_dir():
-        pytest.skip("corpora not present: no ../shared/data beside the repository")
+        pytest.skip("corpora not present: no ../shared/data next to the repository")
     return SHARED_DATA
 
 
-def tiny_experiment(folder: Path, **training: Any) -> Experiment:
-    """A model of a few thousand parameters on a few hundred embedded pairs; `training` replaces section values."""
+def tiny_experiment(folder: Path, model: Mapping[str, Any] | None = None, **training: Any) -> Experiment:
+    """A model of a few thousand parameters on a few hundred embedded pairs; `model` changes it, `training` its run."""
     for split, first, count in (("train", 0, 300), ("dev", 300, 20)):
         pairs = list(generate(first + count, seed=5))[first:]
         for side, language in enumerate(("qlo", "qhi")):
@@ -92,6 +94,14 @@ def tiny_experiment(folder: Path, **training: Any) -> Experiment:
         "tensorboard": False,
         "diagnostics": {"every_updates": None},
     }
+    small = {
+        "d_model": 16,
+        "d_ff": 32,
+        "heads": 2,
+        "encoder": {"layers": 2},
+        "decoder": {"layers": 2},
+        "dropout": {"attention": 0.1, "activation": 0.1},
+    }
     return Experiment.model_validate(
         {
             "data": {
@@ -101,14 +111,7 @@ def tiny_experiment(folder: Path, **training: Any) -> Experiment:
                 "subword": {"vocabulary_size": 400},
                 **corpora,
             },
-            "model": {
-                "d_model": 16,
-                "d_ff": 32,
-                "heads": 2,
-                "encoder": {"layers": 2},
-                "decoder": {"layers": 2},
-                "dropout": {"attention": 0.1, "activation": 0.1},
-            },
+            "model": merged(small, model or {}),
             "training": {**defaults, **training},
             "decoding": {"max_length": {"extra": 5}},
         }
@@ -124,17 +127,17 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def forkserver() -> multiprocessing.context.ForkServerContext:
-    """Return what starts processes by a fork of one that has imported everything; spawned, each takes seconds."""
+    """Return a context that forks processes from one that has imported everything; spawning takes seconds each."""
     context = multiprocessing.get_context("forkserver")
     heavy = ["torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]  # optimisers import the last one
     context.set_forkserver_preload([*heavy, "ziggurat.train.loop", "ziggurat.cli.app", "tests.conftest"])
-    # Now, or it would start with the signals that a pool of workers blocks, and so would all that it forks.
+    # Now, or it and all its forks would start with the signals blocked that a pool of workers blocks.
     multiprocessing.forkserver.ensure_running()
     return context
 
 
 @pytest.fixture
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have pools fork their workers from one process that has imported everything."""
+    """Let pools fork their workers from one process that has imported everything."""
     context = forkserver()
     monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: context)

@@ -1,4 +1,4 @@
-"""The engines of int8 translation that there are on this CPU, and their arithmetic in plain operators on any."""
+"""The int8 translation engines that this CPU supports, and their arithmetic in plain operators on any CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENGINES = [
 
 @contextmanager
 def engine(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Context in which the int8 engine has this product of bytes; `arithmetic` stands for a CPU that lacks VNNI."""
+    """Context in which the int8 engine uses this product of bytes; `arithmetic` stands in for a CPU without VNNI."""
     with monkeypatch.context() as patch:
         if name != "compiled":
             patch.setattr(compiled, "_library", None)
@@ -34,5 +34,5 @@ def engine(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _exact(x: Tensor, scale: float, centre: int, weight: Tensor, weight_scale: Tensor, *rest: Any) -> Tensor:
-    """The product of bytes as oneDNN computes it where the CPU has VNNI."""
+    """The product of bytes as oneDNN computes it on a CPU with VNNI."""
     return ((x.to(torch.int64) - centre) @ weight.to(torch.int64).t()).float() * weight_scale

@@ -14,7 +14,7 @@ _EVENTS = ("open", "os", "shutil", "tempfile", "fcntl")
 
 
 def run_and_kill(work: Callable[[], object], paths: str, operation: int) -> bool:
-    """Fork; run `work` and SIGKILL it at its `operation`-th operation on a file that `paths` (an expression) matches.
+    """Fork; run `work` and SIGKILL it at its `operation`-th operation on a file that the pattern `paths` matches.
 
     Returns whether it was killed.
     """
@@ -41,7 +41,7 @@ def run_and_kill(work: Callable[[], object], paths: str, operation: int) -> bool
 
 
 def tree(folder: Path, *, contents: Callable[[Path], object] = Path.read_bytes) -> dict[str, object]:
-    """Return name -> content of all under a folder: of files `contents`, of links where they lead, of folders None."""
+    """Return a map of everything under a folder: `contents` for files, targets for links, None for folders."""
     return {
         str(path.relative_to(folder)): os.readlink(path)
         if path.is_symlink()

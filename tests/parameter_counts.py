@@ -14,7 +14,7 @@ def decoder(d: int, f: int) -> int:
 
 
 def rnmt(c: int, heads: int, encoder_layers: int, decoder_layers: int, vocabulary: int) -> int:
-    """All of RNMT+ without a transparent memory, with embeddings as wide as the cells."""
+    """The whole of RNMT+ without a transparent memory, with embeddings as wide as the cells."""
 
     def cell(inputs: int) -> int:
         return 4 * c * (inputs + c) + 8 * c

@@ -1,4 +1,4 @@
-"""Small models: their configuration, their parameters away from where they start, what a checkpoint of them says."""
+"""Small models: their configuration, parameters moved away from their initial values, and metadata of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ziggurat.model.seq2seq import Seq2Seq
 
 
 def merged(defaults: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `defaults` with `choices`; sections are merged key by key, one that is None as an empty one."""
+    """Return `defaults` with `choices`; sections are merged key by key, with None as an empty section."""
     sections = {k: {**(defaults.get(k) or {}), **v} if isinstance(v, dict) else v for k, v in choices.items()}
     return {**defaults, **sections}
 
@@ -25,7 +25,7 @@ def small_config(encoder_layers: int, decoder_layers: int, **choices: Any) -> Mo
 
 
 def checkpoint_meta(**changes: Any) -> dict[str, Any]:
-    """Return what `meta.json` of a checkpoint says, all of it empty but `changes`."""
+    """Return the content of a checkpoint's `meta.json`, empty except for `changes`."""
     depth = {"encoder_layers": 1, "decoder_layers": 1}
     rest = {"progress": {}, "store": "", "corpora": [], "checksums": {"model.safetensors": ""}, "configuration": None}
     return {"format": CHECKPOINT_FORMAT, **depth, **rest, **changes}
@@ -33,7 +33,7 @@ def checkpoint_meta(**changes: Any) -> dict[str, Any]:
 
 @torch.no_grad()
 def moved(model: Seq2Seq, scale: float, seed: int = 4) -> Seq2Seq:
-    """Return `model` with noise of this deviation on every parameter, so that none is at its neutral start."""
+    """Return `model` with noise of this deviation on every parameter, so that none has its neutral initial value."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter += scale * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)

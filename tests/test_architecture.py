@@ -27,20 +27,20 @@ UNDER = {
     "serve": "system config data model translate",
     "cli": "system config data evaluate model translate train inspect exchange corpora serve",
 }
-"""UNDER is a room of the package -> the rooms that it may import (docs/architecture.md)."""
+"""UNDER maps a room of the package to the rooms that it may import (docs/architecture.md)."""
 LOOSE = {"__init__.py", "__main__.py"}
 """LOOSE are the modules that are in no room."""
 OVER_BUDGET = {
     "serve/app.py": (520, "an application and all that lies around each of its requests"),
     "data/cleaning/pair_score.py": (520, "a classifier of pairs, from words to features to weights"),
 }
-"""OVER_BUDGET is a module that is longer than 500 lines -> how long it may be, and what it holds together."""
+"""OVER_BUDGET maps a module that is longer than 500 lines to how long it may be, and what it holds together."""
 SHORT = {
     "__init__.py": "the face of the package",
     "__main__.py": "python -m ziggurat",
     "corpora/pipeline/demo_data.py": "the two pipelines that come with the package",
 }
-"""SHORT is a module under 60 lines -> why it stands alone; the heads of folders (`__init__.py`) need no reason."""
+"""SHORT maps a module under 60 lines to why it stands alone; `__init__.py` files need no reason."""
 
 
 def test_exceptions_to_the_length_of_modules_are_needed() -> None:
@@ -77,7 +77,7 @@ def test_a_room_imports_only_those_under_it(path: Path) -> None:
     assert used <= set(UNDER[room(path)].split())
     if room(path) == "translate":
         data = {name for name in imports(path) if name.startswith("ziggurat.data.")}
-        # Subwords, what text must go through before and after them, a table by subwords, tags of languages.
+        # Subwords, the processing of text before and after them, a table by subwords, language tags.
         assert data <= {f"ziggurat.data.{name}" for name in ("subword", "lines", "shortlist", "vocabulary")}
     layers = path.parent.parent.name == "model" and path.parent.name in ("attention", "history", "residual", "fast")
     if layers and path.name != "kinds.py":  # the tables that build from a configuration
@@ -93,7 +93,7 @@ def test_modules_have_the_length_of_an_idea(path: Path) -> None:
 
 
 def graph() -> dict[str, set[str]]:
-    """Module -> modules of the package that it imports, at once or late; what is imported for types alone is not."""
+    """Return a map from a module to the modules of the package that it imports, at once or late, except for types."""
     names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in MODULES}
     names = {name.removesuffix(".__init__"): path for name, path in names.items()}
     found: dict[str, set[str]] = {}
@@ -156,7 +156,7 @@ def test_config_and_data_need_no_torch() -> None:
 
 @pytest.mark.slow
 def test_translating_waits_for_no_library_that_it_does_not_use() -> None:
-    """Each of these takes a tenth of a second or more to import, torch's compiler and its parts a second and more."""
+    """Each of these takes at least a tenth of a second to import, torch's compiler and its parts at least a second."""
     unused = ["pyarrow", "matplotlib", "transformers", "ctranslate2", "sacrebleu", "torch._dynamo", "torch._inductor"]
     large = ["torch", "numpy", "sentencepiece", "safetensors", "pyarrow"]
     program = f"""
@@ -173,7 +173,7 @@ def test_nothing_loads_pickles() -> None:
     for path in MODULES:
         text = path.read_text(encoding="utf-8")
         assert all("weights_only=True)" in call for call in re.findall(r"torch\.load\(.*", text)), path
-        assert not re.search(r"pickle\.(load|loads|Unpickler)\(", text), path  # its errors are named
+        assert not re.search(r"pickle\.(load|loads|Unpickler)\(", text), path  # for its named errors
         assert not {"dill", "joblib", "cloudpickle"} & imports(path), path
 
 
@@ -184,7 +184,7 @@ def test_the_page_has_a_line_for_every_package() -> None:
 
 
 def test_test_modules_have_names_of_their_own() -> None:
-    """Folders of tests are no packages: of two modules of one name pytest collects only one."""
+    """Test folders are not packages: pytest collects only one of two modules with the same name."""
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
 
@@ -217,7 +217,7 @@ SAME_NAME = {
     "translations.py": "those that a server makes",
     "tuning.py": "the sweep, and its verb",
 }
-"""SAME_NAME is a basename that several modules have -> what each says of its room's subject."""
+"""SAME_NAME maps a basename that several modules have to what each contributes to its room's subject."""
 
 
 def test_modules_of_one_name_say_the_same_of_another_subject() -> None:
@@ -239,7 +239,7 @@ LONG = {
     "export_model": "the five phases of an export",
     "with_timeouts": "one subclass of uvicorn's protocol",
 }
-"""LONG is a function of more than 60 lines of code, verbs apart -> what it is."""
+"""LONG maps a function with more than 60 lines of code, except verbs, to what it is."""
 OPTIONS = {
     "Loader": "the order of training data is a function of all of them",
     "Translator": "a model, its tokenizers and how it searches",
@@ -251,11 +251,11 @@ OPTIONS = {
     "build_app": "the parts of a server",
     "sweep": "a verb for Python",
 }
-"""OPTIONS is a function or class of more than 8 parameters, verbs apart -> why."""
+"""OPTIONS maps a function or class with more than 8 parameters, except verbs, to the reason."""
 
 
 def test_functions_can_be_read_at_once() -> None:
-    """At most 60 lines of code and 8 parameters; verbs have as many options as the command line."""
+    """Functions have at most 60 lines of code and 8 parameters; verbs have as many options as the command line."""
     for path in MODULES:
         if room(path) == "cli":
             continue

@@ -1,4 +1,4 @@
-"""The hook that compiles the loops of translation: whatever the compiler does, the package can be built."""
+"""The hook that compiles translation's loops: whatever the compiler does, the package can be built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The hook for a tree with nothing but the source; it is given no hatchling, which only builds have."""
+    """The hook for a tree with only the source, without hatchling, which only builds have."""
     interface = types.ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
@@ -56,7 +56,7 @@ def test_the_library_is_part_of_a_wheel_for_one_platform(hook: Any) -> None:
 @pytest.mark.parametrize(
     ("symbols", "tag"),
     [
-        (b"GLIBC_2.2.5\0GLIBC_2.14\0", "manylinux_2_17_"),  # indexes take nothing older
+        (b"GLIBC_2.2.5\0GLIBC_2.14\0", "manylinux_2_17_"),  # package indexes accept nothing older
         (b"GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_2.9\0", "manylinux_2_34_"),
         (b"", "linux_"),  # musl
     ],

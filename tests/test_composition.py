@@ -1,4 +1,4 @@
-"""Every pair of choices is built and trained; a sample decodes, is saved and compiles (all of them: `-m slow`)."""
+"""Every pair of choices is built and trained; a sample is decoded, saved and compiled (all of them: `-m slow`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def padded_batch() -> Batch:
     target_in = torch.cat([torch.full((3, 1), 1), target[:, :-1]], dim=1)
     source, target = source.masked_fill(~source_mask, 0), target.masked_fill(~target_mask, 0)
     target_in = target_in.masked_fill(~target_mask, 0)
-    # Of five target tokens, the first of them with two source tokens; the last sentence has none.
+    # Links of five target tokens, the first with two source tokens; the last sentence has none.
     links = {"link_places": torch.tensor([0, 4, 8, 31, 35, 42]), "link_shares": torch.tensor([0.5, 0.5, 1, 1, 1, 1])}
     sides = source, source_mask, target_in, target, target_mask
     return Batch(*sides, np.arange(3), source_tokens=9, target_tokens=12, **links)
@@ -73,10 +73,10 @@ def one_update(built: Seq2Seq, batch: Batch, loss: LossConfig) -> None:
 
 @torch.no_grad()
 def stepwise(built: Seq2Seq, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return logits of two hypotheses per sentence, step by step and over whole targets, [3, 2, 6, V] each.
+    """Return logits for two hypotheses per sentence, step by step and over whole targets, [3, 2, 6, V] each.
 
-    The last sentence comes two steps after the others and takes four; after every step the hypotheses swap places,
-    after the third the middle sentence leaves. What no step gave is NaN.
+    The last sentence enters two steps after the others and takes four; after every step the hypotheses swap places, and
+    after the third the middle sentence leaves. Logits that no step computed are NaN.
     """
     built.eval()
     memory = built.encode(batch.source, batch.source_mask)
@@ -108,8 +108,8 @@ def check(choices: dict[str, Any], folder: Path) -> None:
     """Build, train one update, decode, save and reload one configuration."""
     config = model(choices)
     batch = padded_batch().to(HERE)
-    # float64 from the start: fixup with dense and swiglu, which has no norm at all, has a loss of 3e27 here, and fp32
-    # cannot hold the norm of its gradients
+    # float64 from the start: fixup with dense and swiglu, without any norm, has a loss of 3e27 here, and fp32 cannot
+    # hold the norm of its gradients
     built = build_model(config, VOCABULARY, VOCABULARY, seed=5).double()
     one_update(built, batch, LossConfig())
 
@@ -129,7 +129,7 @@ def check(choices: dict[str, Any], folder: Path) -> None:
 
 
 def some(every: int) -> list[Any]:
-    """The pairs as cases of a test, of which one in `every` is in the quick suite."""
+    """Return the pairs as cases of a test, one in `every` of them for the quick suite."""
     marked = ((c, () if number % every == 0 else pytest.mark.slow) for number, c in enumerate(PAIRS))
     return [pytest.param(choices, id=named(choices), marks=marks) for choices, marks in marked]
 
@@ -223,7 +223,7 @@ def test_refused_pairs_and_their_messages() -> None:
 
 
 class _Counted:
-    """A compiler backend that runs the graph as it is and counts."""
+    """A compiler backend that runs the graph unchanged and counts."""
 
     def __init__(self) -> None:
         self.graphs = 0
@@ -234,7 +234,7 @@ class _Counted:
 
 
 def _gradients(built: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """Of one update with dropout, whose masks depend on nothing but the seed."""
+    """Compare one update with dropout, whose masks depend only on the seed."""
     torch.manual_seed(3)
     built.zero_grad()
     built(batch.source, batch.source_mask, batch.target_in).square().mean().backward()
@@ -244,8 +244,8 @@ def _gradients(built: nn.Module, batch: Batch) -> dict[str, Tensor]:
 @pytest.mark.parametrize("choices", some(400))
 def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
     batch, graphs = padded_batch(), {}
-    # One graph for each stack, and one more for a first layer that leaves its values to others, reads one stream, or is
-    # of another kind.
+    # One graph for each stack, and another for a first layer that passes its values to others, reads one stream, or has
+    # a different kind.
     built_as = model(choices)
     first = [
         stack
@@ -264,7 +264,7 @@ def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
         for stack in (built.encoder, built.decoder):
             for layer in stack.layers:  # type: ignore[union-attr]
                 nn.Module.compile(layer, backend=backend, fullgraph=True)
-        # A few stacks without any norm overflow at seven layers; then both do.
+        # A few stacks without any norm overflow at seven layers; then both overflow.
         torch.testing.assert_close(_gradients(built, batch), expected, equal_nan=True)
         graphs[layers] = backend.graphs
     split = choices.get("combination.unit") == "sublayer"  # then sub-layers are called, and nothing is compiled

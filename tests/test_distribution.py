@@ -1,4 +1,4 @@
-"""What is given away: the wheel alone runs in an empty environment; no file of the tree holds text of a corpus."""
+"""The distribution: the wheel alone runs in an empty environment, and no file in the tree holds corpus text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORT += ("decoding.beam_size=1", "decoding.max_length.limit=12")
 
 
 def run(*command: str | Path, cwd: Path, given: str | None = None) -> str:
-    """Run a command outside of the tree and return what it prints."""
+    """Run a command outside the tree and return its output."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
         [str(word) for word in command], cwd=cwd, env=environment, input=given, text=True, capture_output=True
@@ -30,10 +30,10 @@ def run(*command: str | Path, cwd: Path, given: str | None = None) -> str:
 
 
 def test_no_file_holds_text_of_a_corpus(shared_data: Path) -> None:
-    """Results of experiments above all: a report gives examples of what was dropped."""
+    """This matters above all for results of experiments: a report gives examples of dropped lines."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
-        pytest.skip("not a checkout of git")
+        pytest.skip("not a git checkout")
     found: dict[str, str] = {}
     for name in filter(None, listed.stdout.split("\0")):
         try:
@@ -51,11 +51,11 @@ def test_no_file_holds_text_of_a_corpus(shared_data: Path) -> None:
             for line in lines:
                 if (line := line.strip()) in found:
                     copied.setdefault(found.pop(line), []).append(line)
-    assert copied.pop("docs/tutorial.md", []) in ([], ["A dog is running on the beach."])  # what a model made of ours
+    assert copied.pop("docs/tutorial.md", []) in ([], ["A dog is running on the beach."])  # a model's outputs
     assert copied == {}
 
 
-@pytest.mark.slow  # three to six minutes, most of them to install PyTorch anew
+@pytest.mark.slow  # three to six minutes, most of them to install PyTorch
 def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
     run(sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "dist", ROOT, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Damage in every file of every kind of folder is refused with the file's name, or has no effect."""
+"""Damage to any file in any kind of folder is refused with the file's name, or has no effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "faults" / "flips.py"
-pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="experiments/ is not beside the tests")
+pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="experiments/ is not next to the tests")
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def flips() -> ModuleType:
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module  # its data classes look themselves up there
+    sys.modules[specification.name] = module  # its dataclasses look themselves up there
     specification.loader.exec_module(module)
     return module
 

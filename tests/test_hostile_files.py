@@ -158,7 +158,7 @@ def test_a_pipe_is_no_configuration_of_a_folder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def model(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A model directory of a stranger, who has left out the list of checksums, or wrote a right one of wrong files."""
+    """A stranger's model directory, without the list of checksums, or with a correct list for bad files."""
     experiment = tiny_experiment(tmp_path)
     source, target = load_tokenizers(tiny_folder / "store")
     built = build_model(experiment.model, source.size, target.size)
@@ -388,7 +388,7 @@ def test_verbs_say_so(model: Path, tmp_path: Path) -> None:
 
 
 def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Where values stand in a document, of lists the first ones."""
+    """Return the paths of values in a document, for lists only the first item."""
     inside = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
     return [path, *(place for key, part in inside for place in places(part, (*path, key)))]
 

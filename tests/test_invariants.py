@@ -1,4 +1,4 @@
-"""Invariants of every kind: steps equal whole targets, padding is nothing, the future is hidden."""
+"""Invariants of every kind: steps equal whole targets, padding has no effect, the future is hidden."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KINDS: list[dict[str, Any]] = [
 ]
 DYNAMIC = {"residual": "hyper", "wiring.dynamic": True}
 MADE = [*covering(1), DYNAMIC, *(pytest.param(choices, marks=pytest.mark.slow) for choices in KINDS)]
-"""In the quick suite every value in one composition with others, in the slow one alone too."""
+"""MADE has every value in one composition with others in the quick suite, and in the slow suite also alone."""
 
 
 def built(choices: dict[str, Any]) -> Seq2Seq:
-    """A small model in fp64 whose wiring is away from its neutral start."""
+    """A small model in fp64 whose wiring has been moved away from its neutral initial values."""
     return moved(build_model(model(choices), VOCABULARY, VOCABULARY, seed=3).double().eval(), 0.1)
 
 
@@ -42,7 +42,7 @@ def logits(made: Seq2Seq, source: Tensor, mask: Tensor, target_in: Tensor) -> Te
 
 @pytest.mark.parametrize("choices", MADE, ids=named)
 def test_steps_equal_the_whole_target(choices: dict[str, Any]) -> None:
-    """With padded sources, hypotheses that swap places and a sentence that leaves."""
+    """The steps have padded sources, hypotheses that swap places and a sentence that leaves."""
     steps, whole = stepwise(built(choices), padded_batch())
     done = ~steps.isnan()
     torch.testing.assert_close(steps[done], whole[done], atol=1e-10, rtol=0)
@@ -52,7 +52,7 @@ def test_steps_equal_the_whole_target(choices: dict[str, Any]) -> None:
 def test_padding_changes_no_real_position(choices: dict[str, Any]) -> None:
     made, batch = built(choices), padded_batch()
     before = logits(made, batch.source, batch.source_mask, batch.target_in)
-    source = F.pad(batch.source, (0, 3), value=7)  # what stands in padding must not matter
+    source = F.pad(batch.source, (0, 3), value=7)  # the content of padding must not matter
     mask = F.pad(batch.source_mask, (0, 3), value=False)
     after = logits(made, source, mask, F.pad(batch.target_in, (0, 2), value=9))
     torch.testing.assert_close(after[:, :6], before, atol=1e-10, rtol=0)
@@ -69,5 +69,5 @@ def test_a_token_reaches_only_its_own_and_later_positions(choices: dict[str, Any
         changed[:, position] = (changed[:, position] + 3) % VOCABULARY
         after = logits(made, batch.source, batch.source_mask, changed)
         torch.testing.assert_close(after[:, :position], before[:, :position], atol=1e-12, rtol=0)
-        if choices.get("residual") != "none":  # three layers without residuals let next to nothing of it through
+        if choices.get("residual") != "none":  # three layers without residuals let almost nothing through
             assert ((after - before)[:, position:].abs().amax(dim=(0, 2)) > 1e-9).all()

@@ -1,7 +1,8 @@
-"""Guards: a kind is told in one place, and what was forgotten of it is named here (CONTRIBUTING.md, "Adding a kind").
+"""Guards: each kind is described in one place, and these tests name what was forgotten (CONTRIBUTING.md, "Adding a
+kind").
 
-The equations are guarded by tests/model/test_stacks.py (residuals), tests/model/test_history_equations.py (histories)
-and the table of initialisations below; that every pair of choices works by tests/test_composition.py.
+tests/model/test_stacks.py (residuals), tests/model/test_history_equations.py (histories) and the table of
+initialisations below guard the equations; tests/test_composition.py checks that every pair of choices works.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Axis(NamedTuple):
     Attributes:
         kinds: its Literal.
         tables: name -> table that needs a row for each kind.
-        heading: beginning of its section in docs/depth.md.
+        heading: how its section in docs/depth.md begins.
         section: class whose field `field` explains each kind (`ziggurat explain`).
         field: name of that field.
     """
@@ -156,7 +157,7 @@ ATTENTION_REFERENCES = {
     "merged_full": "test_merged_attention.py",
     "merged_gated": "test_merged_attention.py",
 }
-"""Kind -> the file in tests/model that compares it with its equation."""
+"""ATTENTION_REFERENCES maps a kind to the file in tests/model that compares it with its equation."""
 
 
 @pytest.mark.parametrize("kind", get_args(DecoderAttentionKind))
@@ -166,7 +167,7 @@ def test_every_attention_kind_has_a_reference(kind: str) -> None:
 
 
 N, M, LAYER, OUT, IN = 12, 5, 3, 300, 200
-FUSED = math.sqrt(6 / (IN + 3 * OUT))  # Glorot's bound, the value map being a third of one matrix
+FUSED = math.sqrt(6 / (IN + 3 * OUT))  # Glorot's bound, where the value map is a third of one matrix
 
 VALUE_MAP: dict[str, Callable[[], Distribution]] = {
     "xavier": lambda: Distribution("uniform", FUSED),
@@ -179,7 +180,7 @@ VALUE_MAP: dict[str, Callable[[], Distribution]] = {
     "fixup": lambda: Distribution("uniform", FUSED * (2 * N + 3 * M) ** (-1 / 6)),
     "uniform": lambda: Distribution("uniform", FUSED),
 }
-"""The initial values of the value map in layer LAYER of a decoder of M layers, above an encoder of N."""
+"""VALUE_MAP are the initial values of the value map in layer LAYER of a decoder with M layers and an encoder with N."""
 
 
 @pytest.mark.parametrize("kind", get_args(InitKind))

@@ -1,4 +1,4 @@
-"""`python -m tools.documents`: nothing of a document is lost, doubled or skipped in silence."""
+"""`python -m tools.documents`: no part of a document is silently lost, doubled or skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/scaling.md: its commands run, and two processes hold and send the bytes that it gives."""
+"""docs/scaling.md: its commands run, and two processes hold and send the bytes that it states."""
 
 from __future__ import annotations
 
@@ -74,20 +74,20 @@ def fixed_bytes(size: Size, kind: str, count: int) -> list[float]:
 
 
 def sent(size: Size, kind: str, count: int) -> float:
-    """Bytes that a process sends: ddp per update, fsdp per batch."""
+    """Return the bytes that a process sends: ddp per update, fsdp per batch."""
     ring = (count - 1) / count * 4
     return ring * (2 * size.parameters if kind == "ddp" else 3 * size.parameters - size.root)
 
 
 def batch_of(pairs: int, vocabulary: int) -> Batch:
-    """Sentence pairs of 28 tokens a side."""
+    """Return sentence pairs of 28 tokens per side."""
     generator = np.random.default_rng(1)
     sides = [list(generator.integers(4, vocabulary, (pairs, 27), dtype=np.int32)) for _ in range(2)]
     return collate(sides[0], sides[1], np.arange(pairs), SpecialIds(0, 3, 1, 2, 3))
 
 
 SMALL = Size(4, 2, 64, 4)
-"""What two processes train here."""
+"""SMALL is the model that two processes train here."""
 
 
 class Watch(TorchDispatchMode):
@@ -104,14 +104,14 @@ class Watch(TorchDispatchMode):
         result, name = function(*args, **(kwargs or {})), str(function)
         if name.startswith("c10d."):
             tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)]
-            if tensors[0].dtype == torch.float32:  # counts and flags are of other types
+            if tensors[0].dtype == torch.float32:  # counts and flags have other types
                 self.sent[name.split(".")[1]] += max(t.numel() for t in tensors)
         if "_to_copy" in name and result.dtype == torch.bfloat16 and result.shape in self.shapes:
             self.narrow.append(weakref.ref(result.untyped_storage()))
         return result
 
     def narrow_bytes(self) -> int:
-        """Bytes of the copies that are still there."""
+        """Return the bytes of the copies that still exist."""
         return sum(storage.nbytes() for there in self.narrow if (storage := there()) is not None)
 
 
@@ -131,7 +131,7 @@ def measured(kind: str, precision: str, recompute: Recompute, processes: Process
     parallel = wrapper(model, LossConfig(), precision, processes)
     optimiser = Optimiser(model, roles, OptimiserConfig())
     batches = [batch_of(4, 100)] * 2
-    train_update(parallel, batches, optimiser, rate=1e-3, clip_norm=None)  # settles buckets, makes moments
+    train_update(parallel, batches, optimiser, rate=1e-3, clip_norm=None)  # settles buckets, creates moments
     where: list[set[int]] = []
     narrow: list[int] = []
     backward = Tensor.backward
@@ -172,7 +172,7 @@ def test_ddp_holds_and_sends_what_is_said() -> None:
     for found in both("ddp"):
         assert [found["weights"], found["gradients"], found["moments"]] == fixed_bytes(size, "ddp", 2)
         assert not found["outside of buckets"]  # nor those of the batches before the last
-        # Of two batches one is sent; a process of two sends half of what is added up, twice.
+        # One of two batches is sent; each of two processes sends half of the sum, twice.
         assert 4 * found["sent"]["allreduce_"] == sent(size, "ddp", 2)
 
 
@@ -224,7 +224,7 @@ STAND_INS = {
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> dict[str, str]:
-    """The environment of a job whose commands only note what they are asked for."""
+    """The environment of a job whose commands only record how they are called."""
     for name, body in STAND_INS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
@@ -236,7 +236,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **job, "PATH": path}
 
 
-needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="the script is one of bash")
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="the script needs bash")
 
 
 @needs_bash

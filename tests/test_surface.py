@@ -1,4 +1,4 @@
-"""What users rely on is as it was: help, explanations, /spec, keys of JSON, names of parameters, names for Python."""
+"""The surface that users rely on is unchanged: help, explanations, /spec, JSON keys, parameter names, Python names."""
 
 from __future__ import annotations
 

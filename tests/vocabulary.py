@@ -21,7 +21,7 @@ SENTENCES = (
 def trained_tokenizer(
     sentences: Sequence[str], size: int, tags: Sequence[str], *, byte_fallback: bool = True
 ) -> SentencePieceTokenizer:
-    """A joint BPE vocabulary of at most `size` pieces, with `tags` besides."""
+    """A joint BPE vocabulary of at most `size` pieces, plus `tags`."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([*sentences] * 3),

@@ -1,1 +1,1 @@
-"""Tools for whoever works on the code: what it counts, and whether a change altered a number."""
+"""Tools for developers: counts over the code, and checks that a change altered no number."""

@@ -2,8 +2,7 @@
 
     python -m tools.api_pages build/api
 
-Nothing of the package is loaded, so that the site builds without PyTorch. What has no leading
-underscore is shown.
+The package is not imported, so the site builds without PyTorch. Names without a leading underscore are shown.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ def version(root: Path) -> str:
 
 
 def first_sentence(docstring: str) -> str:
-    """Return the first sentence on one line, or the first paragraph where it is a list of phrases."""
+    """Return the first sentence on one line, or the first paragraph if it is a list of phrases."""
     paragraph = " ".join(docstring.strip().split("\n\n")[0].split())
     return re.split(r"(?<=[.?!])\s+(?=[A-Z`])", paragraph)[0]
 
 
 def prose(docstring: str) -> str:
-    """Return a docstring as Markdown: arguments as lists, pages of docs/ as links, nothing taken for HTML."""
+    """Return a docstring as Markdown: arguments as lists, pages of docs/ as links, and no HTML."""
     lines: list[str] = []
     inside = False  # a section such as `Args:`
     for line in inspect.cleandoc(docstring).splitlines():
@@ -50,7 +49,7 @@ def prose(docstring: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a line whose `<` outside code is no tag, with links to the pages that it names."""
+    """Return a line with each `<` outside code escaped, and with links to the pages that it names."""
     parts = re.split(r"(`[^`]*`)", text)
     for number in range(0, len(parts), 2):
         parts[number] = parts[number].replace("<", r"\<").replace("](", "]\\(")
@@ -59,7 +58,7 @@ def _plain(text: str) -> str:
 
 
 def signature(node: Definition) -> str:
-    """Return how a function or class is called, one argument per line where it is long."""
+    """Return the signature of a function or class, one argument per line if it is long."""
     if isinstance(node, ast.ClassDef):
         made = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
         bases = ", ".join(ast.unparse(base) for base in node.bases)
@@ -80,7 +79,7 @@ def signature(node: Definition) -> str:
 
 
 def _arguments(arguments: ast.arguments) -> list[str]:
-    """Return each argument as it is written."""
+    """Return each argument as written in the source."""
     text = ast.unparse(arguments)
     pieces, depth, start = [], 0, 0
     for place, sign in enumerate(text):
@@ -92,7 +91,7 @@ def _arguments(arguments: ast.arguments) -> list[str]:
 
 
 def _public(tree: ast.Module) -> list[Definition]:
-    """Return the definitions of a module that others may use, in the order of the file."""
+    """Return the public definitions of a module, in the order of the file."""
     return [node for node in tree.body if isinstance(node, Definition) and not node.name.startswith("_")]
 
 
@@ -108,7 +107,7 @@ def _definition(node: Definition, prefix: str = "", level: int = 3) -> list[str]
 
 
 def page(package: str, modules: dict[str, ast.Module]) -> str:
-    """Return the page of one package: its modules in a table, then what each of them defines."""
+    """Return the page of one package: a table of its modules, then what each of them defines."""
     texts = {name: ast.get_docstring(tree) or "" for name, tree in modules.items()}
     lines = ["---", "tocdepth: 2", "---", "", f"# {package}", "", prose(texts.get(package, "")), ""]
     lines += ["| module | what it is |", "|---|---|"]
@@ -127,12 +126,12 @@ def page(package: str, modules: dict[str, ast.Module]) -> str:
 
 
 def _anchor(name: str) -> str:
-    """Return the anchor of a heading as GitHub makes it: dots go."""
+    """Return the anchor that GitHub gives a heading: without dots."""
     return name.replace(".", "").lower()
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Return the name and text of every page: one for each package directly below ziggurat, one for its own modules."""
+    """Return the name and text of every page: one per package directly below ziggurat, and one for its own modules."""
     found: dict[str, dict[str, ast.Module]] = {"ziggurat": {}}
     for path in sorted((root / "ziggurat").rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -140,8 +139,8 @@ def pages(root: Path) -> dict[str, str]:
         package = ".".join(parts[:2]) if len(parts) > 2 else "ziggurat"
         found.setdefault(package, {})[dotted] = ast.parse(path.read_text(encoding="utf-8"))
     texts = {name: page(name, dict(sorted(modules.items()))) for name, modules in sorted(found.items())}
-    lines = ["# API reference", "", "Made from the docstrings of this version. Which names are kept from version to"]
-    lines += ["version is said in [versioning](../versioning.md); the others may change at any time.", ""]
+    lines = ["# API reference", "", "Generated from the docstrings of this version. Names that are stable"]
+    lines += ["across versions are listed in [versioning](../versioning.md); others may change at any time.", ""]
     lines += ["| package | what it is |", "|---|---|"]
     for name, modules in sorted(found.items()):
         lines.append(f"| [{name}]({name}.md) | {_plain(first_sentence(ast.get_docstring(modules[name]) or ''))} |")
@@ -150,7 +149,7 @@ def pages(root: Path) -> dict[str, str]:
 
 
 def write(root: Path, folder: Path) -> None:
-    """Write the pages; those that are the same already stay as they are, so that Sphinx need not read them again."""
+    """Write the pages; unchanged ones are left alone, so that Sphinx need not read them again."""
     texts = pages(root)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.md"):

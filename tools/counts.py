@@ -1,11 +1,11 @@
-"""Counts that say how easy the package is to find one's way in; taken before and after a clean-up.
+"""Counts that show how easy it is to find one's way around the package; taken before and after a clean-up.
 
     python -m tools.counts [--json] [--list] [--calls]
 
-Lines are counted as they stand; a module's users are the modules of the package that import it or a name of it (a
-package's `__init__` that passes the name on is not a user; whoever imports it from there is). `--calls` trains for one
-update and counts the functions of the package between `training.loop.train` and the model's forward pass. `--list`
-names what was counted.
+Lines are physical lines; a module's users are the modules of the package that import it or a name from it (a package's
+`__init__` that re-exports the name is not a user, but modules that import it from there are). `--calls` trains for one
+update and counts the package's functions between `training.loop.train` and the model's forward pass. `--list` names
+what was counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def dotted(path: Path) -> str:
 
 
 def users(trees: dict[str, ast.Module], packages: set[str]) -> dict[str, set[str]]:
-    """Return who imports each module, names that a package passes on counted for the module that defines them."""
+    """Return who imports each module; names that a package re-exports count for the module that defines them."""
     passed: dict[str, str] = {}  # package.name -> module that it comes from
     for package in packages:
         for node in ast.walk(trees[package]):
@@ -55,13 +55,13 @@ def users(trees: dict[str, ast.Module], packages: set[str]) -> dict[str, set[str
 
 
 def comment_lines(source: str) -> int:
-    """Return how many lines hold a comment and nothing else."""
+    """Return how many lines hold only a comment."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return sum(t.type == tokenize.COMMENT and t.line.strip().startswith("#") for t in tokens)
 
 
 def code_lines(tree: ast.Module, source: str) -> tuple[int, int]:
-    """Return how many physical and logical lines are code: no blank or comment line, no docstring, no import."""
+    """Return how many physical and logical lines are code: without blank lines, comments, docstrings and imports."""
     prose = {
         line
         for node in ast.walk(tree)
@@ -85,7 +85,7 @@ def import_lines(tree: ast.Module) -> int:
 
 
 def body_length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return a function's lines from `def` to its end, decorators apart."""
+    """Return a function's lines from `def` to its end, without decorators."""
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
@@ -167,12 +167,12 @@ def count() -> tuple[dict[str, Any], dict[str, Any]]:
         "physical lines of code": code,
         "logical lines of code": logical,
         "logical per physical": round(logical / code, 3),
-        "median lines of a file": statistics.median(lengths.values()),
+        "median lines per file": statistics.median(lengths.values()),
         "files over 500 lines": sum(length > 500 for length in lengths.values()),
         "files under 60 lines": sum(length < 60 for length in lengths.values()),
         "longest function": f"{body_length(longest[1])} {longest[0]}.{longest[1].name}",
         "longest verb": f"{body_length(longest_verb[1])} {longest_verb[0]}.{longest_verb[1].name}",
-        "functions of more than 8 parameters": sum(
+        "functions with more than 8 parameters": sum(
             len(f.args.args) + len(f.args.kwonlyargs) + len(f.args.posonlyargs) > 8 for _, f in functions
         ),
         "functions with a return type, %": round(

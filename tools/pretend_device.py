@@ -233,10 +233,11 @@ _FREE = {
 """_FREE names the operators that launch nothing, besides views."""
 
 
-@torch.inference_mode(mode=False)  # a wrapper around a tensor of inference mode may not be used outside of it
-@torch.no_grad()
 def _launch(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on the CPU's tensors after what a GPU would check, and count it."""
+    if torch.is_inference_mode_enabled():  # a wrapper around one of its tensors may not be used outside of it
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return _launch(func, *args, **kwargs)
     name = func._schema.name.partition("::")[2]
     if name == "scaled_dot_product_attention":  # in inference mode operators arrive as they are called
         return _attention(*args, **kwargs)
@@ -256,7 +257,8 @@ def _launch(func: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs = kwargs | {"device": _CPU}
     raw_args, raw_kwargs = tree_map(_raw, args), tree_map(_raw, kwargs)
     own = {id(tensor.raw): tensor for tensor in tensors if isinstance(tensor, PretendTensor)}
-    with _device_numbers(func, kwargs):
+    draws = torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None
+    with _drawn_from_device() if draws else contextlib.nullcontext():
         out = func(*raw_args, **raw_kwargs)
     for tensor in own.values():
         if tensor.shape != tensor.raw.shape:
@@ -266,20 +268,22 @@ def _launch(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     """Return lists, tuples and dictionaries with `function` of each leaf; PyTorch's own takes half of a test's time."""
-    if isinstance(tree, dict):
+    kind = type(tree)
+    if kind is list or kind is tuple:
+        return kind([tree_map(function, value) for value in tree])
+    if kind is dict:
         return {key: tree_map(function, value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
-        return type(tree)([tree_map(function, value) for value in tree])
     return function(tree)
 
 
 def tree_leaves(tree: Any) -> list[Any]:
     """Return the leaves of lists, tuples and dictionaries."""
-    if isinstance(tree, dict):
+    kind = type(tree)
+    if kind is dict:
         tree = tuple(tree.values())
-    if isinstance(tree, list | tuple):
-        return [leaf for value in tree for leaf in tree_leaves(value)]
-    return [tree]
+    elif kind is not list and kind is not tuple:
+        return [tree]
+    return [leaf for value in tree for leaf in tree_leaves(value)]
 
 
 @cache
@@ -382,16 +386,6 @@ def _moved(source: Tensor, to: str, non_blocking: bool, into: Tensor) -> None:
 # Random numbers: those of the device are a sequence of their own.
 
 _numbers = torch.Generator()
-
-
-@contextlib.contextmanager
-def _device_numbers(func: Any, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Let an operator that draws random numbers, with no generator given, draw those of the device."""
-    if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
-        yield
-    else:
-        with _drawn_from_device():
-            yield
 
 
 @contextlib.contextmanager
@@ -498,18 +492,21 @@ class _Module:
 
 
 class _Attention(torch.autograd.Function):
-    """`scaled_dot_product_attention`; backward computes it again, with the same random numbers."""
+    """`scaled_dot_product_attention`; backward computes it again, with the same random numbers.
+
+    Until then it keeps what flash attention keeps: its operands, its result and a sum of weights per row.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any, options: dict[str, Any]) -> PretendTensor:  # type: ignore[override]
-        ctx.save_for_backward(query, key, value, bias)
         ctx.options, ctx.numbers = options, _numbers.get_state()
-        return _launched("attention", partial(_attend, options=options), query, key, value, bias)
+        out = _launched("attention", partial(_attend, options=options), query, key, value, bias)
+        sums = PretendTensor(torch.empty(query.shape[:-1]))
+        ctx.save_for_backward(query, key, value, bias, out, sums)
+        return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
-        saved = ctx.saved_tensors
-
         def gradients(upstream: Tensor, *operands: Tensor | None) -> tuple[Tensor | None, ...]:
             now = _numbers.get_state()
             _numbers.set_state(ctx.numbers)
@@ -524,7 +521,7 @@ class _Attention(torch.autograd.Function):
             found = iter(torch.autograd.grad(out, asked, upstream))
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:4])
 
-        return *_launched("attention_backward", gradients, gradient, *saved), None
+        return *_launched("attention_backward", gradients, gradient, *ctx.saved_tensors[:4]), None
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, options: dict[str, Any]) -> Tensor:

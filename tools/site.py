@@ -1,9 +1,9 @@
-"""Checks of the documentation site that Sphinx does not do, and the page at its root.
+"""Checks of the documentation site that Sphinx does not make, and the page at its root.
 
     python -m tools.site build/site
 
-Readers' browsers must fetch nothing from elsewhere: no fonts, styles, scripts or pictures of other hosts. Links that a
-reader may follow can lead anywhere.
+Readers' browsers must not fetch anything from other hosts: no fonts, styles, scripts or pictures. Links that a reader
+follows can lead anywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGES = [
     "experiments/*/README.md",
     "tests/golden/README.md",
 ]
-"""What is on the site; all links among these are checked."""
+"""PAGES are the pages of the site; all links among them are checked."""
 
 _FETCHED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "object": "data"}
 _FETCHED |= {"video": "src", "audio": "src", "embed": "src", "image": "href", "use": "href"}

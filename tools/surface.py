@@ -1,7 +1,7 @@
-"""The surface that users rely on, as text: what a redesign may not change by accident.
+"""The surface that users rely on, as text: a redesign must not change it by accident.
 
-    python -m tools.surface            # compares with tests/golden/surface; names what differs, exit status 1
-    python -m tools.surface --write    # writes it there, for a change that is meant
+    python -m tools.surface            # compare with tests/golden/surface; name differences, exit status 1
+    python -m tools.surface --write    # write it there, for an intended change
 
 Help of every verb, `ziggurat explain` of every key, method and paper, the server's `/spec`, the keys of each `--json`
 output, parameter names and shapes per kind, and the names in docs/versioning.md. The newest golden set is the
@@ -50,7 +50,7 @@ JSON_VERBS: dict[str, tuple[str, ...]] = {
     "score": ("score", "run", "--source", "corpus/dev.qlo", "--target", "corpus/dev.qhi", "--json"),
     "translate": ("translate", "run", "-i", "corpus/dev.qlo", "--json", "alignments=true"),
 }
-"""JSON_VERBS is a name -> the command whose `--json` output is read, run in a copy of the golden set."""
+"""JSON_VERBS maps a name to the command whose `--json` output is read, run in a copy of the golden set."""
 
 
 def run(*words: str) -> str:
@@ -85,7 +85,7 @@ def help_texts() -> str:
 
 
 def explanations() -> str:
-    """What `explain` says of every key of both schemas, of every method and of every paper."""
+    """The output of `explain` for every key of both schemas, every method and every paper."""
     from ziggurat.config.choices import choices
     from ziggurat.config.recipes import paper_keys
 
@@ -131,7 +131,7 @@ def json_keys() -> str:
 
 
 def parameters() -> str:
-    """Names and shapes of the parameters of a small model per kind, one axis changed at a time."""
+    """Names and shapes of the parameters of a small model for each kind, changing one axis at a time."""
     from tests.composition import AXES, model
     from ziggurat.model.build import build_model
 
@@ -164,7 +164,7 @@ def python_names() -> str:
             signature = str(inspect.signature(found))
         except ValueError:
             signature = ""
-        # Where names and the types of parameters live is not promised before a release; functions have addresses.
+        # The modules of names and parameter types are not promised before a release; functions have addresses.
         signature = re.sub(r"ziggurat[.][a-z_.0-9]+[.]|<function .*? at 0x[0-9a-f]+>", "", signature)
         lines.append(f"{attribute}{signature}")
     return "".join(f"{line}\n" for line in lines)
@@ -178,7 +178,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "parameters.txt": parameters,
     "python.txt": python_names,
 }
-"""PARTS is a file of the golden folder -> what makes its text."""
+"""PARTS maps a file of the golden folder to the function that makes its text."""
 
 
 @contextlib.contextmanager
@@ -199,7 +199,7 @@ def inside_a_copy() -> Iterator[None]:
 
 
 def differences(name: str) -> list[str]:
-    """The lines, as of a diff, in which a part of the surface differs from the golden one."""
+    """The diff lines in which a part of the surface differs from the golden one."""
     golden = (GOLDEN / name).read_text(encoding="utf-8").splitlines()
     with inside_a_copy():
         found = PARTS[name]().splitlines()

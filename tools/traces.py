@@ -1,13 +1,13 @@
-"""Four small runs as hashes, and the embedded pipeline's manifests, to show that a change alters no number.
+"""Hashes of four small runs, and the embedded pipeline's manifests, to show that a change alters no number.
 
     python -m tools.traces --out before.json          # before the change
     python -m tools.traces --against before.json      # after it; names every value that differs, exit status 1
 
-Through the command line alone: the demo, a 6-6 ADMIN model that grows, RNMT+, and a run in two processes, 20 updates
-each on the embedded language pair. Recorded are every loss and gradient norm of the log, the dev scores, the hash of
-every weight, and the translations and scores of 40 test sentences; of each step of `ziggurat pipeline demo` its
-manifest, which has checksums of all that it hands on, and the names of its files. Bits depend on CPU, PyTorch and the
-number of threads (two here), so both runs must be made on one machine; the file is not to be committed.
+The runs use only the command line: the demo, a 6-6 ADMIN model that grows, RNMT+, and a run in two processes, 20
+updates each on the embedded language pair. Traces record every loss and gradient norm in the log, the dev scores, the
+hash of every weight, and the translations and scores of 40 test sentences; and for each step of `ziggurat pipeline
+demo` its manifest, which has checksums of all its outputs, and the names of its files. Bits depend on CPU, PyTorch and
+the number of threads (two here), so both runs must be on one machine; do not commit the file.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Any
 import safetensors.numpy
 
 PATH = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-"""PATH is where the package is found: commands run in other folders."""
+"""PATH is where Python finds the package: commands run in other folders."""
 CLOCK = {"time", "seconds", "target_tokens_per_second", "source_tokens_per_second", "data_wait_share"}
-CLOCK |= {"checkpoint_wait"}  # what differs from run to run
+CLOCK |= {"checkpoint_wait"}  # differs from run to run
 SHORT = ("training.log_every_updates=1", "training.validation.every_updates=10", "training.checkpoint.every_updates=10")
 LENGTH = ("training.stop.updates=20", "training.schedule.warmup_updates=10")
 MANIFESTS = "embedded pipeline's manifests"
@@ -37,7 +37,7 @@ BRIEF = (
     *(f"{model}.training.stop.updates=200" for model in ("backward", "teacher", "student")),
     *("teacher.training.growth={stages: [{layers: 3, updates: 100}]}", "quantisation.updates=20"),
 )
-"""FEW and BRIEF make the embedded pipeline shorter: a third of the text, a third of the updates."""
+"""FEW and BRIEF shorten the embedded pipeline: a third of the text, a third of the updates."""
 SMALL = ("model.d_model=32", "model.d_ff=64", "model.heads=4")
 RUNS: dict[str, tuple[str, ...]] = {
     "admin": (
@@ -75,7 +75,7 @@ def hashes(model: Path) -> dict[str, str]:
 
 
 def trace(run: Path, source: list[str], reference: list[str]) -> dict[str, Any]:
-    """Return all that a finished run must reproduce."""
+    """Return everything that a finished run must reproduce."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [{key: value for key, value in json.loads(line).items() if key not in CLOCK} for line in lines]
     last = (run / "last").resolve()
@@ -108,7 +108,7 @@ def manifests(folder: Path) -> dict[str, Any]:
 
 
 def record(folder: Path) -> dict[str, Any]:
-    """Make the four runs and the pipeline in a folder and return their traces."""
+    """Run the four runs and the pipeline in a folder and return their traces."""
     demo = folder / "demo"
     ziggurat("demo", "--folder", str(demo), *SHORT, *LENGTH)
     source, reference = ((demo / "corpus" / f"test.{side}").read_text().splitlines()[:40] for side in ("qlo", "qhi"))
@@ -122,7 +122,7 @@ def record(folder: Path) -> dict[str, Any]:
 
 
 def differences(expected: Any, found: Any, path: str = "") -> list[str]:
-    """Name the places at which two documents differ."""
+    """Name the paths at which two documents differ."""
     if isinstance(expected, dict) and isinstance(found, dict):
         keys = sorted(expected.keys() | found.keys())
         parts = [differences(expected.get(key), found.get(key), f"{path}/{key}") for key in keys]

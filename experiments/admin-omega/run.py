@@ -26,7 +26,7 @@ VOCABULARY = 32768
 
 
 def zipf_batch(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Source, its mask, decoder input, its mask: sentences of 10 to 50 random tokens, `tokens` on each side."""
+    """Return source, its mask, decoder input and its mask: sentences of 10 to 50 random tokens, `tokens` per side."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(10, 51, (tokens // 30,), generator=generator)
     mask = torch.arange(50) < lengths[:, None]

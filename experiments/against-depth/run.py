@@ -1,4 +1,4 @@
-"""Runs of several depths, methods and seeds, and their report against depth: the papers' figures of that kind.
+"""Runs at several depths, methods and seeds, and their report against depth, as in the papers' figures.
 
     python experiments/against-depth/run.py --figure dlcl-3 --work FOLDER --small      # minutes to hours on two cores
     python experiments/against-depth/run.py --figure dlcl-3 --work FOLDER --store STORE --test NAME SOURCE REFERENCE
@@ -6,8 +6,8 @@
     python experiments/against-depth/run.py --method pre dlcl-en-de-base-6-6-pre model.dropout.residual=0.2 \\
         --method post dlcl-en-de-base-6-6-post --depths 6-6 20-6 --seeds 1 2 3 --work FOLDER --store STORE
 
-Each run is trained, scored on the test set, and its decoding measured in turns with that of the others; then `ziggurat
-report` draws them. What is there already is not made again, so the same command goes on where it was stopped.
+Each run is trained and scored on the test set, and its decoding is measured in turns with the others; then `ziggurat
+report` draws them. Existing results are kept, so the same command resumes where it was stopped.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ FIGURES: dict[str, tuple[tuple[Depth, ...], dict[str, Method]]] = {
             "DS-Init + MAtt": Method("ds-init-en-de-base-12-12-ds-matt"),
         },
     ),
-    # Wang et al. 2019, figures 3 and 4: BLEU and decoding speed against the encoder's depth, of the same runs
+    # Wang et al. 2019, figures 3 and 4: BLEU and decoding speed of the same runs against the encoder's depth
     "dlcl-3": (_ENCODERS, _DLCL),
     "dlcl-4": (_ENCODERS, _DLCL),
     # the same, table 5: the decoder's depth
@@ -101,14 +101,16 @@ FIGURES: dict[str, tuple[tuple[Depth, ...], dict[str, Method]]] = {
         },
     ),
 }
-"""Name -> depths and methods."""
+"""FIGURES maps a name to depths and methods."""
 
 STAGE, BEFORE_LAST = 0.192, 0.76
-"""Share of the updates of a stage, as in the recipe of 24 layers; at most of all but the last, as in that of 48."""
+"""STAGE is the share of the updates of one stage, as in the recipe with 24 layers, and BEFORE_LAST the most that all
+stages but the last may take, as in the recipe with 48.
+"""
 
 
 def growth(depth: Depth, updates: int) -> list[str]:
-    """Return the stages of an encoder that grows by six layers; none where it has no more than six."""
+    """Return the stages of an encoder that grows by six layers; none if it has at most six."""
     before = range(6, depth.encoder, 6)
     share = min(STAGE, BEFORE_LAST / max(1, len(before)))
     ends = [max(number, round(number * share * updates)) for number in range(1, len(before) + 1)]
@@ -117,7 +119,7 @@ def growth(depth: Depth, updates: int) -> list[str]:
 
 
 def runs_of(options: argparse.Namespace, shared: Sequence[str]) -> list[Run]:
-    """Return all runs, seed by seed and the shallowest first, so that a stopped experiment has whole lines."""
+    """Return all runs, seed by seed and shallowest first, so that a stopped experiment has complete lines."""
     runs = []
     for seed in options.seeds:
         for depth in options.depths:
@@ -149,16 +151,18 @@ def write_small_data(work: Path, configs: Iterable[str]) -> Test:
 
 
 def train(run: Run) -> bool:
-    """Train a run to its end, or go on with it as it was begun; return False where it failed, as some methods do."""
+    """Train a run to its end, or resume it with its original settings; return False if it failed, as some methods
+    do.
+    """
     again = ["--resume"] if (run.folder / "config.yaml").exists() else [run.config, *run.settings]
     done = verb(run.folder.parent, "train", *again, "--run", run.folder)
-    if done.returncode < 0 or done.returncode > 128:  # a signal: to end all
+    if done.returncode < 0 or done.returncode > 128:  # a signal: stop everything
         raise SystemExit(done.returncode)
     return done.returncode == 0
 
 
 def score(folder: Path, test: Test) -> None:
-    """Keep the scores of a run on the test set, unless they are newer than its training."""
+    """Score a run on the test set, unless it has scores newer than its training."""
     out = folder / SCORES / f"{test.name}.json"
     if out.exists() and out.stat().st_mtime > (folder / "metrics.jsonl").stat().st_mtime:
         return
@@ -171,9 +175,9 @@ def score(folder: Path, test: Test) -> None:
 
 
 def measure_speed(folders: Sequence[Path], test: Test, lines: int, rounds: int) -> None:
-    """Keep the decoding speed of each run: the median of rounds in which all take turns, on all cores.
+    """Record each run's decoding speed: the median of rounds in which all take turns, on all cores.
 
-    Every translation is as long as references are on average, so that badly trained models do the same work as others.
+    Every translation has the average length of the references, so that badly trained models do the same work as others.
     """
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     sources, references = (path.read_text("utf-8").splitlines()[:lines] for path in (test.source, test.reference))
@@ -200,7 +204,7 @@ def measure_speed(folders: Sequence[Path], test: Test, lines: int, rounds: int) 
 
 
 def named(config: str) -> str:
-    """Return the path of a configuration file from any folder, and the name of a recipe as it is."""
+    """Return a configuration file as an absolute path, and the name of a recipe unchanged."""
     return str(Path(config).resolve()) if Path(config).is_file() else config
 
 
@@ -208,7 +212,7 @@ def parsed() -> argparse.Namespace:
     """Return the options, with `depths` and `methods` by name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figure", choices=FIGURES)
-    parser.add_argument("--config", action="append", default=[], help="a recipe or file as one method; repeat")
+    parser.add_argument("--config", action="append", default=[], help="a recipe or file as one method; can be repeated")
     parser.add_argument("--method", action="append", default=[], nargs="+", metavar="NAME CONFIG [KEY=VALUE]")
     parser.add_argument("--depths", nargs="+", help="such as 6-6 12-6; default: those of the figure")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
@@ -217,9 +221,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--test", nargs=3, metavar=("NAME", "SOURCE", "REFERENCE"))
     parser.add_argument("--small", action="store_true", help="the small recipes of docs/papers.md")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all runs")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
-    parser.add_argument("--lines", type=int, default=100, help="of the test set, by which decoding is measured")
-    parser.add_argument("--rounds", type=int, default=3, help="of measuring; 0: none")
+    parser.add_argument("--jobs", type=int, default=1, help="runs trained at the same time")
+    parser.add_argument("--lines", type=int, default=100, help="lines of the test set used to measure decoding")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of measuring decoding; 0: none")
     options = parser.parse_args()
     depths, methods = FIGURES[options.figure] if options.figure else ((), {})
     options.methods = {**methods, **{Path(config).stem: Method(named(config)) for config in options.config}}
@@ -236,7 +240,7 @@ def parsed() -> argparse.Namespace:
     if not options.methods or not options.depths:
         parser.error("give --figure, or methods by --config or --method, and --depths")
     if bool(options.store) == options.small:
-        parser.error("either --store says where the data is, or --small takes the embedded language pair")
+        parser.error("give --store with the folder of the data, or --small for the embedded language pair")
     if options.small:
         options.methods = {
             name: method._replace(config=f"{method.config}{SUFFIX}") for name, method in options.methods.items()

@@ -3,7 +3,7 @@
 `python experiments/alignment/run.py --data shared/data --peers PEERS --out JSON en-fr ja-en ro-en babel`
 
 PEERS holds the programs fast_align, atools and eflomal-align; without it only ours is run. All read the same text,
-lower-cased and tokenised: the gold pairs first, then the training corpus, as the shared tasks did it.
+lower-cased and tokenised: the gold pairs first, then the training corpus, as in the shared tasks.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from measuring import commit  # noqa: E402
 
-ATOOLS = {"intersection": "intersect"}  # other names are the same there
+ATOOLS = {"intersection": "intersect"}  # the other names are the same
 PEER_METHODS = ("grow-diag-final-and", "grow-diag", "intersection", "union")
 BABEL_SEED = 1
 
 
 class Task(NamedTuple):
-    """Pairs to train on, of which the first ones have gold alignments."""
+    """Pairs to train on, the first of which have gold alignments."""
 
     pairs: list[tuple[str, str]]
     sure: list[set[Link]]
@@ -99,7 +99,7 @@ def gold_task(data: Path, name: str) -> Task:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a corpus, lower-cased and split by our rule (tokenised text stays as it is in words)."""
+    """Yield the lines of a corpus, lower-cased and split by our rule (words of tokenised text stay as they are)."""
     tokenised = "tanaka" in str(path)
     with gzip.open(path, "rt", encoding="utf-8") as file:
         for line in file:
@@ -107,7 +107,7 @@ def lines(path: Path) -> Iterator[str]:
 
 
 def babel() -> Task:
-    """Return 20,000 pairs of the embedded language pair, of which the first 500 are compared."""
+    """Return 20,000 pairs of the embedded language pair; the first 500 are compared."""
     pairs = list(generate_aligned(20_000, BABEL_SEED))
     texts = [tuple(" ".join(split_words(t.lower(), "split")) for t in (pair.low, pair.high)) for pair in pairs]
     return Task(texts, [p.sure for p in pairs[:500]], [p.possible for p in pairs[:500]])  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def peers(task: Task, programs: Path, folder: Path) -> dict[str, Any]:
 
 
 def atools(programs: Path, forward: Path, backward: Path, how: str, pairs: int) -> list[set[Link]]:
-    """Return what fast_align's own program makes of two directions."""
+    """Return how fast_align's own program symmetrises two directions."""
     command: list[str | Path] = [programs / "atools", "-i", forward, "-j", backward, "-c", ATOOLS.get(how, how)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [set(parse_links(line, None, None, "atools")) for line in done.stdout.splitlines()[:pairs]]

@@ -1,8 +1,8 @@
-"""Argos Translate's own translations of lines, as JSON; run by the Python of an environment that has it (README.md).
+"""Argos Translate's own translations of lines, as JSON; run with the Python of an environment that has it (README.md).
 
 `python theirs.py PACKAGE TEXT ANSWER`: a .argosmodel, a text file with a sentence per line, the file to write.
 
-Each line is one sentence: the splitter is replaced by one that does not split, so its packages need not be installed.
+Each line is one sentence: a splitter that does not split replaces the original, so its packages are not needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType
 
 
 class Whole:
-    """A sentence splitter that takes a line for a sentence."""
+    """A sentence splitter that treats a line as a sentence."""
 
     def split_sentences(self, text: str) -> list[str]:
         """Return the line."""
@@ -26,7 +26,7 @@ class Whole:
 
 def main(package_path: str, text_path: str, answer_path: str) -> None:
     with tempfile.TemporaryDirectory() as home:
-        # Before the import, which makes folders in these places.
+        # Before the import, which creates folders in these places.
         os.environ |= {f"XDG_{kind}_HOME": home for kind in ("DATA", "CONFIG", "CACHE")}
         os.environ["ARGOS_COMPUTE_TYPE"] = "default"  # as stored; `auto` would compute fp32 matrices in int8
         os.environ["ARGOS_INTRA_THREADS"] = "1"  # a sentence at a time gains nothing from more

@@ -1,4 +1,4 @@
-"""Import of the authors' code from folders it was checked out into."""
+"""Import of the authors' code from its checkouts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-# Imported by the authors' modules, and used by nothing that is compared: images, cloud storage, data.
+# Imported by the authors' modules but not used by anything compared: images, cloud storage, data.
 _ABSENT = frozenset({"timm", "boto3", "botocore", "google", "cached_path", "datasets", "importlib_resources"})
 
 
 class _Anything:
-    """A class, function or base class that was imported and is not used."""
+    """A class, function or base class that is imported but not used."""
 
-    recoverable_errors: tuple[type[Exception], ...] = ()  # a class of OLMo's adds to its base's
+    recoverable_errors: tuple[type[Exception], ...] = ()  # one of OLMo's classes extends its base's
 
     def __init__(self, *arguments: Any, **options: Any) -> None: ...
 
@@ -39,7 +39,7 @@ class _Anything:
 
 
 class _Empty(ModuleType):
-    """A module that has every name asked of it."""
+    """A module that has every name."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -48,10 +48,10 @@ class _Empty(ModuleType):
 
 
 class _Absent(MetaPathFinder, Loader):
-    """Finder and loader of the modules that are left out, where they are not installed."""
+    """Finder and loader of the unused modules that are not installed."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return a specification by which an empty module is made."""
+        """Return a specification that makes an empty module."""
         return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in _ABSENT else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -63,7 +63,7 @@ class _Absent(MetaPathFinder, Loader):
 
 
 class Checkouts:
-    """The folder whose sub-folders are checkouts of the authors' repositories, by the names these have.
+    """The folder whose sub-folders are checkouts of the authors' repositories, under the repositories' names.
 
     Args:
         folder: that folder.
@@ -71,10 +71,10 @@ class Checkouts:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        sys.meta_path.append(_Absent())  # after all others: what is installed is used
+        sys.meta_path.append(_Absent())  # last, so that installed modules are used
 
     def commit(self, repository: str, path: str) -> str:
-        """Return the commit that is checked out, with `+` if the file differs from it; the version of a package."""
+        """Return the commit that is checked out, with `+` if the file differs from it; or the version of a package."""
         if not (self.folder / repository).exists():
             return importlib.metadata.version(repository)
         git = ["git", "-C", str(self.folder / repository)]
@@ -93,7 +93,7 @@ class Checkouts:
         assert specification is not None
         assert specification.loader is not None
         module = importlib.util.module_from_spec(specification)
-        sys.modules[name] = module  # dataclasses look their module up
+        sys.modules[name] = module  # dataclasses look up their module
         with _quiet():
             specification.loader.exec_module(module)
         return module
@@ -109,17 +109,17 @@ class Checkouts:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Context in which modules that print while they are imported or built do not."""
+    """Context that silences modules that print while they are imported or built."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 
 
 @contextlib.contextmanager
 def as_precise_as(dtype: torch.dtype) -> Iterator[None]:
-    """Context for the authors' code in which nothing is computed less precisely than in `dtype`.
+    """Context in which the authors' code computes nothing less precisely than in `dtype`.
 
-    Norms, softmax, rotations and weights of streams are computed in fp32, and DeepSeek's functions return bf16. This
-    would hide whether the rest is the same to the last digits: with fp64, what their code calls fp32 is fp64 here.
+    Their code computes norms, softmax, rotations and weights of streams in fp32, and DeepSeek's functions return bf16,
+    which would hide whether the rest agrees to the last digits: with fp64, what their code calls fp32 is fp64 here.
     """
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

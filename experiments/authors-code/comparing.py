@@ -26,19 +26,19 @@ View = Callable[[Tensor], Tensor]
 
 
 def whole(values: Tensor) -> Tensor:
-    """Return all of a parameter."""
+    """Return the whole parameter."""
     return values
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A parameter of ours, or a part of it, that is `factor` times one of theirs plus `offset`.
+    """One of our parameters, or a part of it, that is `factor` times one of theirs plus `offset`.
 
     Attributes:
         ours: the parameter.
         theirs: the parameter that corresponds.
-        our_part: gives a view of the part of ours.
-        their_part: gives the part of theirs, in the same shape.
+        our_part: returns a view of the part of ours.
+        their_part: returns the part of theirs, in the same shape.
         factor: see above.
         offset: see above.
     """
@@ -53,11 +53,11 @@ class Pair:
 
 @dataclass
 class Case:
-    """Two modules and what to do with them.
+    """Two modules, and how to compare them.
 
     Attributes:
         name: names the comparison.
-        what: says what is compared, in a few words.
+        what: describes the comparison in a few words.
         repository: the folder of theirs.
         path: the file in it.
         ours: our module.
@@ -66,7 +66,7 @@ class Case:
         run_ours: computes our output from the input [batch, length, d_model].
         run_theirs: theirs.
         d_model: width of the input.
-        fixed: parameters of theirs that stay as they were made, since ours has none.
+        fixed: parameters of theirs that keep their initial values, since ours has none.
         starts: compare the initial values of gains of norms and of the method's own parameters.
     """
 
@@ -98,26 +98,26 @@ def matching(ours: nn.Module | None, theirs: nn.Module) -> Iterator[Pair]:
 
 
 def config_of(layers: int, **choices: Any) -> ModelConfig:
-    """Return a configuration with so many encoder layers, one decoder layer, no dropout, and these choices."""
+    """Return a configuration with `layers` encoder layers, one decoder layer, no dropout, and these choices."""
     sections = {"encoder": {"layers": layers, **choices.pop("encoder", {})}, "decoder": {"layers": 1}}
     nothing = dict.fromkeys(("residual", "attention", "activation", "embedding"), 0.0)
     return ModelConfig.model_validate({**sections, "dropout": nothing, **choices})
 
 
 def model_of(config: ModelConfig, dtype: torch.dtype) -> Seq2Seq:
-    """Return the model; its parameters have no values yet."""
+    """Return the model, with uninitialised parameters."""
     return assemble(config, 8, 8).to(dtype).eval()
 
 
 def encoder_of(layers: int, dtype: torch.dtype, **choices: Any) -> Encoder:
-    """Return the encoder of `config_of`, likewise."""
+    """Return the encoder of `config_of`, with uninitialised parameters."""
     return model_of(config_of(layers, **choices), dtype).encoder
 
 
 def encoded(encoder: Encoder, x: Tensor, *, causal: bool) -> Tensor:
     """Return the output of our encoder for `x` [batch, length, d_model].
 
-    It is given the mask of a decoder where theirs is one: no decoder of ours is without attention to a memory.
+    It gets a decoder's mask where theirs is a decoder: all our decoders attend to a memory.
     """
     future = causal_mask(x.shape[1], x.dtype, x.device)
     real = torch.ones(x.shape[:2], dtype=torch.bool)
@@ -157,7 +157,7 @@ def compared(case: Case, dtype: torch.dtype, seed: int) -> dict[str, float | Non
 
 
 def _initial_difference(case: Case) -> float:
-    """Return the largest difference of the values that constructors give: gains and what residuals hold themselves."""
+    """Return the largest difference of the values set by constructors: gains and the residuals' own parameters."""
     built = {slot.place for slot in assign_roles(case.ours) if slot.role in (Role.NORM_GAIN, Role.WIRING)}
     pairs = [pair for pair in case.pairs if place_of(pair.ours.data) in built]
     values = [(p.our_part(p.ours), p.factor * p.their_part(p.theirs) + p.offset) for p in pairs]
@@ -165,19 +165,19 @@ def _initial_difference(case: Case) -> float:
 
 
 def drawn(shape: Sequence[int], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Return values from N(0, 1): the same for every type, up to rounding."""
+    """Return values from N(0, 1), the same for every type up to rounding."""
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(dtype)
 
 
 def prepare(case: Case, generator: torch.Generator) -> None:
-    """Draw the parameters of theirs, and give ours the same."""
+    """Draw their parameters, and give ours the same values."""
     _draw(case, generator)
     _copy(case)
 
 
 @torch.no_grad()
 def _draw(case: Case, generator: torch.Generator) -> None:
-    """Move every parameter of theirs away from its start, so that each has a part in the output."""
+    """Move each of their parameters away from its initial value, so that each affects the output."""
     fixed = {id(p) for p in case.fixed}
     for parameter in case.theirs.parameters():
         if id(parameter) in fixed:
@@ -191,7 +191,7 @@ def _draw(case: Case, generator: torch.Generator) -> None:
 
 @torch.no_grad()
 def _copy(case: Case) -> None:
-    """Give ours the values of theirs; biases that theirs lacks become 0, and anything else left over is an error."""
+    """Give ours the values of theirs; biases that theirs lack become 0, and anything else left over is an error."""
     covered: dict[int, int] = {}
     for pair in case.pairs:
         part = pair.our_part(pair.ours.data)
@@ -213,10 +213,10 @@ def _grad(parameter: nn.Parameter) -> Tensor:
 
 
 def differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """Return the largest difference, and the largest divided by the largest value of its own tensor.
+    """Return the largest difference, and the largest one relative to the largest value of its tensor.
 
-    Tensors below a thousandth of the largest of all are compared with that: some are rounding themselves, since the
-    gradients of biases of keys and of the mixing of equal streams are 0.
+    Tensors below a thousandth of the largest of all are compared with that thousandth: some consist of rounding errors,
+    since the gradients of key biases and of the mixing of equal streams are 0.
     """
     scale = max(float(theirs.abs().max()) for _, theirs in pairs)
     absolute = [float((ours - theirs).abs().max()) for ours, theirs in pairs]

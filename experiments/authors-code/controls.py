@@ -1,4 +1,4 @@
-"""Mistakes made on purpose on our side: by how much the comparisons then differ."""
+"""Deliberate mistakes on our side, and how much the comparisons then differ."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from ziggurat.model.residual import kinds as residual
 
 
 class Control(NamedTuple):
-    """A mistake, and the comparison that is to notice it.
+    """A mistake, and the comparison that should notice it.
 
     Attributes:
         mistake: what is wrong.
         family: yields the comparisons.
-        case: the name of the one.
-        made: context in which our code has the mistake.
+        case: the name of the comparison.
+        made: context in which our code makes the mistake.
     """
 
     mistake: str

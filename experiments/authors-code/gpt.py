@@ -19,10 +19,10 @@ VOCABULARY = 8
 
 
 def gpt(code: Any, width: int, depth: int, exponent: float) -> Any:
-    """Return their model, so many times as wide and as deep as the base, as their scripts ask for it.
+    """Return their model, wider and deeper than the base by these factors, configured as in their scripts.
 
-    But for one flag: their scale of attention is 1/d_head, and it switches to ours, 1/sqrt(d_head). Heads are as wide
-    as the base's, so that the two differ by a constant.
+    One flag differs: their scale of attention is 1/d_head, and the flag switches to ours, 1/sqrt(d_head). Heads are as
+    wide as the base's, so the two differ by a constant.
     """
     scaled = {"mup_enabled": True, "depth_alpha_enabled": True, "depth_alpha_exp": exponent}
     d = BASE_WIDTH * width
@@ -41,7 +41,7 @@ def gpt(code: Any, width: int, depth: int, exponent: float) -> Any:
 
 
 def completep_config(width: int, depth: int, exponent: float) -> ModelConfig:
-    """Return ours of that size. Its encoder stands for their decoder."""
+    """Return our model of that size. Its encoder stands for their decoder."""
     d = BASE_WIDTH * width
     base = {"width": BASE_WIDTH, "encoder_layers": BASE_LAYERS, "decoder_layers": 1, "exponent": exponent}
     sizes = {"d_model": d, "d_ff": 4 * d, "heads": d // D_HEAD, "activation": "gelu", "transfer": base}
@@ -74,13 +74,13 @@ def transfer_case(code: Any, model: Seq2Seq, exponent: float, dtype: torch.dtype
         pairs += [*matching(mine.ffn.in_proj, other.mlp.c_fc), *matching(mine.ffn.out_proj, other.mlp.c_proj)]
 
     def logits(x: Tensor) -> Tensor:
-        # The encoder's norm in place of the decoder's, which differs by its fixed factor alone.
+        # The encoder's norm in place of the decoder's, which differs only by its fixed factor.
         return output(encoded(model.encoder, x, causal=True) * end.factor.to(x.dtype)) * BASE_WIDTH**0.5
 
     def their_logits(x: Tensor) -> Tensor:
         hook = theirs.transformer.drop.register_forward_hook(lambda *_: x.clone())
         ids = torch.zeros(x.shape[:2], dtype=torch.long)
-        found, _ = theirs(ids, targets=ids)  # without targets they leave out the factor of logits
+        found, _ = theirs(ids, targets=ids)  # without targets they omit the factor of logits
         hook.remove()
         return found
 

@@ -46,7 +46,7 @@ def _llama_config() -> Any:
         attn_implementation="eager",
         use_cache=False,
     )
-    config.rope_theta = 10000.0  # where the authors' versions of transformers had it
+    config.rope_theta = 10000.0  # where the authors' versions of transformers expected it
     return config
 
 
@@ -68,10 +68,10 @@ _POST_LAYERS = 2
 
 
 def gpas(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
-    """GPAS: every kind of layer that the authors gate, and the same without gates."""
+    """GPAS: every kind of layer that the authors gate, with and without gates."""
     code = checkouts.package("GPAS", "peft_pretraining.modeling_llama")
     for kind in _KINDS:
-        # Of the kind `lns` the published file has only the gated form: without gates its layers return their input.
+        # The published file has `lns` only in the gated form: without gates its layers return their input.
         for gated in (True,) if kind == "lns" else (False, True):
             yield _gpas(code, kind, gated, dtype)
 
@@ -84,17 +84,17 @@ def _gpas(code: Any, kind: str, gated: bool, dtype: torch.dtype) -> Case:
     ranges = {"ranges": [{"layers": _POST_LAYERS, "residual": "post"}]} if kind == "post_pre" else {}
     ours = encoder_of(LAYERS, dtype, **GATED, **ROTARY, residual=residual, encoder=ranges, wiring={"gpas": gated})
     if kind == "deeppost":
-        # LLaMA normalises what leaves any stack; ours of this kind ends with the norm of its last sub-layer.
+        # LLaMA normalises the output of any stack; ours of this kind ends with the norm of its last sub-layer.
         ours.final_norm = nn.RMSNorm(D, eps=1e-5, dtype=dtype)
     pairs = _llama(ours, theirs)
     for number, (mine, other) in enumerate(zip(ours.layers, theirs.layers, strict=True), start=1):
         its_norms = _POST if kind == "post_pre" and number <= _POST_LAYERS else norms
         for joined, slots in zip((mine.self_attn_residual, mine.ffn_residual), its_norms, strict=True):
             if kind == "deeppost":
-                joined.skip = other.alpha  # theirs is of a decoder alone, ours of an encoder with a decoder
+                joined.skip = other.alpha  # theirs is for a decoder alone, ours for an encoder with a decoder
             for slot, name in slots:
                 norm = getattr(joined, slot)
-                if kind == "lns":  # theirs has 1/sqrt(l) in the initial gain, ours beside the gain
+                if kind == "lns":  # theirs has 1/sqrt(l) in the initial gain, ours next to the gain
                     pairs.append(Pair(norm.norm.weight, getattr(other, name).weight, factor=number**0.5))
                 else:
                     pairs += matching(norm, getattr(other, name))
@@ -102,7 +102,7 @@ def _gpas(code: Any, kind: str, gated: bool, dtype: torch.dtype) -> Case:
             pairs.append(Pair(mine.ffn_residual.gate, other.gpas_block.gate, lambda values: values[0]))
 
     def run(x: Tensor) -> Tensor:
-        with mock.patch.dict(os.environ, variables):  # read again in every pass
+        with mock.patch.dict(os.environ, variables):  # read in every pass
             return theirs(inputs_embeds=x, use_cache=False, return_dict=False)[0]
 
     return Case(

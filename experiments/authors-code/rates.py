@@ -1,4 +1,4 @@
-"""CompleteP: the rules for initial values, rates, decay and epsilon, ours and the authors', and updates by them."""
+"""CompleteP: our and the authors' rules for initial values, rates, decay and epsilon, and updates that follow them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ziggurat.train.optim import Optimiser
 
 EPSILON, DECAY, BETAS = 1e-8, 0.1, (0.9, 0.95)
 
-# What is compared -> the name of a parameter of theirs, and of ours.
+# What is compared -> the names of their parameter and of ours.
 PARAMETERS = {
     "query, key and value maps": ("transformer.h.0.attn.c_attn.weight", "layers.0.self_attn.qkv_proj.weight"),
     "attention's output maps": ("transformer.h.0.attn.c_proj.weight", "layers.0.self_attn.out_proj.weight"),
@@ -37,7 +37,7 @@ PARAMETERS = {
 
 
 def rules(checkouts: Checkouts) -> list[dict[str, Any]]:
-    """Return every factor, relative to the base: theirs and ours, for some ratios of width and depth."""
+    """Return every factor relative to the base, theirs and ours, for some ratios of width and depth."""
     code = checkouts.file(PATH)
     found = []
     for width, depth, exponent in ((4, 1, 1.0), (1, 8, 1.0), (4, 8, 1.0), (4, 8, 0.5)):
@@ -87,7 +87,7 @@ def _factors(group: str, std: float | None, rate: float, epsilon: float, decay: 
 
 
 def _logits_factor(model: Any) -> float:
-    """Return the factor between their final norm and the output map, from what the latter reads."""
+    """Return the factor between their final norm and the output map, measured at the latter's input."""
     seen: list[Tensor] = []
     hooks = [
         model.transformer.ln_f.register_forward_hook(lambda module, inputs, y: seen.append(y.clone())),
@@ -123,7 +123,7 @@ def _ours(width: int, depth: int, exponent: float) -> Factors:
         distribution = xavier(slots[place_of(parameters[full])], config.init, ModelDepth(1, 1))
         group = groups[full]
         std, rate, epsilon = distribution.size, group["rate_scale"], group["eps"]
-        if name == "embeddings":  # of E, our parameter being E / sqrt(d_model)
+        if name == "embeddings":  # of E; our parameter is E / sqrt(d_model)
             std, rate, epsilon = std * d**0.5, rate * d**0.5, epsilon / d**0.5
         found |= _factors(name, std, rate, epsilon, group["weight_decay"])
     found["branches", "factor"] = model.encoder.layers[0].ffn_residual.branch
@@ -138,9 +138,9 @@ def _optimiser(model: Seq2Seq, config: ModelConfig, **options: Any) -> Optimiser
 
 
 def updates(checkouts: Checkouts, seed: int, number: int = 5) -> dict[str, dict[str, float]]:
-    """Return the largest differences after some updates of the layers, each side by its own optimiser.
+    """Return the largest differences after some updates of the layers, each side with its own optimiser.
 
-    Embeddings and the final norm are left as they are: for these the rules differ, see `rules`.
+    Embeddings and the final norm are left unchanged, because their rules differ (see `rules`).
     """
     code = checkouts.file(PATH)
     found = {}

@@ -1,6 +1,6 @@
-"""Ziggurat beside the authors' own code: the same weights and input, and the largest differences.
+"""Ziggurat and the authors' own code with the same weights and input, and the largest differences.
 
-`python experiments/authors-code/run.py --checkouts FOLDER [--only NAME...]`; FOLDER has one checkout of each repository
+`python experiments/authors-code/run.py --checkouts FOLDER [--only NAME...]`; FOLDER has a checkout of each repository
 that README.md names. Writes results/NAME.json.
 """
 

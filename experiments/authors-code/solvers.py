@@ -1,8 +1,8 @@
-"""The ODE Transformer and Depth Growing: their authors' forward passes of an encoder, around copies of our layers.
+"""The ODE Transformer and Depth Growing: the authors' encoder forward passes around copies of our layers.
 
-The file of the first cannot be run as released: a colon is missing, and its constructor refuses all kinds but the gated
-one. Both are parts of old versions of fairseq. So the class's `forward` alone is taken from each, and the classes here
-are what it reads of its object.
+The first file cannot be run as released: a colon is missing, and its constructor refuses all kinds but the gated one.
+Both are parts of old versions of fairseq. So only the class's `forward` is taken from each, and the classes here
+provide what it reads from its object.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = {"rk2": (2, "standard"), "rk2_gated": (2, "learnable"), "rk4": (4, "stan
 
 
 def forward_of(checkouts: Checkouts, repository: str, path: str, name: str) -> Callable[..., dict[str, Tensor]]:
-    """Return `forward` of the encoder `name` in a file of theirs."""
+    """Return `forward` of the encoder `name` in one of their files."""
     text = (checkouts.folder / repository / path).read_text("utf-8")
     text = re.sub(r'(== "initialization")\n', r"\1:\n", text, count=1)
     (encoder,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name)
@@ -40,13 +40,13 @@ def forward_of(checkouts: Checkouts, repository: str, path: str, name: str) -> C
 
 
 class _Layer(nn.Module):
-    """A copy of our layer, called as theirs is: with [length, batch, d_model]."""
+    """A copy of our layer that is called like theirs: with [length, batch, d_model]."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = copy.deepcopy(layer)
         for parameter in self.parameters():
-            nn.init.zeros_(parameter)  # a model that is only assembled has no values
+            nn.init.zeros_(parameter)  # the model was built without values
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the layer's output; nothing is padded."""
@@ -55,7 +55,7 @@ class _Layer(nn.Module):
 
 
 class _Theirs(nn.Module):
-    """The object of their `forward`: no history, no positions, and tokens that stand for the input."""
+    """The object for their `forward`: no history, no positions, and tokens that stand for the input."""
 
     history = embed_positions = None
     embed_scale, dropout, padding_idx = 1.0, 0.0, 0
@@ -77,7 +77,7 @@ class _Theirs(nn.Module):
 
 
 def solver(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
-    """Steps of second order, with and without a gate, and of fourth."""
+    """Steps of second order, with and without a gate, and of fourth order."""
     forward = forward_of(checkouts, "ODE-Transformer", PATH, "ODETransformerEncoder")
     for kind in KINDS:
         ours = encoder_of(LAYERS, dtype, d_model=D, d_ff=64, heads=4, encoder={"solver": kind})
@@ -94,7 +94,7 @@ def solver(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
 
 
 class _Grown(nn.Module):
-    """The object of Depth Growing's `forward`: positions stand for the input, since it adds them in place."""
+    """The object for Depth Growing's `forward`: positions stand for the input, since it adds them in place."""
 
     embed_scale, dropout, padding_idx = 1.0, 0.0, 0
     use_encoder_cross_block_resnet = True
@@ -115,7 +115,7 @@ class _Grown(nn.Module):
 
 
 def growing(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
-    """Depth Growing: two layers on top of three, post-norm as theirs."""
+    """Depth Growing: two layers on top of three, post-norm like theirs."""
     repository, path = "Depth_Growing_NMT", "deepNMT/fairseq/models/transformer_deep.py"
     choices: dict[str, Any] = {"residual": "post", "combination": {"period": 3}}
     ours = encoder_of(5, dtype, d_model=D, d_ff=64, heads=4, encoder={"history": "cross_module"}, **choices)

@@ -17,7 +17,7 @@ ROTARY = {"embedding": {"positions": "rotary"}}
 
 
 def siamese(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
-    """SiameseNorm: the vision transformer, whole but for patches and classes."""
+    """SiameseNorm: the whole vision transformer except patches and classes."""
     path = "deit-model-siamesenorm.py"
     code = checkouts.file(f"SiameseNorm/{path}")
     code.Mlp = TwoMaps
@@ -63,7 +63,7 @@ def siamese(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
 
 
 class _Patches(nn.Module):
-    """In place of the embedding of patches: leaves what it is given."""
+    """A replacement for the embedding of patches that returns its input."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class _Patches(nn.Module):
 
 
 def given_by(module: nn.Module, run: Callable[[], Any]) -> Tensor:
-    """Return what `module` gives while `run` runs."""
+    """Return what `module` outputs while `run` runs."""
     given: list[Tensor] = []
     hook = module.register_forward_hook(lambda module, inputs, y: given.append(y))
     run()
@@ -84,14 +84,14 @@ def given_by(module: nn.Module, run: Callable[[], Any]) -> Tensor:
 
 
 def hybrid(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
-    """HybridNorm and its starred form, whose first layer is pre-norm with the norms of attention kept."""
+    """HybridNorm and its starred form, whose first layer is pre-norm but keeps the norms of attention."""
     code = checkouts.package("HybridNorm/dense_model", "olmo.model")
     for star in (False, True):
         yield _hybrid(code, star, dtype)
 
 
 def _hybrid(code: Any, star: bool, dtype: torch.dtype) -> Case:
-    # The published configuration (configs/exps/1.2B-dense-HybriedNorm.yaml) but for sizes, groups of heads and theta.
+    # The published configuration (configs/exps/1.2B-dense-HybriedNorm.yaml) except sizes, groups of heads and theta.
     choices = {
         **dict.fromkeys(("use_query_norm", "use_key_norm", "use_value_norm", "ffn_norm"), True),
         **dict.fromkeys(("attn_norm", "attn_residual_after_norm", "flash_attention", "include_bias"), False),

@@ -1,7 +1,7 @@
-"""Hyper-connections: stacks of several streams, theirs around copies of our sub-layers.
+"""Hyper-connections: stacks with several streams, theirs around copies of our sub-layers.
 
-The manifold-constrained form by DeepSeek (reference functions of TileKernels, and the model that transformers has), by
-the authors of mHC-lite, and mHC-lite itself; the plain form by lucidrains, since its authors published no code.
+These are the manifold-constrained form by DeepSeek (TileKernels' reference functions, and the model in transformers)
+and by the authors of mHC-lite, mHC-lite itself, and the plain form by lucidrains, since its authors published no code.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class _Stack(nn.Module):
     """The authors' connections one after the other, from n copies of the input to the sum of the streams.
 
     Args:
-        connections: each is called with the streams [batch, length, n, d_model], or as `folded` says.
-        folded: streams belong to the batch, [batch n, length, d_model].
+        connections: each is called with the streams [batch, length, n, d_model], or as described for `folded`.
+        folded: streams are part of the batch, [batch n, length, d_model].
     """
 
     def __init__(self, connections: list[nn.Module], *, folded: bool = False) -> None:
@@ -75,7 +75,7 @@ def _ours(dtype: torch.dtype, residual: str, epsilon: float, **wiring: Any) -> t
     sizes = {"d_model": D, "d_ff": INNER, "heads": HEADS, "norm": "rms", "layer_norm_epsilon": epsilon}
     plain = {"embedding": {"positions": "none"}, "activation": "gelu"}
     encoder = encoder_of(LAYERS, dtype, **sizes, **plain, residual=residual, wiring={"streams": N, **wiring})
-    encoder.final_norm = None  # theirs end in other ways (README.md)
+    encoder.final_norm = None  # theirs end differently (README.md)
     joined = [
         ((layer.self_attn_residual, layer.self_attn), (layer.ffn_residual, layer.ffn)) for layer in encoder.layers
     ]
@@ -85,7 +85,7 @@ def _ours(dtype: torch.dtype, residual: str, epsilon: float, **wiring: Any) -> t
 def _case(name: str, what: str, at: tuple[str, str], ours: Encoder, theirs: nn.Module, pairs: list[Pair]) -> Case:
     gammas = [parameter for n, parameter in theirs.named_parameters() if n.endswith("connection.norm.gamma")]
     run = partial(encoded, ours, causal=False)
-    started = name == "hyper"  # initial values of the others are each maker's own
+    started = name == "hyper"  # the others each choose their own initial values
     return Case(name, f"{what}, stack of 6 sub-layers", *at, ours, theirs, pairs, run, theirs, D, gammas, started)
 
 
@@ -104,8 +104,8 @@ def _of_deepseek(residual: Any, theirs: Any, scale: nn.Parameter) -> Iterator[Pa
 
 
 def manifold(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
-    """Manifold-constrained hyper-connections, and the form by permutations."""
-    for epsilon in (0.0, 1e-6):  # as in the paper's equations, as released
+    """Manifold-constrained hyper-connections, and the form with permutations."""
+    for epsilon in (0.0, 1e-6):  # as in the paper's equations, and as released
         yield _tile_kernels(checkouts.file("TileKernels/tile_kernels/torch/mhc.py"), epsilon, dtype)
         yield _transformers(epsilon, dtype)
     for mixing, path, kind in (
@@ -113,7 +113,7 @@ def manifold(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
         ("permutations", "hyper_conn/mhc_lite.py", "MHCLite"),
     ):
         code = checkouts.file(f"mhc-lite/{path}")
-        getattr(code, "perm_mats", {}).clear()  # their cache would hold those of another type
+        getattr(code, "perm_mats", {}).clear()  # their cache would hold matrices of another type
         for published in (False, True):
             yield _mhc_lite(code, kind, path, mixing, published, dtype)
 
@@ -154,7 +154,7 @@ def _transformers(epsilon: float, dtype: torch.dtype) -> Case:
     ours, sublayers = _ours(dtype, "manifold_hyper", 1e-6)
     config = SimpleNamespace(hidden_size=D, rms_norm_eps=1e-6, hc_mult=N, hc_sinkhorn_iters=20, hc_eps=epsilon)
     made = iter([_Sublayer(_Branch(*joined)) for joined in sublayers])
-    # In place of its attention and its experts; the norms before them, and everything else of the layer, are its own.
+    # Replaces its attention and its experts; the norms before them and the rest of the layer are its own.
     with as_precise_as(dtype), contextlib.ExitStack() as stack:
         for name in ("DeepseekV4Attention", "DeepseekV4SparseMoeBlock"):
             stack.enter_context(mock.patch.object(code, name, mock.Mock(side_effect=made)))
@@ -164,7 +164,7 @@ def _transformers(epsilon: float, dtype: torch.dtype) -> Case:
         layer: Any = theirs.connections[number // 2]
         attention = number % 2 == 0
         its = layer.attn_hc if attention else layer.ffn_hc
-        nn.init.zeros_(its.base)  # their model, not the layer, gives these values
+        nn.init.zeros_(its.base)  # their model, not the layer, sets these values
         nn.init.ones_(its.scale)
         pairs += _of_deepseek(residual, (its.fn, its.base), its.scale)
         pairs += matching(residual.in_norm, layer.input_layernorm if attention else layer.post_attention_layernorm)
@@ -220,7 +220,7 @@ def _mhc_lite(code: Any, kind: str, path: str, mixing: str, published: bool, dty
 
 
 class _Wrapped(nn.Module):
-    """A connection that is a sub-module, so that its own norm of streams is known by its name."""
+    """A connection that is a sub-module, so that its norm of streams can be found by name."""
 
     def __init__(self, connection: nn.Module) -> None:
         super().__init__()
@@ -232,20 +232,22 @@ class _Wrapped(nn.Module):
 
 
 def _squared() -> tuple[View, View]:
-    """Return the views of what reads and of what mixes: row s of theirs has that of stream s, then its n shares."""
+    """Return views of the reading and the mixing weights: their row s has stream s's reading weight, then its n
+    shares.
+    """
     read = lambda values: values.unflatten(0, (N, 1 + N))[:, 0]  # noqa: E731
     return read, lambda values: values.unflatten(0, (N, 1 + N))[:, 1:].transpose(0, 1).flatten(0, 1)
 
 
 def _permuted() -> tuple[View, View]:
-    """Return the same for mHC-lite: a permutation of theirs, [old, new], is the inverse of one of ours."""
+    """Return the same for mHC-lite: each of their permutations, [old, new], is the inverse of one of ours."""
     orders = list(itertools.permutations(range(N)))
     inverse = [orders.index(tuple(order.index(k) for k in range(N))) for order in orders]
     return rows(0, N), lambda values: values[N:][inverse]
 
 
 def _without_epsilon(run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return `run` with the norm over all streams, which alone has no gain, as theirs: with next to no epsilon."""
+    """Return `run` with theirs as the norm over all streams, the only one without a gain: with hardly any epsilon."""
     norm = F.rms_norm
 
     def streams_as_theirs(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
@@ -259,9 +261,9 @@ def _without_epsilon(run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 
 
 def _rows_last(code: Any, run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return `run` with Sinkhorn's rounds ending with the shares of a new stream, as in the paper.
+    """Return `run` with Sinkhorn's rounds ending at the shares of a new stream, as in the paper.
 
-    Theirs end with the shares of an old one. The two are equal only where the rounds have converged.
+    Theirs end at the shares of an old one. The two are equal only where the rounds have converged.
     """
     published = code.sinkhorn_knopps
 
@@ -279,7 +281,7 @@ def hyper(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
     """Dynamic hyper-connections."""
     path = "hyper_connections/hyper_connections.py"
     code = checkouts.file(f"hyper-connections/{path}")
-    ours, sublayers = _ours(dtype, "hyper", 1e-30, dynamic=True)  # their norm has no epsilon to speak of
+    ours, sublayers = _ours(dtype, "hyper", 1e-30, dynamic=True)  # their norm has a negligible epsilon
     with as_precise_as(dtype):
         branches = enumerate(_Branch(*joined) for joined in sublayers)
         made = [code.HyperConnections(N, dim=D, layer_index=number, branch=branch) for number, branch in branches]

@@ -1,4 +1,4 @@
-"""ScaleNorm with FixNorm, R-Drop and the Lipschitz initialisation beside their authors' code for translation."""
+"""ScaleNorm with FixNorm, R-Drop and the Lipschitz initialisation, compared with their authors' translation code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ D, HEADS, LAYERS, V = 32, 4, 6, 29
 
 
 def scale_norm(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
-    """Yield the encoders, pre-norm and post-norm, with our epsilon negligible, and pre-norm with the usual one."""
+    """Yield the encoders: pre-norm and post-norm where our epsilon is negligible, and pre-norm with the usual one."""
     code = checkouts.file(f"{TEARS}/layers.py")
     for name, residual, epsilon in (
         ("scale-norm-pre", "pre", 1e-30),
@@ -81,7 +81,9 @@ def _length(ours: Any, theirs: Any) -> Pair:
 
 
 def others(checkouts: Checkouts, seed: int) -> dict[str, Any]:
-    """Return the largest differences of what is no stack: FixNorm's rows, R-Drop's loss, Lipschitz bounds."""
+    """Return the largest differences of methods that are not stacks: FixNorm's rows, R-Drop's loss, Lipschitz
+    bounds.
+    """
     generator = torch.Generator().manual_seed(seed)
     return {
         "r_drop": _r_drop(_criterion(checkouts), generator),
@@ -91,7 +93,7 @@ def others(checkouts: Checkouts, seed: int) -> dict[str, Any]:
 
 
 def _criterion(checkouts: Checkouts) -> Any:
-    """Return their criterion, without fairseq around it."""
+    """Return their criterion without the rest of fairseq."""
     names = ("fairseq", "fairseq.metrics", "fairseq.utils", "fairseq.criterions")
     fairseq = {name: ModuleType(name) for name in names}
     fairseq["fairseq"].metrics = fairseq["fairseq"].utils = None  # type: ignore[attr-defined]
@@ -102,7 +104,7 @@ def _criterion(checkouts: Checkouts) -> Any:
 
 
 def _r_drop(code: Any, generator: torch.Generator) -> dict[str, float]:
-    """Their `compute_kl_loss` and label-smoothed loss of two passes beside ours, doubled, and the gradients."""
+    """Their `compute_kl_loss` and label-smoothed loss of two passes against ours, doubled, and the gradients."""
     found = {}
     for dtype in (torch.float64, torch.float32):
         hidden, weight = drawn((2 * BATCH, LENGTH, D), generator, dtype), drawn((V, D), generator, dtype)
@@ -141,7 +143,7 @@ def _grad(values: Tensor) -> Tensor:
 
 
 def _fix_norm(checkouts: Checkouts, generator: torch.Generator) -> dict[str, float]:
-    """Embeddings that go in and logits that come out, beside their `get_input` and `logit_fn`."""
+    """Input embeddings and output logits, compared with their `get_input` and `logit_fn`."""
     folder, dtype = str(checkouts.folder / TEARS), torch.float64
     with mock.patch.object(sys, "path", [folder, *sys.path]):
         code = checkouts.file(f"{TEARS}/model.py")
@@ -151,7 +153,7 @@ def _fix_norm(checkouts: Checkouts, generator: torch.Generator) -> dict[str, flo
     embedding = torch.func.functional_call(model.source_embedding.tokens, {"weight": table}, (ids,))
     embedding = embedding * model.source_embedding.scale
     matrix = torch.func.functional_call(model.output, {"weight": table}, (hidden,))
-    unit = F.normalize(table, dim=-1)  # as their `forward` begins
+    unit = F.normalize(table, dim=-1)  # as at the start of their `forward`
     nothing = {"lang_embedding": torch.zeros(1, D, dtype=dtype), "scale": D**0.5, "out_bias": None, "training": False}
     theirs = SimpleNamespace(**nothing, args=SimpleNamespace(word_dropout=0.0))
     theirs.replace_with_unk = lambda toks: None
@@ -166,7 +168,7 @@ def _fix_norm(checkouts: Checkouts, generator: torch.Generator) -> dict[str, flo
 
 
 def _lipschitz(checkouts: Checkouts) -> dict[str, float]:
-    """The bounds that their initialiser asks for, beside ours: of linear maps, embeddings and a projection."""
+    """The bounds of their initialiser and ours for linear maps, embeddings and a projection."""
     names = {"utils.torch.comp": {"torch_no_grad": torch.no_grad}}
     names["cnfg.hyp"] = {"lipschitz_initialization": True, "lipschitz_scale": 1.0}  # type: ignore[dict-item]
     modules = {name: ModuleType(name) for name in ("utils", "utils.torch", "cnfg", *names)}

@@ -1,9 +1,9 @@
 """Multi30k with 10,000 pairs, without and with the other 19,000 English sentences as back-translated text.
 
-    python experiments/back-translation/run.py WORK --data MULTI30K            # everything, one thing after the other
+    python experiments/back-translation/run.py WORK --data MULTI30K            # everything, step by step
     python experiments/back-translation/run.py WORK --data MULTI30K --table    # the figures as a table
 
-WORK takes texts, stores, runs and results. What is there already is not repeated, so a run that was cut off goes on.
+WORK holds texts, stores, runs and results. Finished parts are not repeated, so a run that was cut off resumes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 PAIRS = 10_000
-"""Sentence pairs that are kept as pairs; of the rest only the English side is used."""
+"""PAIRS is the number of sentence pairs that stay pairs; only the English side of the rest is used."""
 SEEDS = (1, 2, 3)
 SYSTEMS = ("baseline", "bt-beam")
-"""Without, and with back-translation by one method or another."""
+"""SYSTEMS are without back-translation, and with it by one method or another."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """The folders of one experiment, and the length of its trainings if it is not that of base.yaml."""
+    """The folders of one experiment, and its training length if it differs from that of base.yaml."""
 
     work: Path
     data: Path
@@ -80,7 +80,7 @@ def write_texts(study: Study) -> None:
 
 
 def prepare(study: Study, name: str, source: str, target: str, extra: list[dict[str, Any]]) -> Path:
-    """Write the configuration of a system and its store; return the configuration. All share the baseline's pieces."""
+    """Write a system's configuration and store; return the configuration. All share the baseline's pieces."""
     config = yaml.safe_load((HERE / "base.yaml").read_text(encoding="utf-8"))
     pairs = {"source": study.text(f"parallel.{source}"), "target": study.text(f"parallel.{target}")}
     dev = {"source": str(study.data / f"val.{source}.gz"), "target": str(study.data / f"val.{target}.gz")}
@@ -106,7 +106,7 @@ def train(study: Study, config: Path, name: str, seed: int) -> None:
     if (run / "averaged").exists():
         return
     began = time.monotonic()
-    if any(run.glob("checkpoints/*")):  # cut off before
+    if any(run.glob("checkpoints/*")):  # cut off earlier
         ziggurat("train", "--run", run, "--resume")
     else:
         length = [f"training.stop.updates={study.updates}"] if study.updates and name != "reverse" else []
@@ -135,7 +135,7 @@ def back_translate(study: Study, method: str) -> list[dict[str, Any]]:
 
 
 def everything(study: Study, systems: list[str]) -> None:
-    """Bring each part about, unless it is there."""
+    """Make each part that is missing."""
     write_texts(study)
     baseline = prepare(study, "baseline", "de", "en", [])
     train(study, prepare(study, "reverse", "en", "de", []), "reverse", 1)
@@ -186,8 +186,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path)
     parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k: train.de.gz and so on")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="only these, with commas")
-    parser.add_argument("--updates", type=int, help="of each training but the reverse model's; default: base.yaml's")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="only these, separated by commas")
+    parser.add_argument("--updates", type=int, help="per run, except the reverse model's; default: base.yaml's")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     study = Study(options.work.absolute(), options.data.absolute(), options.updates)

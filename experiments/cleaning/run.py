@@ -1,7 +1,7 @@
-"""Which score tells wrong pairs from right ones: lexicon and length, or dual conditional cross-entropy? And the rules?
+"""Scores that separate wrong pairs from right ones: lexicon and length, dual conditional cross-entropy, and rules.
 
-Noise of six kinds is planted into a corpus that is taken for clean. Every step writes a file to the work folder and is
-skipped where that is there, so the same command goes on after it was stopped:
+Noise of six kinds is planted in a corpus that is assumed clean. Every step writes a file to the work folder and is
+skipped if the file exists, so the same command resumes after it was stopped:
 
     python experiments/cleaning/run.py tatoeba --data data --work WORK --pairs 30000 --out results/tatoeba.json
 """
@@ -29,8 +29,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from measuring import commit, processor  # noqa: E402
 
 KINDS = ("misaligned", "wrong language", "untranslated", "cut short", "shuffled", "other words")
-"""Another pair's target; a French sentence; the source; the first half of the target; its words in any order; a third
-of its words exchanged for words of other targets (the score of lexicon and length is not taught this one, nor French).
+"""KINDS are another pair's target; a French sentence; the source; the first half of the target; its words in any order;
+and the target with a third of its words replaced by words of other targets (the score of lexicon and length is not
+trained on this one, nor on French).
 """
 NOISE = 0.2
 SEED = 7
@@ -49,7 +50,7 @@ CORPORA = {
     "tatoeba": (("tatoeba-de-en/train",), ("tatoeba-fr-en/train.fr",)),
     "news": (("news-de-en/train",), ("testsets/newstest2013.fr", "testsets/newstest2014.en-fr.fr")),
 }
-"""Files of the corpus, without the language, and files of French text of the same kind."""
+"""CORPORA are the files of a corpus, without the language, and files of similar French text."""
 
 
 def lines(path: Path) -> list[str]:
@@ -86,7 +87,7 @@ def planted(data: Path, corpus: str, count: int) -> Pairs:
             "shuffled": lambda words=words: " ".join(generator.permutation(words).tolist()),
             "other words": lambda words=words: exchanged(words),
         }[KINDS[kind]]()
-        if made != right[place]:  # one word has one order only
+        if made != right[place]:  # a single word has only one order
             target[place], kinds[place] = made, kind + 1
     return Pairs(source, target, kinds)
 
@@ -95,7 +96,7 @@ class Work:
     """The folder of a run, whose finished files are kept.
 
     Args:
-        folder: made where it is missing.
+        folder: created if it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -103,7 +104,7 @@ class Work:
         folder.mkdir(parents=True, exist_ok=True)
 
     def array(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Return what `make` returned, now or in an earlier call of the script."""
+        """Return the result of `make`, from now or from an earlier call of the script."""
         path = self.folder / f"{name}.npy"
         if not path.exists():
             began = time.perf_counter()
@@ -115,19 +116,21 @@ class Work:
         return np.load(path, allow_pickle=False)
 
     def seconds(self, name: str) -> int:
-        """Return the seconds that an array took."""
+        """Return the seconds that it took to make an array."""
         return int((self.folder / f"{name}.seconds").read_text())
 
 
 def classifier(source: list[str], target: list[str]) -> NDArray[np.float64]:
-    """Return the pair score of each pair, learnt from these."""
+    """Return the pair score of each pair, learnt from these pairs."""
     from ziggurat.data.cleaning.pair_score import PairScorer
 
     return PairScorer.train(zip(source, target, strict=True)).scores(source, target)
 
 
 def entropies(folder: Path, taught: Sequence[Sequence[str]], scored: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """Return the cross-entropy per token of each target of `scored` given its source, by a small model of `taught`."""
+    """Return the cross-entropy per token of each target in `scored` given its source, under a small model of
+    `taught`.
+    """
     folder.mkdir(exist_ok=True)
     for side, (own, others) in zip(("source", "target"), zip(taught, scored, strict=True), strict=True):
         for part, texts in (("train", own), ("dev", own[:300]), ("scored", others)):
@@ -164,7 +167,7 @@ def entropies(folder: Path, taught: Sequence[Sequence[str]], scored: Sequence[Se
 
 
 def crossed(folder: Path, sides: tuple[list[str], list[str]]) -> NDArray[np.float64]:
-    """Return the cross-entropy of each target by a model of the half of the pairs that it is not in."""
+    """Return the cross-entropy of each target under a model of the other half of the pairs."""
     half = np.random.default_rng(SEED).permutation(len(sides[0])) % 2
     found = np.zeros(len(half))
     for number in (0, 1):
@@ -188,7 +191,7 @@ def dual(forward: NDArray[np.float64], backward: NDArray[np.float64]) -> NDArray
 
 
 def judged(scores: NDArray[np.float64], kinds: NDArray[np.int64], limit: float) -> dict[str, Any]:
-    """Return how well `scores` < `limit` finds what was planted: precision, recall; the area under the curve."""
+    """Return how well `scores` < `limit` finds the planted pairs: precision, recall, and the area under the curve."""
     dropped = scores < limit
     ranks = np.argsort(np.argsort(scores, kind="stable"), kind="stable")
     right = ranks[kinds == 0]
@@ -204,7 +207,7 @@ def judged(scores: NDArray[np.float64], kinds: NDArray[np.int64], limit: float) 
         "precision": round(float((kinds[dropped] > 0).mean()), 4),
         "recall": round(float(dropped[kinds > 0].mean()), 4),
         "recall_by_kind": {kind: round(float(dropped[kinds == n].mean()), 4) for n, kind in enumerate(KINDS, 1)},
-        # Precision by kind: of what is dropped among right pairs and those of this kind, the share of the latter.
+        # Precision by kind: the share of this kind among the dropped pairs that are right or of this kind.
         "precision_by_kind": {
             kind: round(float(dropped[kinds == n].sum() / max(1, dropped[(kinds == n) | (kinds == 0)].sum())), 4)
             for n, kind in enumerate(KINDS, 1)
@@ -219,7 +222,7 @@ RULES = {"identical": True, "max_length_ratio": 3, "languages": {}, "agreement":
 
 
 def rules(pairs: Pairs) -> dict[str, NDArray[np.bool_]]:
-    """Return for each rule of RULES the pairs that it drops, whatever the others do."""
+    """Return for each rule in RULES the pairs that it drops, regardless of the others."""
     from ziggurat.config.data import FilterConfig
     from ziggurat.data.cleaning.cleaner import predicates
 
@@ -234,9 +237,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", choices=list(CORPORA))
     parser.add_argument("--data", type=Path, required=True, help="folder with the corpora")
-    parser.add_argument("--work", type=Path, required=True, help="folder for what is computed once")
+    parser.add_argument("--work", type=Path, required=True, help="folder for intermediate results")
     parser.add_argument("--pairs", type=int, default=30_000)
-    parser.add_argument("--no-dual", action="store_true", help="leave the models out")
+    parser.add_argument("--no-dual", action="store_true", help="leave out the models")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     options = parser.parse_args()
     pairs = planted(options.data, options.corpus, options.pairs)

@@ -1,4 +1,4 @@
-"""Ziggurat's tables by buckets beside compare-mt's, on the same outputs; prints the largest differences.
+"""Ziggurat's tables by buckets compared with compare-mt's on the same outputs; prints the largest differences.
 
 `python experiments/compare-mt/run.py --compare-mt PYTHON --reference FILE --train-target FILE --out JSON OUTPUT...`
 """
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--reference", required=True)
     parser.add_argument("--train-target", required=True)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("outputs", nargs="+", help="outputs of one seed each")
+    parser.add_argument("outputs", nargs="+", help="outputs, one per seed")
     asked = parser.parse_args()
     reference, train_target = read(asked.reference), read(asked.train_target)
     outputs = [read(path) for path in asked.outputs]
@@ -50,7 +50,7 @@ def read(path: str) -> list[str]:
 def our_figures(
     reference: Sequence[str], outputs: Sequence[Sequence[str]], train_target: Sequence[str]
 ) -> dict[str, Any]:
-    """Return our figures in the form of theirs.py."""
+    """Return our figures in the format of theirs.py."""
     systems = [System(str(number), [output]) for number, output in enumerate(outputs)]
     shown = 1_000_000  # all n-grams
     found = compare(systems, [reference], None, train_target, metrics=["bleu"], resamplings=1, trials=1, examples=shown)
@@ -100,7 +100,7 @@ def their_figures(
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Return one line per table: how many figures there are on each side, and the largest difference."""
+    """Return one line per table: how many figures each side has, and the largest difference."""
     lines = []
     for key in theirs:
         mine, other = flat(ours[key]), flat(theirs[key])
@@ -111,7 +111,7 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
 
 
 def flat(value: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], float]:
-    """Return the numbers of a JSON value by their place in it."""
+    """Return the numbers in a JSON value by path."""
     if isinstance(value, dict):
         return {k: v for key, inner in value.items() for k, v in flat(inner, (*place, key)).items()}
     if isinstance(value, list):

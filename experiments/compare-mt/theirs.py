@@ -1,6 +1,6 @@
-"""compare-mt's figures for outputs, as JSON; run by the Python of an environment that has compare-mt 0.2.10.
+"""compare-mt's figures for outputs, as JSON; run with the Python of an environment that has compare-mt 0.2.10.
 
-`python theirs.py REFERENCE TRAINING_TEXT ANSWER OUTPUT...`: text files whose words have blanks between them.
+`python theirs.py REFERENCE TRAINING_TEXT ANSWER OUTPUT...`: text files with words separated by blanks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def length_differences(reference, outputs):
 
 
 def ngrams(reference, outputs):
-    """For the first output against each other one: matches in either and score of every n-gram whose matches differ."""
+    """For the first output against each of the others: matches in both and score of every n-gram whose matches
+    differ.
+    """
     matched = [ngram_utils.compare_ngrams(reference, output)[1] for output in outputs]
     found = []
     for other in matched[1:]:

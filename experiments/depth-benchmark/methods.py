@@ -10,7 +10,7 @@ def _history(kind: str, *more: str) -> list[str]:
 
 
 WARMUP = 120
-"""Updates up to the peak rate."""
+"""WARMUP is the number of updates up to the peak rate."""
 
 METHODS: dict[str, list[str]] = {
     "pre": ["model.residual=pre"],
@@ -36,7 +36,7 @@ METHODS: dict[str, list[str]] = {
     "keel": ["model.residual=keel"],
     "siamese": ["model.residual=siamese"],
     "hyper": ["model.residual=hyper", "model.wiring={streams: 4, dynamic: true}"],
-    # Narrower feed-forward networks make up for the maps that read the streams: equal parameters within 1 %.
+    # Narrower feed-forward networks compensate for the maps that read the streams: equal parameters within 1 %.
     "mhc": ["model.residual=manifold_hyper", "model.d_ff=368", "model.encoder.d_ff=416"],
     "mhc-lite": [
         "model.residual=manifold_hyper",
@@ -49,7 +49,7 @@ METHODS: dict[str, list[str]] = {
         "model.residual=pre",
         "model.attention={value_residual: learned, cross_value_residual: learned}",
     ],
-    # Wider feed-forward networks take the place of the value maps that it lacks.
+    # Wider feed-forward networks replace the value maps that it lacks.
     "svformer": [
         "model.residual=pre",
         "model.attention={value_residual: single, cross_value_residual: single}",
@@ -69,7 +69,7 @@ METHODS: dict[str, list[str]] = {
         *_BOTH.format("block_attention_residuals").split(),
         "model.combination.unit=sublayer",
     ],
-    # Narrower feed-forward networks make up for the networks of the weights.
+    # Narrower feed-forward networks compensate for the networks that compute the weights.
     "mudd": [*_history("mudd"), "model.d_ff=480", "model.encoder.d_ff=472"],
     "transparent": ["model.residual=pre", "model.memory=transparent"],
     "completep": ["model.residual=pre", "model.transfer={width: 128, encoder_layers: 6, decoder_layers: 6}"],
@@ -81,7 +81,7 @@ METHODS: dict[str, list[str]] = {
         "model.init={kind: uniform, uniform: 0.01}",
     ],
     "branch-norm": ["model.residual=branch_norm", f"model.wiring.branch_updates={WARMUP}"],
-    # Wider feed-forward networks, since there are half as many layers (`_of_depth` says which are one).
+    # Wider feed-forward networks, since there are half as many layers (`_of_depth` defines which are shared).
     "tied": ["model.residual=pre", "model.d_ff=1536", "model.encoder.d_ff=1280"],
     "ode-2": ["model.residual=pre", "model.encoder.solver=rk2_gated"],
     "ode-4": ["model.residual=pre", "model.encoder.solver=rk4"],
@@ -92,37 +92,42 @@ METHODS: dict[str, list[str]] = {
     "smoothed": ["model.residual=pre", "training.optimiser.weight_smoothing=1e-4"],
     "wsd": ["model.residual=pre", "training.schedule.kind=wsd"],
 }
-"""Method -> overrides. Everything else is the same for all (`common`), the rate is swept for each."""
+"""METHODS maps a method to overrides. Everything else is the same for all (`common`), and the rate is swept for
+each.
+"""
 
 RATES = (7e-4, 2e-3, 4e-3)
-"""Peaks that are tried for each method at 18-18."""
+"""RATES are the peaks that are tried for each method at 18-18."""
 BEYOND = (2.5e-4, 8e-3, 1.6e-2)
-"""Peaks that are tried where the best so far is the smallest or the largest tried: an optimum at the edge is none."""
+"""BEYOND are the peaks that are tried if the best so far is at the edge: an optimum at the edge is not one."""
 TIE, LEAN = 0.1, 0.5
-"""A full run tries a higher rate than the best so far where its trial is within 0.1 nats of the best trial, since seeds
-differ by as much; and a lower one within 0.5, since trials lean towards high rates."""
+"""TIE is the distance in nats within which the trial of a higher rate must lie from the best trial for a full run to
+try it, because seeds differ by as much; LEAN is that for a lower rate, because trials favour high rates.
+"""
 SWEEP, UPDATES, LONG = 200, 600, 1500
-"""Length of a trial of a rate, of a run of the table, and of one on the second corpus."""
+"""SWEEP, UPDATES and LONG are the lengths of a rate trial, of a run for the table, and of one on the second corpus."""
 PRECISION = "fp32"
-"""Of all runs from 2026-11-24 on. The trials of rates before were in bf16, which a processor without AVX-512 emulates
-twelve times slower; a result says which it had."""
+"""PRECISION is that of all runs from 2026-11-24 on. Earlier rate trials were in bf16, which a processor without AVX-512
+emulates twelve times more slowly; each result records its precision.
+"""
 SLOWER = ("blocks", "resformer", "svformer", "b2t", "hybrid")
-"""Methods that come last: a close relative is among the others."""
+"""SLOWER are the methods that come last, because a close relative is among the others."""
 BRIEF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("lipschitz", "scale-norm", "wsd", "smoothed", "midas", "lidas", "depth-growing"), ()),
     **dict.fromkeys(("branch-norm", "tied"), ("36-12",)),
     **dict.fromkeys(("mudd", "ode-2", "r-drop", "ode-4", "mhc", "attnres"), ()),
 }
-"""Methods on which the fewest hours are spent (`run.py --brief`), cheap ones first: their rate is that of the trials,
-three seeds have it at 18-18, and one at these other depths."""
+"""BRIEF are the methods that get the fewest hours (`run.py --brief`), cheap ones first: they use the rate of the
+trials, with three seeds at 18-18, and one at these other depths.
+"""
 SWEPT_AT = {"completep": "6-6"}
-"""Methods whose rate is to be taken over from another depth: their base."""
+"""SWEPT_AT maps a method to the depth, its base, from which its rate is taken."""
 DEPTHS: dict[str, tuple[int, int]] = {"6-6": (6, 6), "18-18": (18, 18), "36-12": (36, 12)}
-"""Encoder and decoder layers."""
+"""DEPTHS are encoder and decoder layers."""
 
 
 def _of_depth(method: str, depth: tuple[int, int], updates: int) -> list[str]:
-    """Return what of a method depends on the depth, or on the length of the run."""
+    """Return the part of a method that depends on the depth or on the length of the run."""
     stacks = tuple(zip(("encoder", "decoder"), depth, strict=True))
     if method == "mix-ln":  # the lower quarter is post-norm
         return [f"model.{stack}.ranges=[{{layers: {layers // 4}, residual: post}}]" for stack, layers in stacks]
@@ -135,7 +140,7 @@ def _of_depth(method: str, depth: tuple[int, int], updates: int) -> list[str]:
 
 
 def _growth(depth: tuple[int, int], updates: int, parts: int, strategy: str) -> str:
-    """Return a growth of both stacks by a part of their layers after each part of the updates but the last."""
+    """Return growth of both stacks in equal parts, one after each part of the updates but the last."""
     stages = [
         {"layers": depth[0] * n // parts, "decoder_layers": depth[1] * n // parts, "updates": updates * n // parts}
         for n in range(1, parts)
@@ -144,7 +149,7 @@ def _growth(depth: tuple[int, int], updates: int, parts: int, strategy: str) -> 
 
 
 def common(method: str, depth: tuple[int, int], rate: float, updates: int, seed: int) -> list[str]:
-    """Return all overrides of one run; a short one, of the sweep, is validated at its end alone."""
+    """Return all overrides of one run; a short one, for the sweep, is validated only at its end."""
     encoder, decoder = depth
     every = max(1, updates // 4) if updates > SWEEP else updates
     return [
@@ -175,5 +180,6 @@ CLIMBED: dict[str, tuple[str, ...]] = {
     "6-6": _USUAL,
     "36-12": ("pre", "dlcl", "t-fixup", "layer-scale", "hyper"),
 }
-"""Depth -> methods whose rate full runs look for there. At 36-12, where a run takes ten minutes and more, those that
-might be recommended; the others have their rate of 18-18."""
+"""CLIMBED maps a depth to the methods for which full runs search the rate there. At 36-12, where a run takes ten
+minutes or more, these are the ones that might be recommended; the others use their rate of 18-18.
+"""

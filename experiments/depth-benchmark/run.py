@@ -1,15 +1,14 @@
 """Every depth method on one budget: a small sweep of rates for each, then seeds and depths at the best rate.
 
-    python experiments/depth-benchmark/run.py --store STORE --work FOLDER [--jobs 2]    # all, in the order of worth
-    python experiments/depth-benchmark/run.py --store STORE --work FOLDER --brief       # the methods of BRIEF alone
+    python experiments/depth-benchmark/run.py --store STORE --work FOLDER [--jobs 2]    # all, most valuable first
+    python experiments/depth-benchmark/run.py --store STORE --work FOLDER --brief       # only the methods in BRIEF
     python experiments/depth-benchmark/run.py --store STORE --work FOLDER --cost        # seconds and memory, in turns
     python experiments/depth-benchmark/run.py --store STORE --work FOLDER --long        # best eight, Tatoeba fr-en
 
 STORE is Multi30k prepared by `ziggurat prepare multi30k-de-en` (for --long, Tatoeba fr-en: README.md); FOLDER keeps the
 runs, for `ziggurat report`.
-A run is one file of results/, and its translations another; those that are there are not repeated, so that a run that
-was stopped goes on, and methods that are added are made up for. --method, --depth and --seed choose some. table.py
-prints the figures so far.
+A run is one file in results/, and its translations another; existing ones are not repeated, so a stopped call resumes,
+and new methods are filled in. --method, --depth and --seed select some. table.py prints the figures so far.
 """
 
 from __future__ import annotations
@@ -66,9 +65,9 @@ MAIN = "18-18"
 TEST = Path("../shared/data/multi30k/test_2016_flickr")
 LONG_TEST = Path("../shared/data/tatoeba-fr-en/test")
 PLAIN = "pre"
-"""The method that all are compared with."""
+"""PLAIN is the method with which all are compared."""
 BEST = 8
-"""Methods that are tried on the second corpus beside the plain one: the lowest mean dev losses of three seeds."""
+"""BEST are the methods tried on the second corpus besides the plain one: the lowest mean dev losses of three seeds."""
 
 
 class Run(NamedTuple):
@@ -88,12 +87,12 @@ class Run(NamedTuple):
 
     @property
     def trial(self) -> bool:
-        """Whether it is one of the short ones that tell what a rate is worth."""
+        """Whether it is a short run that tries a rate."""
         return self.updates == SWEEP
 
     @property
     def long(self) -> bool:
-        """Whether it is one of those on the second corpus."""
+        """Whether it is a run on the second corpus."""
         return self.updates == LONG
 
     @property
@@ -104,7 +103,7 @@ class Run(NamedTuple):
 
 
 def trial(method: str, rate: float) -> Run:
-    """Return the short run that tells what a rate is worth."""
+    """Return the short run that tries a rate."""
     return Run(method, SWEPT_AT.get(method, MAIN), 1, SWEEP, rate)
 
 
@@ -129,7 +128,7 @@ def swept(method: str) -> dict[float, float]:
 
 
 def missing(method: str) -> list[float]:
-    """Return the rates to try next: those of the sweep, then one beyond its edge as long as the edge is the best."""
+    """Return the rates to try next: those of the sweep, then one beyond its edge as long as the edge is best."""
     tried = swept(method)
     if not set(RATES) <= set(tried):
         return [rate for rate in RATES if rate not in tried]
@@ -140,7 +139,7 @@ def missing(method: str) -> list[float]:
 
 
 def rate_of(method: str, depth: str = MAIN) -> float:
-    """Return the rate of a method at a depth: the best of the first seed's full runs, without any that of trials."""
+    """Return the rate of a method at a depth: the best of the first seed's full runs, or else that of the trials."""
     at = SWEPT_AT.get(method, depth)
     full = losses_at(method, at) if at == MAIN or method in CLIMBED.get(at, ()) else {}
     if not full and at not in (MAIN, SWEPT_AT.get(method)):
@@ -150,7 +149,7 @@ def rate_of(method: str, depth: str = MAIN) -> float:
 
 
 def losses_at(method: str, depth: str) -> dict[float, float]:
-    """Return the dev loss of the full runs of the first seed by rate."""
+    """Return the dev loss of the first seed's full runs by rate."""
     tried = {rate: loss_of(Run(method, depth, 1, UPDATES, rate)) for rate in (*RATES, *BEYOND)}
     return {rate: loss for rate, loss in tried.items() if loss is not None}
 
@@ -158,8 +157,8 @@ def losses_at(method: str, depth: str) -> dict[float, float]:
 def climbing(method: str, depth: str) -> list[Run]:
     """Return the next full run that looks for the rate of a method at a depth, if there is one.
 
-    First the rate of its trials (elsewhere: of the main depth), then lower ones as long as they are better, then higher
-    ones that trials do not rule out.
+    The rate of its trials comes first (at other depths: the rate of the main depth), then lower ones as long as they
+    improve, then higher ones that trials do not rule out.
     """
     if missing(method) or method not in CLIMBED.get(depth, ()):
         return []
@@ -174,7 +173,7 @@ def climbing(method: str, depth: str) -> list[Run]:
 
 
 def all_runs() -> list[Run]:
-    """Return the runs of the table whose rates are known, the most wanted first."""
+    """Return the runs for the table whose rates are known, most important first."""
     known = [method for method in (*(m for m in METHODS if m not in BRIEF), *BRIEF) if not missing(method)]
     first = sorted(known, key=lambda method: method in SLOWER)
     seeds = [
@@ -194,7 +193,7 @@ def all_runs() -> list[Run]:
 
 
 def long_runs() -> list[Run]:
-    """Return the runs on the second corpus, of plain pre-norm and the best methods that have three seeds at 18-18."""
+    """Return the runs on the second corpus: plain pre-norm and the best methods that have three seeds at 18-18."""
     losses = {}
     for method in METHODS:
         if not missing(method):
@@ -206,7 +205,7 @@ def long_runs() -> list[Run]:
 
 
 def one_run(run: Run, store: str, work: Path) -> None:
-    """Train once, translate the test set, and write the figures down."""
+    """Train once, translate the test set, and write the figures."""
     out, folder = result_of(run), work / run.name
     out.parent.mkdir(exist_ok=True)
     torch.set_num_threads(1)
@@ -214,7 +213,7 @@ def one_run(run: Run, store: str, work: Path) -> None:
     if run.long:
         values.append("data.source_language=fr")
     experiment = load_named("multi30k-de-en", values)
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
+    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was stopped
     began, failure = time.perf_counter(), None
     try:
         result = train(folder, experiment, console=Console(stderr=True, quiet=True))
@@ -232,7 +231,7 @@ def one_run(run: Run, store: str, work: Path) -> None:
         "processor": processor(),
         "seconds": round(seconds, 1),
         "failure": failure,
-        # What is not finite is left out of a record.
+        # Non-finite values are left out of a record.
         "train": [[r["update"], r.get("nll"), r.get("grad_norm")] for r in records if r["kind"] == "train"][::6],
         "dev": [[r["update"], r.get("nll", math.inf)] for r in records if r["kind"] == "validation"],
     }
@@ -255,7 +254,7 @@ def lines_of(test: Path, language: str) -> list[str]:
 
 
 def kept(measured: dict[str, Any]) -> Any:
-    """Return what an entry of depth.jsonl says of each layer, to four digits; without matrices of layers by layers."""
+    """Return the values of each layer in an entry of depth.jsonl, to four digits, without layer-by-layer matrices."""
 
     def rounded(value: Any) -> Any:
         if isinstance(value, dict):
@@ -268,7 +267,7 @@ def kept(measured: dict[str, Any]) -> Any:
 
 
 def scored(folder: Path, source: list[str], reference: list[str], out: Path) -> dict[str, float]:
-    """Translate the source by the averaged weights into `out`; return BLEU and chrF."""
+    """Translate the source into `out` with the averaged weights; return BLEU and chrF."""
     try:
         translator = ziggurat.load(folder, which="averaged", device="cpu")
     except ZigguratError:  # nothing was averaged: the run was too short
@@ -280,7 +279,7 @@ def scored(folder: Path, source: list[str], reference: list[str], out: Path) -> 
 
 
 def cost(store: str, depth: str, methods: list[str], rounds: int = 12) -> None:
-    """Measure an update of each of some methods in turns with plain pre-norm, and the memory of its tensors."""
+    """Measure an update of each method in turns with plain pre-norm, and the memory of its tensors."""
     out = HERE / "results" / f"cost-{depth}.json"
     out.parent.mkdir(exist_ok=True)
     opened, found = Store.open(store), json.loads(out.read_text("utf-8")) if out.exists() else {}
@@ -310,17 +309,17 @@ def main() -> None:
     parser.add_argument("--store")
     parser.add_argument("--work", type=Path)
     parser.add_argument("--method", choices=METHODS, nargs="*", default=list(METHODS))
-    parser.add_argument("--brief", action="store_true", help="the methods of BRIEF (methods.py), cheap ones first")
+    parser.add_argument("--brief", action="store_true", help="only the methods in BRIEF (methods.py), cheap ones first")
     parser.add_argument("--depth", choices=DEPTHS, nargs="*", default=list(DEPTHS))
     parser.add_argument("--seed", type=int, nargs="*", default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, each of one thread")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one thread each")
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--long", action="store_true", help="the runs on the second corpus")
     o = parser.parse_args()
     if o.brief:
         o.method = [method for method in BRIEF if method in o.method]
     if o.store is None or o.work is None:
-        parser.error("--store and --work say where the data is and where runs go")
+        parser.error("give --store with the data and --work for the runs")
     if o.cost:
         cost(o.store, MAIN, o.method)
         return
@@ -337,11 +336,11 @@ def main() -> None:
     def climbed(depth: str) -> list[Run]:
         return [run for method in o.method for run in climbing(method, depth)]
 
-    # In stages: a rate to try follows from those tried before, the runs of the table from all of these.
+    # In stages: the next rate follows from those tried before, the runs for the table from all of these.
     at_most = len((*RATES, *BEYOND))
     searches = [partial(climbed, depth) for depth in CLIMBED if depth in o.depth for _ in range(at_most)]
     stages = [long_runs] if o.long else [trials, trials, trials, *searches, all_runs]
-    # A process for each run, so that none inherits what another left in memory.
+    # One process per run, so that none inherits another's memory.
     with multiprocessing.get_context("spawn").Pool(o.jobs, maxtasksperchild=1) as pool:
         for stage in stages:
             pool.starmap(one_run, wanted(stage()), chunksize=1)

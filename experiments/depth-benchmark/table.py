@@ -1,8 +1,9 @@
 """The table and the figure of the depth benchmark, from the runs so far: `python experiments/depth-benchmark/table.py`.
 
-Prints Markdown, with the rates that are still to be tried, and draws docs/images/what-depth-is-worth.svg. Means over
-seeds with standard errors; differences of BLEU and chrF from plain pre-norm by Welch's t-test over seeds (on the second
-corpus, with one seed each, by paired bootstrap over sentences), p-values corrected for the number of methods (Holm).
+Prints Markdown, with the rates still to be tried, and draws docs/images/what-depth-is-worth.svg. Figures are means over
+seeds with standard errors; Welch's t-test over seeds judges differences of BLEU and chrF from plain pre-norm (on the
+second corpus, with one seed each, a paired bootstrap over sentences), with p-values corrected for the number of methods
+(Holm).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ziggurat.evaluate.significance import compare_scores, holm  # noqa: E402
 FIGURE = HERE.parents[1] / "docs" / "images" / "what-depth-is-worth.svg"
 LEVEL = 0.05
 MARKERS = {"6-6": ("s", "tab:grey"), "18-18": ("o", "tab:blue"), "36-12": ("D", "tab:red")}
-"""Sign and colour of a depth in the figure."""
+"""MARKERS maps a depth to its marker and colour in the figure."""
 
 
 @dataclass
@@ -60,12 +61,12 @@ def found(method: str, depth: str) -> Found:
 
 
 def run_of(figures: dict[str, Any]) -> Run:
-    """Return the run whose figures these are."""
+    """Return the run that has these figures."""
     return Run(*(figures[field] for field in Run._fields))
 
 
 def translations(figures: dict[str, Any]) -> list[str]:
-    """Read what a run made of its test set."""
+    """Read a run's translations of its test set."""
     return gzip.decompress(result_of(run_of(figures)).with_suffix(".en.gz").read_bytes()).decode("utf-8").splitlines()
 
 
@@ -118,19 +119,19 @@ def with_error(values: list[float]) -> str:
 
 
 def measures(runs: list[dict[str, Any]]) -> list[str]:
-    """Return the gradient of the lowest decoder layer by that of the highest at first, and how alike states end up."""
+    """Return the lowest decoder layer's initial gradient divided by the highest's, and how alike states end up."""
     known = [run["measures"] for run in runs if run["measures"]]
     if not known:
         return ["", ""]
     gradients = [found["first"]["gradient_norm"]["decoder"] for found in known]
     alike = [value for found in known for value in found["last"]["adjacent_similarity"] if value is not None]
-    # Geometric, as of all ratios; without runs in which no gradient reaches one of the two.
+    # Geometric, as for all ratios; without runs in which no gradient reaches one of the two.
     ratios = [layers[0] / layers[-1] for layers in gradients if layers[0] and layers[-1]]
     return [f"{statistics.geometric_mean(ratios):.2g}" if ratios else "", f"{statistics.mean(alike):.2f}"]
 
 
 def draw(of: dict[str, dict[str, Found]], cost: dict[str, Any]) -> None:
-    """Draw dev losses at each depth, the best of the main depth at the top, and what an update costs."""
+    """Draw dev losses at each depth, the best at the main depth on top, and the cost of an update."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -160,7 +161,7 @@ def draw(of: dict[str, dict[str, Found]], cost: dict[str, Any]) -> None:
 
 
 def second_corpus() -> None:
-    """Print the runs on Tatoeba fr-en, the best first."""
+    """Print the runs on Tatoeba fr-en, best first."""
     known = [method for method in METHODS if not missing(method)]
     files = [result_of(Run(method, MAIN, 1, LONG, rate_of(method))) for method in known]
     runs = [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
@@ -177,7 +178,7 @@ def second_corpus() -> None:
 
 
 def open_searches() -> None:
-    """Print the full runs that would go on looking for rates."""
+    """Print the full runs that would continue the search for rates."""
     for depth in CLIMBED:
         wanted = [run for method in METHODS for run in climbing(method, depth) if not result_of(run).exists()]
         if wanted:

@@ -1,6 +1,6 @@
 """The configurations whose verdicts are compared with real runs: overrides of the recipe `multi30k-de-en`.
 
-Some outcomes are those of experiments/depth-trainability, whose runs have the same data, width, batches and warm-up.
+Some outcomes come from experiments/depth-trainability, whose runs have the same data, width, batches and warm-up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHARED: list[str] = [
     "training.threads=1",
     "training.tensorboard=false",
 ]
-"""The settings that all runs share; their stop is at update 300, and outcomes of longer runs are read at update 300."""
+"""SHARED are the settings common to all runs; they stop at update 300, and longer runs are read at update 300."""
 
 _RADAM = "training.optimiser={kind: radam, betas: [0.9, 0.98], epsilon: 1e-8, rectified_only: true}"
 _BOTH_DLCL = ["model.encoder.history=dlcl", "model.decoder.history=dlcl"]
@@ -61,7 +61,7 @@ METHODS: dict[str, list[str]] = {
         "model.encoder.history=depth_weighted",
         "model.decoder.history=depth_weighted",
     ],
-    # Those of unseen.py; a name of two kinds is that of the encoder and that of the decoder.
+    # Those of unseen.py; a name with two kinds gives the encoder's and the decoder's.
     "admin-plain": ["model.residual=admin"],
     "keel": ["model.residual=keel"],
     "ln_scaling-layer_scale": [
@@ -103,11 +103,11 @@ METHODS: dict[str, list[str]] = {
     "mudd-blocks": ["model.residual=pre", "model.encoder.history=mudd", "model.decoder.history=blocks"],
     "completep": ["model.residual=pre", "model.transfer={width: 128, encoder_layers: 6, decoder_layers: 6}"],
 }
-"""Method -> overrides: every residual, history and initialisation."""
+"""METHODS maps a method to overrides: every residual, history and initialisation."""
 
 
 class Configuration(NamedTuple):
-    """One configuration, and where its outcome comes from.
+    """One configuration, and the source of its outcome.
 
     Attributes:
         depth: encoder and decoder layers, `18-18`.
@@ -210,4 +210,6 @@ CALIBRATION: frozenset[str] = frozenset(
         "12-1-fixup-5e-4",
     }
 )
-"""Names of those whose outcomes were known when the bands of ziggurat/inspect/check.py were chosen."""
+"""CALIBRATION are the names of those whose outcomes were known when the bands of ziggurat/inspect/check.py were
+chosen.
+"""

@@ -2,8 +2,8 @@
 
     python experiments/depth-check/outcomes.py --store STORE [--data fr-en]
 
-STORE is the prepared data: for Multi30k that of `ziggurat prepare multi30k-de-en`. Results that are there already are
-not repeated. The shallow run, with which the others are compared, comes first.
+STORE is the prepared data: for Multi30k that of `ziggurat prepare multi30k-de-en`. Existing results are not repeated.
+The shallow run, with which the others are compared, comes first.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def commit() -> str:
 
 
 def level(store: Store) -> float:
-    """Return the dev loss of a model that has learnt the word frequencies of training and nothing else, in nats.
+    """Return the dev loss, in nats, of a model that has learnt only the word frequencies of the training data.
 
     The entropy of these frequencies is the same on Multi30k (5.79), 0.01 lower on Tanaka, and 0.15 lower on Tatoeba,
-    whose dev sentences differ more from those of training.
+    whose dev sentences differ more from the training data.
     """
 
     def counts(part: str) -> np.ndarray:
@@ -96,11 +96,11 @@ def one_run(out: Path, configuration: Configuration, data: str, store: str, seed
 
 
 def main() -> None:
-    """Train what has no outcome yet, one after the other."""
+    """Train the configurations that have no outcome yet, one by one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True, help="prepared data")
-    parser.add_argument("--data", choices=DATA, default="multi30k", help="which data it is")
-    parser.add_argument("--only-shallow", action="store_true", help="train the shallow run alone")
+    parser.add_argument("--data", choices=DATA, default="multi30k", help="the data set")
+    parser.add_argument("--only-shallow", action="store_true", help="train only the shallow run")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)

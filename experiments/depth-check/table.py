@@ -25,9 +25,9 @@ OUTCOMES = ("trains", "slow", "stuck")
 EXPECTED = {"trains": "trains", "risky": "slow", "will not train": "stuck"}
 UPDATE = 300
 LEARNED = 0.5
-"""Nats below word frequencies, from which a run on Multi30k trains."""
+"""LEARNED is how far, in nats, below the word frequencies a run on Multi30k must be to count as training."""
 REFERENCE = Reference(80, 0.994)
-"""Of the trials on Multi30k, whose files do not hold it: width 128, 80 updates."""
+"""REFERENCE is that of the trials on Multi30k, whose files lack it: width 128, 80 updates."""
 
 Row = tuple[Configuration, Verdict, str]
 
@@ -42,7 +42,7 @@ def run_of(data: str, configuration: Configuration) -> dict[str, Any] | None:
 
 
 def lines(data: str, unigram: float) -> tuple[float, float]:
-    """Return the dev losses at which a run trains, and from which it is stuck, nats per token (README.md)."""
+    """Return the dev losses up to which a run trains and from which it is stuck, nats per token (README.md)."""
     if data == "multi30k":
         return unigram - LEARNED, unigram
     shallow = run_of(data, SHALLOW)
@@ -52,7 +52,7 @@ def lines(data: str, unigram: float) -> tuple[float, float]:
 
 
 def outcome(run: dict[str, Any], trains: float, stuck: float) -> tuple[str, float]:
-    """Return what became of a real run by update 300, and its dev loss; a training that failed is stuck."""
+    """Return the outcome of a real run at update 300, and its dev loss; a run that failed is stuck."""
     nll = dict(run["dev"]).get(UPDATE)
     if nll is None or run["failure"]:
         return "stuck", float("nan")
@@ -90,7 +90,7 @@ def compared(data: str) -> list[Row]:
 
 
 def confusion(title: str, rows: Sequence[Row]) -> None:
-    """Print how often each verdict met each outcome."""
+    """Print how often each verdict had each outcome."""
     counts = Counter((verdict.label, became) for _, verdict, became in rows)
     print(f"\n{title}: {len(rows)} configurations\n\n| verdict | {' | '.join(OUTCOMES)} |\n|---|---|---|---|")
     for label in dict.fromkeys([*EXPECTED, *(label for label, _ in counts)]):

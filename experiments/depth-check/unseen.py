@@ -1,8 +1,8 @@
 """The configurations tried on data that the depth check never saw: Tatoeba fr-en and Tanaka en-ja, eight each.
 
-Chosen, and committed, before any of them was tried or trained. Most kinds here had no real run before; so that sixteen
-hold them all, encoder and decoder often have a kind each. Half are such as may fail: plain post-norm, ADMIN without its
-initialisation, no residual connection, and rates several times those of the recipes.
+They were chosen and committed before any of them was tried or trained. Most kinds here had no real run before; encoder
+and decoder often have different kinds so that sixteen configurations cover them all. Half may well fail: plain
+post-norm, ADMIN without its initialisation, no residual connection, and rates several times those of the recipes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from configurations import CONFIGURATIONS, Configuration
 
 SHALLOW = Configuration("3-3", "pre", "2e-3")
-"""The real run of each data set that the others are compared with (that of ziggurat/inspect/check.py)."""
+"""SHALLOW is the real run of each data set with which the others are compared (that of ziggurat/inspect/check.py)."""
 
 _FR_EN = [
     Configuration("18-18", "post", "1e-3"),
@@ -38,19 +38,21 @@ ADDED: dict[str, list[Configuration]] = {
     "fr-en": [Configuration("3-12", "post", "1e-3"), Configuration("18-18", "lingvo", "6.6e-4")],
     "en-ja": [Configuration("6-6", "post", "5e-3"), Configuration("18-18", "ds-init", "1e-3")],
 }
-"""Four more, counted apart: chosen once thirteen outcomes of the sixteen were known, for none of these was slow. On
-Multi30k three of them were, and the fourth is the one wrongly called risky there."""
+"""ADDED are four more, counted separately: chosen once thirteen of the sixteen outcomes were known and none was slow.
+On Multi30k three of them were slow, and the fourth is the one wrongly called risky there.
+"""
 
 DATA: dict[str, list[Configuration]] = {
     "multi30k": CONFIGURATIONS,
     "fr-en": [*_FR_EN, *ADDED["fr-en"]],
     "en-ja": [*_EN_JA, *ADDED["en-ja"]],
 }
-"""Name of a data set, and of its folder in results/ and verdicts/ -> its configurations."""
+"""DATA maps a data set, which also names its folder in results/ and verdicts/, to its configurations."""
 
 TRAINS = 0.27
-"""Share of what the shallow run has learnt by the last update, from which a run trains: half a nat, the line on
-Multi30k, is 0.27 of the 1.83 nats that the shallow run learns there."""
+"""TRAINS is the share of what the shallow run learns by the last update that a run must learn to count as training:
+half a nat, the threshold on Multi30k, is 0.27 of the 1.83 nats that the shallow run learns there.
+"""
 
 
 def languages(data: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""Give every configuration of a data set its verdict, by the same trial that `ziggurat inspect` makes; one JSON each.
+"""Give every configuration of a data set its verdict, with the same trial as `ziggurat inspect`; one JSON file each.
 
     python experiments/depth-check/verdicts.py --store STORE [--data fr-en]
 
-Verdicts that are there already are not repeated. `table.py` compares them with the outcomes.
+Existing verdicts are not repeated. `table.py` compares them with the outcomes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ziggurat.inspect.trial import (  # noqa: E402
 
 
 def one_verdict(out: Path, configuration: Configuration, data: str, store: Store) -> None:
-    """Try one configuration and write what was measured to `out`."""
+    """Try one configuration and write the measurements to `out`."""
     experiment = load_named("multi30k-de-en", [*configuration.overrides, *languages(data), f"data.store={store.path}"])
     started = time.perf_counter()
     unigram = unigram_entropy(store)
@@ -63,10 +63,10 @@ def one_verdict(out: Path, configuration: Configuration, data: str, store: Store
 
 
 def main() -> None:
-    """Try what has no verdict yet, one after the other."""
+    """Try the configurations that have no verdict yet, one by one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True, help="prepared data")
-    parser.add_argument("--data", choices=DATA, default="multi30k", help="which data it is")
+    parser.add_argument("--data", choices=DATA, default="multi30k", help="the data set")
     options = parser.parse_args()
     torch.set_num_threads(1)
     store = Store.open(options.store)

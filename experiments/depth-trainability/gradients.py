@@ -22,7 +22,7 @@ from ziggurat.train.objective import batch_loss, profile_admin, profile_batch
 
 
 def norms(store: str, depth: tuple[int, int], method: str) -> tuple[list[float], list[float]]:
-    """Return the gradient norm of every encoder and decoder layer, bottom first, of one batch of 4,096 tokens."""
+    """Return the gradient norm of every encoder and decoder layer, bottom first, for one batch of 4,096 tokens."""
     overrides = [*common(*depth, 500, 512, 120), *METHODS[method], f"data.store={store}"]
     experiment = load_named("multi30k-de-en", overrides)
     opened = Store.open(experiment.data.store)
@@ -42,7 +42,7 @@ def norms(store: str, depth: tuple[int, int], method: str) -> tuple[list[float],
 
 
 def main() -> None:
-    """Print one row for each depth and method."""
+    """Print one row per depth and method."""
     depths = {**DEPTHS, **UNEQUAL}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True)

@@ -44,13 +44,13 @@ METHODS: dict[str, list[str]] = {
         "training.schedule.peak=2e-3",
     ],
 }
-"""Method -> overrides. One rate per family of methods, near those of their recipes (README.md)."""
+"""METHODS maps a method to overrides, with one rate per family of methods, near those of their recipes (README.md)."""
 
 DEPTHS: dict[str, tuple[int, int]] = {"6-6": (6, 6), "18-18": (18, 18), "36-12": (36, 12), "60-12": (60, 12)}
-"""Encoder and decoder layers."""
+"""DEPTHS are encoder and decoder layers."""
 
 UNEQUAL: dict[str, tuple[int, int]] = {"12-3": (12, 3), "12-1": (12, 1), "3-12": (3, 12), "36-6": (36, 6)}
-"""Unequal depths, where users of ADMIN's forks report divergence."""
+"""UNEQUAL are unequal depths, where users of ADMIN's forks report divergence."""
 
 INITIALISATIONS: dict[str, list[str]] = {
     "xavier, post": METHODS["post"],
@@ -62,7 +62,7 @@ INITIALISATIONS: dict[str, list[str]] = {
     "t_fixup, no_norm": ["model.residual=no_norm", "model.init.kind=t_fixup", "training.schedule.peak=5e-4"],
     "fixup": ["model.residual=fixup", "model.init.kind=fixup", "training.schedule.peak=5e-4"],
 }
-"""Every initialisation, each with the residual kind it is made for."""
+"""INITIALISATIONS are all initialisations, each with the residual kind for which it is made."""
 
 
 def common(encoder: int, decoder: int, updates: int, batch_tokens: int, warmup: int) -> list[str]:

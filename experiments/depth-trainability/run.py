@@ -1,11 +1,10 @@
-"""Train every method at every depth on the same data order and budget; one JSON file of figures per run.
+"""Train every method at every depth with the same data order and budget; one JSON file of figures per run.
 
     python experiments/depth-trainability/run.py --store STORE --depth 18-18 --method post --updates 400
     python experiments/depth-trainability/run.py --store STORE --unequal --updates 300   # each initialisation
     python experiments/depth-trainability/table.py                               # figures -> tables and figure
 
-Run from the repository with Multi30k prepared by `ziggurat prepare multi30k-de-en`; results that are there already are
-not repeated.
+Run from the repository with Multi30k prepared by `ziggurat prepare multi30k-de-en`; existing results are not repeated.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def one_run(out: Path, name: str, depth: tuple[int, int], overrides: list[str], 
 
 
 def main() -> None:
-    """Parse, then train what was asked for, one after the other."""
+    """Parse the options, then train the selected runs one by one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True, help="store made by `ziggurat prepare multi30k-de-en`")
     parser.add_argument("--depth", nargs="+", choices=DEPTHS, default=list(DEPTHS))

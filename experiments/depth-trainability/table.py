@@ -1,4 +1,4 @@
-"""Figures of run.py -> tables in Markdown on standard output, curves.svg and unequal.svg beside this file.
+"""Figures of run.py -> tables in Markdown on standard output, and curves.svg and unequal.svg next to this file.
 
 python experiments/depth-trainability/table.py
 """
@@ -32,11 +32,11 @@ COLOURS = [
 ]
 WIDTH, HEIGHT, LEFT, TOP = 300, 260, 44, 28
 LOW, HIGH = 3.0, 9.0
-"""Range of the loss axis, nats per token."""
+"""LOW and HIGH are the range of the loss axis, nats per token."""
 
 
 Curve = list[tuple[int, float]]
-"""(update, nats per token), update by update."""
+"""Curve is a list of (update, nats per token)."""
 
 
 def smoothed(run: dict[str, Any], window: int = 5) -> Curve:
@@ -80,7 +80,7 @@ def panel(title: str, curves: dict[str, Curve], colours: dict[str, str], left: f
 
 
 def figure(title: str, rows: list[tuple[str, dict[str, dict[str, Curve]]]]) -> str:
-    """Return an SVG: a row of panels for each (what it shows, depth -> curves), and a legend."""
+    """Return an SVG with a row of panels for each (what it shows, depth -> curves), and a legend."""
     names = list(dict.fromkeys(name for _, depths in rows for curves in depths.values() for name in curves))
     colours = dict(zip(names, COLOURS * 2, strict=False))
     body = []
@@ -104,7 +104,7 @@ def figure(title: str, rows: list[tuple[str, dict[str, dict[str, Curve]]]]) -> s
 
 
 def loss_between(run: dict[str, Any], first: int, last: int) -> str:
-    """Return the mean training nll of the records of updates `first` to `last`."""
+    """Return the mean training nll in the records of updates `first` to `last`."""
     values = [nll for u, nll, _ in run["train"] if first <= u <= last and nll is not None]
     return f"{sum(values) / len(values):.2f}" if values else "-"
 

@@ -1,15 +1,15 @@
 """Attack the toolkit as a hostile machine would, and print what it survived (experiments/faults/README.md).
 
-    python -m experiments.faults all                    everything below, one after the other; hours
-    python -m experiments.faults kills --count 1000     SIGKILLs of training, in every configuration
-    python -m experiments.faults operations             each file operation of each verb: killed, and failed
+    python -m experiments.faults all                    everything below, one by one; hours
+    python -m experiments.faults kills --count 1000     SIGKILLs during training, in every configuration
+    python -m experiments.faults operations             each file operation of each verb: killed, and made to fail
     python -m experiments.faults disks                  full and read-only disks (as root)
     python -m experiments.faults flips                  damaged files
     python -m experiments.faults fuzz                   readers of every format: damaged files, too little memory
     python -m experiments.faults tests                  attacks that are tests
     python -m experiments.faults table                  the table of what was tried
 
-Each goes on where it stopped: what is in the folder of results is not tried again.
+Each resumes where it stopped: whatever is in the folder of results is not tried again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=["all", *CAMPAIGNS, "table"])
-    parser.add_argument("--count", type=int, default=1000, help="kills of training in all, those before included")
+    parser.add_argument("--count", type=int, default=1000, help="total kills of training, including earlier ones")
     parser.add_argument("--per-file", type=int, default=20, help="bits flipped in each file")
-    parser.add_argument("--cases", type=int, default=500, help="damaged files in front of each reader (fuzz)")
-    parser.add_argument("--brief", action="store_true", help="operations: one error of each, instead of all in turn")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="operations: only one of N")
+    parser.add_argument("--cases", type=int, default=500, help="damaged files given to each reader (fuzz)")
+    parser.add_argument("--brief", action="store_true", help="operations: one error for each, instead of all in turn")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="operations: only one in N")
     parser.add_argument("--only", nargs="+", default=[], help="names of configurations (kills) or verbs")
-    parser.add_argument("--results", type=Path, default=Path("faults"), help="folder of the records; default: faults")
-    parser.add_argument("--folder", type=Path, help="where to work; default: in memory, where there is /dev/shm")
+    parser.add_argument("--results", type=Path, default=Path("faults"), help="folder for the records; default: faults")
+    parser.add_argument("--folder", type=Path, help="where to work; default: in memory, if /dev/shm exists")
     given = parser.parse_args()
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="faults-", dir=memory if memory.is_dir() else None) as temporary:
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _attack(what: str, given: argparse.Namespace, folder: Path) -> None:
-    """Run one campaign, which writes its records to a file of its name."""
+    """Run one campaign, which writes its records to a file named after it."""
     if what == "table":
         return
     ledger = Ledger(given.results / f"{what}.jsonl")

@@ -1,6 +1,6 @@
-"""Verbs on a disk that is full or cannot be written: real file systems in memory, of every size that is too small.
+"""Verbs on a full or read-only disk: real file systems in memory, of every size that is too small.
 
-What libraries write without Python's knowing meets the error too. Mounting takes rights that root has.
+Writes by libraries that bypass Python meet the error too. Mounting needs root's rights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def mountable(folder: Path) -> bool:
 
 
 def fill_disks(ledger: Ledger, folder: Path, names: Sequence[str]) -> None:
-    """Run each of the verbs called so on disks that have too little room, then on one that is read-only."""
+    """Run each of the named verbs on disks with too little room, then on a read-only one."""
     verbs = {**VERBS, **EXPORTS}
     with Nursery(folder / "scratch") as nursery, _mounted(folder / "disk") as disk:
         ground = Ground(folder / "ground", nursery)
@@ -59,9 +59,10 @@ def fill_disks(ledger: Ledger, folder: Path, names: Sequence[str]) -> None:
 
 
 def sizes(before: int, after: int) -> list[int]:
-    """Return sizes of a disk, in bytes, that are too small for a verb: `before` of them are used, `after` it has run.
+    """Return disk sizes, in bytes, that are too small for a verb: it needs between `before` and `after` bytes.
 
-    At least a page, for verbs that find nothing: to tmpfs `size=0` is no limit, and it refuses to set one later.
+    They are at least a page, for verbs that start with nothing: to tmpfs `size=0` means no limit, and it refuses to set
+    one later.
     """
     room = max(0, after - before)
     return sorted({max(_PAGE, before + room * step // _STEPS // _PAGE * _PAGE) for step in range(_STEPS)})

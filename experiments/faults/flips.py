@@ -1,12 +1,12 @@
-"""Damages every file of stores, checkpoints, model folders and exports, and counts what a reader makes of it.
+"""Damages every file in stores, checkpoints, model folders and exports, and counts how readers react.
 
     python experiments/faults/flips.py [--per-file 20] [--seed 1] [--folder FOLDER] [--only store averaged ...]
 
-A reader must refuse the damage, naming the file, or give exactly what it gave before. Readers run in a child process,
-so that a crash, a hang or an error without a reason is counted and not suffered. The last line is a JSON document; the
-exit status is 1 when anything was silent, crashed, hung or was an internal error.
+A reader must refuse the damage, naming the file, or return exactly what it returned before. Readers run in a child
+process, so that a crash, a hang or an error without a reason can be counted. The last line is a JSON document; the exit
+status is 1 if anything was silent, crashed, hung or was an internal error.
 
-From Python: `campaign(subjects(folder), per_file=20, seed=1)` gives a Count per kind of folder.
+From Python: `campaign(subjects(folder), per_file=20, seed=1)` returns a Count per kind of folder.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _SECONDS = 120.0
 
 
 class Subject(NamedTuple):
-    """A folder whose files are damaged one after the other.
+    """A folder whose files are damaged one by one.
 
     Attributes:
-        kind: how it is called in the table.
-        reader: name in READERS of what reads it.
-        folder: the folder; every file in it and below is damaged, and put back.
+        kind: its name in the table.
+        reader: the name in READERS of the reader for it.
+        folder: the folder; every file in it and below is damaged, and restored.
     """
 
     kind: str
@@ -46,12 +46,12 @@ class Subject(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """One thing done to a folder.
+    """One change to a folder.
 
     Attributes:
-        what: in words.
+        what: a description in words.
         file: relative to the folder.
-        content: what the file holds meanwhile; None: it is gone.
+        content: the file's temporary content; None: it is gone.
     """
 
     what: str
@@ -61,30 +61,32 @@ class Damage(NamedTuple):
 
 @dataclass
 class Count:
-    """The outcomes of the damages of one kind of folder."""
+    """The outcomes of all damage to one kind of folder."""
 
     tried: int = 0
     refused: int = 0
-    """With the file's name in the message."""
+    """Refusals whose message names the file."""
     harmless: int = 0
-    """The reader gave what it gives for the whole folder."""
+    """Cases in which the reader returned what it returns for the intact folder."""
     silent: list[str] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
-    """Refused, but the message does not name the file."""
+    """Refusals whose message does not name the file."""
     internal: list[str] = field(default_factory=list)
-    """Errors that are none of ziggurat.system.errors."""
+    """Errors other than those of ziggurat.system.errors."""
     crashed: list[str] = field(default_factory=list)
-    """The interpreter died, or gave no answer in two minutes."""
+    """Cases in which the interpreter died, or gave no answer in two minutes."""
 
     @property
     def failures(self) -> list[str]:
-        """Everything that must not be, in words."""
+        """Everything that must not happen, in words."""
         named = {"silent": self.silent, "unnamed": self.unnamed, "internal": self.internal, "crashed": self.crashed}
         return [f"{name}: {said}" for name, found in named.items() for said in found]
 
 
 def damages(folder: Path, per_file: int, generator: random.Random) -> Iterator[Damage]:
-    """Yield about `per_file` damages of every file of the folder: bits, pages, ends, other files' content, extras."""
+    """Yield about `per_file` damages for every file in the folder: bits, pages, ends, other files' content, extra
+    files.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     contents = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     for name, content in contents.items():
@@ -119,12 +121,12 @@ def damages(folder: Path, per_file: int, generator: random.Random) -> Iterator[D
 def campaign(
     subjects: Iterable[Subject], *, per_file: int = 20, seed: int = 1, isolated: bool = True
 ) -> dict[str, Count]:
-    """Return a Count for each kind of subject; their folders are afterwards what they were before.
+    """Return a Count for each kind of subject; afterwards their folders are as they were before.
 
     Args:
         subjects: folders to damage.
-        per_file: about how many bits to flip in each file; other damages come on top.
-        seed: of the places.
+        per_file: about how many bits to flip in each file; other damage comes on top.
+        seed: chooses the positions.
         isolated: read in a child process; without it a crash is the caller's.
     """
     counts: dict[str, Count] = {}
@@ -169,11 +171,11 @@ def _put(path: Path, content: bytes | None) -> None:
     if content is None:
         path.unlink()
     else:
-        path.write_bytes(content)  # the same file number: what is mapped changes too, as on a disk that rots
+        path.write_bytes(content)  # the same inode: mapped content changes too, as on a decaying disk
 
 
 class _Reader:
-    """Reads a subject again and again, in a child that is started anew when it died."""
+    """Reads a subject repeatedly, in a child that is restarted when it dies."""
 
     def __init__(self, subject: Subject, isolated: bool) -> None:
         self._subject, self._isolated = subject, isolated
@@ -192,7 +194,7 @@ class _Reader:
             self._child = None
 
     def read(self) -> dict[str, str]:
-        """Return what came of it: `outcome` read, refused, internal or crashed, and what was `said`."""
+        """Return the result: `outcome` is read, refused, internal or crashed, and `said` is the message."""
         if not self._isolated:
             return _answer(self._subject.reader, self._subject.folder)
         if self._child is None:
@@ -237,13 +239,13 @@ def _answer(reader: str, folder: Path) -> dict[str, str]:
 def _serve(reader: str, folder: Path) -> None:
     """Answer one line for every line."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # keep libraries' output out of the answers
     for _ in sys.stdin:
         answers.write(json.dumps(_answer(reader, folder)) + "\n")
         answers.flush()
 
 
-# What follows reads everything that a folder gives, as bytes or as things whose `repr` tells all.
+# The readers below return everything in a folder, as bytes or as things whose `repr` shows everything.
 
 
 def _read_store(folder: Path) -> Iterator[object]:
@@ -253,7 +255,7 @@ def _read_store(folder: Path) -> Iterator[object]:
 
 
 def _read_store_beside(folder: Path) -> Iterator[object]:
-    """As training on a large store does: pairs are used before their checksums are compared, nothing is kept of it."""
+    """As training on a large store does: pairs are used before their checksums are compared, and nothing is stored."""
     from ziggurat.data.corpus import Store
     from ziggurat.data.store_checks import Verification
 
@@ -390,7 +392,7 @@ def subjects(folder: Path, *, exports: bool = True) -> list[Subject]:
 
 
 def _make_ending(run: Path, out: Path) -> None:
-    """Write a model directory whose translations end, as an export wants to see; six updates do not teach that."""
+    """Write a model directory whose translations end, as an export requires; six updates do not teach that."""
     import torch
 
     from ziggurat.data.subword import load_tokenizers

@@ -1,7 +1,7 @@
 """Damages files of every kind and reads them: `python -m experiments.faults.fuzz --count 500 --seed 1`.
 
-With `--memory`: undamaged ones, with too little memory, in steps of so many KiB until it is enough. Prints each fault
-with the command that repeats it, and a table; ends with status 1 when there was any.
+With `--memory`: undamaged ones, with too little memory, in steps of that many KiB until it is enough. Prints each fault
+with the command that repeats it, and a table; exits with status 1 if there was any.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.faults.readers import READERS
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reader", action="append", choices=list(READERS), help="only this one; repeat for several")
-    parser.add_argument("--count", type=int, default=200, help="cases of each reader")
-    parser.add_argument("--seed", type=int, default=1, help="of the first case of each reader; the next have the next")
-    parser.add_argument("--memory", type=int, metavar="KIB", help="step in which memory is granted; no damage then")
+    parser.add_argument("--count", type=int, default=200, help="cases per reader")
+    parser.add_argument("--seed", type=int, default=1, help="of each reader's first case; later cases count up")
+    parser.add_argument("--memory", type=int, metavar="KIB", help="step in which memory is granted; without damage")
     parser.add_argument("--golden", type=Path, help="set of tests/golden to damage; default: the newest")
-    parser.add_argument("--work", type=Path, help="folder to work in, kept; default: one that is removed")
-    parser.add_argument("--shown", type=int, default=5, help="faults of each kind and reader that are printed")
+    parser.add_argument("--work", type=Path, help="folder to work in, kept; default: a temporary one")
+    parser.add_argument("--shown", type=int, default=5, help="faults to print per kind and reader")
     asked = parser.parse_args()
     readers = asked.reader or list(READERS)
     golden = asked.golden and asked.golden.absolute()

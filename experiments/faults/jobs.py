@@ -1,4 +1,4 @@
-"""The processes that train one run together: waited for, and killed at some moment."""
+"""The processes that train one run together: waiting for them, and killing them at some moment."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import psutil
 from tests.faults.nursery import Nursery, Started
 
 _ORPHANS = 20.0
-"""Seconds that a process may outlive the first of its job to end, or the launcher."""
+"""_ORPHANS is for how many seconds a process may outlive the launcher, or the first of its job to end."""
 
 
 class JobEnded(NamedTuple):
     """The end of a job.
 
     Attributes:
-        status: of the first of its processes that did not end with 0; None: it was still there when its time was over.
+        status: of the first process that did not end with 0; None: it was still running when its time was up.
         said: standard output and error of all.
-        operations: of the first process, where it was watched.
-        killed: whether one of them was killed, as it was meant to be.
-        orphans: how many outlived that one by too long.
+        operations: of the first process, if it was watched.
+        killed: whether one of them was killed, as intended.
+        orphans: how many outlived that one for too long.
     """
 
     status: int | None
@@ -37,7 +37,7 @@ class JobEnded(NamedTuple):
 
 
 class Job:
-    """One or several processes; with `launched` the one that is given has started the others."""
+    """One or several processes; with `launched` the given one started the others."""
 
     def __init__(self, nursery: Nursery, started: Sequence[Started], *, launched: bool = False) -> None:
         self._nursery, self._started, self._launched = nursery, started, launched
@@ -46,7 +46,7 @@ class Job:
         self._workers: list[psutil.Process] = []
 
     def kill_after(self, seconds: float, chance: random.Random) -> None:
-        """Kill one process or all of them after so many seconds, if none has ended before."""
+        """Kill one process or all of them after that many seconds, if none has ended earlier."""
         _until(any, self._pids, time.monotonic() + seconds)
         if any(_over(pid) for pid in self._pids):
             return
@@ -63,7 +63,7 @@ class Job:
         self._killed = True
 
     def wait(self, seconds: float) -> JobEnded:
-        """Wait until all have ended; those that outlive the first to end by too long are killed."""
+        """Wait until all have ended; those that outlive the first one for too long are killed."""
         end = time.monotonic() + seconds
         _until(any, self._pids, end)
         _until(all, self._pids, min(end, time.monotonic() + _ORPHANS))
@@ -72,7 +72,7 @@ class Job:
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.kill()
         psutil.wait_procs(alive, 5)
-        # The first thread of a process is a zombie a moment before its others are gone.
+        # The first thread of a process is a zombie a moment before its other threads are gone.
         ended = [self._nursery.wait(one, 10.0 if _over(one.pid) else 0.01) for one in self._started]
         killed = self._killed or any(one.killed for one in ended)
         outlived = sum(one.status is None for one in ended) if killed else 0
@@ -82,13 +82,13 @@ class Job:
 
 
 def _until(some: Callable[[Iterable[bool]], bool], pids: Sequence[int], end: float) -> None:
-    """Wait until any or all of them have ended, but not beyond `end`."""
+    """Wait until any or all of them have ended, but no longer than until `end`."""
     while time.monotonic() < end and not some(_over(pid) for pid in pids):
         time.sleep(0.005)
 
 
 def _over(pid: int) -> bool:
-    """Return whether a process has ended; it is a zombie until the nursery is asked for it."""
+    """Return whether a process has ended; it stays a zombie until the nursery is asked about it."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

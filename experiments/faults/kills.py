@@ -1,4 +1,4 @@
-"""SIGKILLs of training: each run is killed again and again until it is done, then compared with one that never was.
+"""SIGKILLs during training: each run is killed repeatedly until it is complete, then compared with an undisturbed one.
 
 Half of the kills come at a random moment, half at a random file operation.
 """
@@ -25,9 +25,9 @@ from tests.small import merged
 
 UPDATES = 24
 _MOST_KILLS = 15
-"""Of one run; then it may end."""
+"""_MOST_KILLS is after how many kills a run may end."""
 _PATIENCE = 120.0
-"""Seconds that a command may take: a hundred times what it does."""
+"""_PATIENCE is how many seconds a command may take: a hundred times what it needs."""
 
 _TRAINING: dict[str, Any] = {
     "threads": 1,
@@ -41,14 +41,14 @@ _TRAINING: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Configuration:
-    """The model that is trained, how many processes do it, and how often it is chosen beside the others."""
+    """The model that is trained, the number of processes, and how often it is chosen relative to the others."""
 
     training: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
     torchrun: bool = False
     clocked: bool = False
-    """Return whether the clock decides which checkpoints there are."""
+    """Return whether the clock decides which checkpoints exist."""
     share: float = 1.0
 
 
@@ -60,7 +60,9 @@ _RNMT = {
 _STAGES = {"stages": [{"layers": 1, "updates": 7}, {"layers": 2, "updates": 15}], "moments": "copy"}
 _SENSITIVE = {"action": "roll_back", "loss_spike": 1.0001, "window": 2}
 _TOGETHER = {"batch": {"accumulate": 2}, "distributed": {"timeout_minutes": 0.08}}
-"""One that waits for a killed one to come to their meeting gives up before it counts as an orphan, at every step."""
+"""_TOGETHER makes a process that waits for a killed one to join give up before it counts as an orphan, at every
+step.
+"""
 _DEEPER = {"encoder": {"layers": 3}}
 
 CONFIGURATIONS: dict[str, Configuration] = {
@@ -102,11 +104,11 @@ CONFIGURATIONS: dict[str, Configuration] = {
     ),
     "torchrun-growth": Configuration({**_TOGETHER, "growth": _STAGES}, _DEEPER, processes=2, torchrun=True, share=0.3),
 }
-"""The runs that are killed, by name."""
+"""CONFIGURATIONS maps a name to a run that is killed."""
 
 
 def kill_training(ledger: Ledger, folder: Path, count: int, names: list[str]) -> None:
-    """Kill training until there were `count` kills in all, each configuration of `names` in its turn."""
+    """Kill training until there have been `count` kills in total, with the configurations of `names` in turn."""
     with Nursery(folder / "scratch") as nursery:
         ground = Ground(folder / "ground", nursery)
         rigs: dict[str, _Rig] = {}
@@ -143,7 +145,7 @@ class _Chain(NamedTuple):
     Attributes:
         timed: kills at a random moment.
         counted: kills at a file operation.
-        outcome: what came of all of them.
+        outcome: the result of all of them.
     """
 
     timed: int
@@ -152,7 +154,7 @@ class _Chain(NamedTuple):
 
 
 class _Rig:
-    """One configuration: its undisturbed run, and runs that are killed."""
+    """One configuration: its undisturbed run, and its killed runs."""
 
     def __init__(self, name: str, ground: Ground, nursery: Nursery, folder: Path) -> None:
         self._configuration, self._nursery, self._folder, self._name = CONFIGURATIONS[name], nursery, folder, name
@@ -171,7 +173,7 @@ class _Rig:
         self._operations = sum(kind != "read" for kind, _ in ended.operations)
 
     def _found(self) -> dict[str, Any]:
-        """Return what the run left; of one whose checkpoints depend on the clock, what does not."""
+        """Return what the run left, without its checkpoints if they depend on the clock."""
         found = snapshot(self._folder / "run")
         if not self._configuration.clocked:
             return found
@@ -180,9 +182,9 @@ class _Rig:
         return kept | {key: value for key, value in found.items() if key.startswith(last) and ".safetensors" in key}
 
     def chain(self, number: int) -> _Chain:
-        """Train a run under kills until it is done; say what came of it."""
+        """Train a run under kills until it is complete; return its fate."""
         random_ = random.Random(f"{self._name} {number}")
-        shutil.rmtree(self._folder / "run", ignore_errors=True)  # the chain before may have ended without one
+        shutil.rmtree(self._folder / "run", ignore_errors=True)  # the previous chain may have ended without one
         timed = counted = 0
         while True:
             enough = timed + counted >= _MOST_KILLS
@@ -200,7 +202,7 @@ class _Rig:
                 return _Chain(
                     timed, counted, Outcome("orphans", f"{ended.orphans} workers were left: {last_line(ended.said)}")
                 )
-            if "internal error" in ended.said:  # of those that lived on; torchrun itself shows tracebacks
+            if "internal error" in ended.said:  # from the survivors; torchrun itself shows tracebacks
                 return _Chain(timed, counted, Outcome("internal", last_line(ended.said)))
             if ended.killed:
                 continue
@@ -208,7 +210,7 @@ class _Rig:
                 return _Chain(timed, counted, bad)
             if ended.status == 2:
                 return _Chain(timed, counted, Outcome("refused", last_line(ended.said)))
-            if fault is None and not by_operation and not enough:  # the machine is faster than it was, or slower
+            if fault is None and not by_operation and not enough:  # the machine has become faster or slower
                 self._seconds = 0.5 * self._seconds + 0.5 * max(0.2, time.monotonic() - began)
             return _Chain(timed, counted, self._compared())
 
@@ -223,7 +225,7 @@ class _Rig:
         return Outcome("leftovers", ", ".join(left[:3])) if left else Outcome("survived")
 
     def _started(self, fault: Fault | None = None, victim: int = 0) -> Job:
-        """Start the run, or go on with it; `fault` is for the process `victim`."""
+        """Start the run, or resume it; `fault` is for the process `victim`."""
         begun = (self._folder / "run" / "checkpoints").is_dir()
         arguments = ["train", "--run", "run", "--resume"] if begun else ["train", "config.yaml", "-r", "run"]
         if self._configuration.torchrun:

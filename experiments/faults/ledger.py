@@ -1,4 +1,6 @@
-"""Record of what was tried, one JSON object per line, written as it happens: a campaign goes on where it stopped."""
+"""Record of what was tried, one JSON object per line, written as it happens, so that a campaign resumes where it
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ class Ledger:
     """The records of one campaign in a file.
 
     A record has `attack` (a row of the table), `key` (unique within it), `tried` (how many disturbances it counts),
-    `verdict` (`survived`, or what went wrong) and `detail`; others may stand beside them.
+    `verdict` (`survived`, or what went wrong) and `detail`; there may be others.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,7 +28,7 @@ class Ledger:
         for line in lines:
             try:
                 self.records.append(json.loads(line))
-            except ValueError:  # the last one, cut off
+            except ValueError:  # the last line, cut off
                 continue
         self._keys = {(record["attack"], record["key"]) for record in self.records}
         path.write_text("".join(json.dumps(record) + "\n" for record in self.records), encoding="utf-8")
@@ -49,9 +51,9 @@ class Ledger:
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
-    """Return the table of section C: of every attack what was tried, what survived, and of what went wrong how much.
+    """Return the table of README.md: for every attack, how many were tried, survived, or went wrong in each way.
 
-    A record of several disturbances that went wrong counts as one of them, since one of them did it.
+    A record of several disturbances that went wrong counts as one, because one of them was the cause.
     """
     rows: dict[str, Counter[str]] = {}
     for record in records:

@@ -1,4 +1,4 @@
-"""Attacks that are tests of the suite, or programs of their own: run, and counted case by case."""
+"""Attacks that are tests in the suite or separate programs: run, and counted case by case."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "pickle payloads in fairseq .pt": ("tests/exchange/test_import.py::test_a_checkpoint_runs_no_code",),
     "report in headless Chromium": ("tests/inspect/test_browser.py",),
 }
-"""Attack -> tests, every case of which is one disturbance; files that are not there are left out."""
+"""TESTS maps an attack to tests, each case of which is one disturbance; missing files are left out."""
 
 
 def run_tests(ledger: Ledger, folder: Path) -> None:
-    """Run the tests of every attack, slow ones too."""
+    """Run the tests of every attack, including slow ones."""
     counted = {record["key"] for record in ledger.records}
     for attack, names in TESTS.items():
         there = [name for name in names if (_ROOT / name.partition("::")[0]).exists()]
@@ -41,7 +41,7 @@ def run_tests(ledger: Ledger, folder: Path) -> None:
             key = f"{case.get('classname')}.{case.get('name')}"
             if (skipped := case.find("skipped")) is not None:
                 print(f"{key}: not tried: {skipped.get('message')}", flush=True)
-            elif key not in counted:  # some attacks are part of others
+            elif key not in counted:  # some attacks are parts of others
                 counted.add(key)
                 failed = next((case.find(kind) for kind in ("failure", "error") if case.find(kind) is not None), None)
                 detail = "" if failed is None else str(failed.get("message"))[:300]
@@ -49,7 +49,7 @@ def run_tests(ledger: Ledger, folder: Path) -> None:
 
 
 def flip_bits(ledger: Ledger, folder: Path, per_file: int) -> None:
-    """Damage every file of stores, checkpoints, models and exports; a kind of folder that was counted is left out."""
+    """Damage every file in stores, checkpoints, models and exports; kinds of folders already counted are left out."""
     from experiments.faults.flips import campaign, subjects
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,10 +67,10 @@ def flip_bits(ledger: Ledger, folder: Path, per_file: int) -> None:
 
 
 def fuzz_readers(ledger: Ledger, folder: Path, count: int) -> None:
-    """Damage files of every kind in front of their readers, and give each reader too little memory, in steps of 4 MiB.
+    """Give readers damaged files of every kind, and too little memory, in steps of 4 MiB.
 
-    A reader that was counted is left out. A damage that makes another file of a kind that has no checksum, which no
-    reader could tell, counts as survived.
+    Readers already counted are left out. Damage that turns a file without a checksum into another valid file, which no
+    reader could notice, counts as survived.
     """
     for name in READERS:
         attack = f"damaged files read: {name}"
@@ -82,7 +82,7 @@ def fuzz_readers(ledger: Ledger, folder: Path, count: int) -> None:
 
 
 def _count(ledger: Ledger, attack: str, outcomes: Iterable[Outcome]) -> None:
-    """Record what came of an attack when all of it is known, so that half an attack is tried again."""
+    """Record the outcome of an attack once all of it is known, so that half an attack is tried again."""
     found = list(outcomes)
     wrong = [outcome for outcome in found if outcome.kind in FAULTS]
     for outcome in wrong:

@@ -1,4 +1,4 @@
-"""Every file operation of every verb that writes, killed once and failed once with each error it can give."""
+"""Every file operation of every verb that writes, killed once and made to fail once with each possible error."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from tests.faults.verbs import EXPORTS, VERBS
 def disturb_verbs(
     ledger: Ledger, folder: Path, names: Sequence[str], *, errors: bool, brief: bool, every: int = 1
 ) -> None:
-    """Kill each of the verbs called so at every operation that writes; with `errors`, fail it at every operation.
+    """Kill each of the named verbs at every operation that writes; with `errors`, make every operation fail.
 
-    With `brief`, one of the errors that an operation can give, in turn, instead of all; of the faults, one of `every`.
+    With `brief`, each operation gets one of its possible errors, in turn, instead of all; one fault in `every` is
+    tried.
     """
     verbs, folder = {**VERBS, **EXPORTS}, folder / ("failed" if errors else "killed")
     with Nursery(folder / "scratch") as nursery:

@@ -2,9 +2,9 @@
 
 Gradient norms by layer at depths 6, 12 and 18, and the means over 12 layers of beta_LN, beta_RC, beta and Var(r), right
 after initialisation at the base size, with Glorot and with depth-scaled initialisation. The batch is a sample of a
-prepared store, or random tokens, Zipf-distributed; every seed has another sample and other weights. Writes SVG, CSV
-and JSON to `results/`, prints the table as Markdown, and ends with status 1 where the mean over seeds of beta_LN or
-Var(r) is off the published figure by more than the tolerance.
+prepared store, or random tokens, Zipf-distributed; every seed has its own sample and weights. Writes SVG, CSV and JSON
+to `results/`, prints the table as Markdown, and exits with status 1 if the mean over seeds of beta_LN or Var(r)
+deviates from the published figure by more than the tolerance.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ziggurat.train.diagnosis.gradients import by_part, lengths, parts_of
 from ziggurat.train.diagnosis.probe import measure
 from ziggurat.train.objective import Objective, add_gradients, probe_loss, profile_batch
 
-VOCABULARY = 32000  # of random tokens
+VOCABULARY = 32000  # for random tokens
 TOLERANCE = 0.03
 TESTED = ("beta_ln", "variance")
 PLACES = ("encoder.self_attn", "encoder.ffn", "decoder.self_attn", "decoder.cross_attn", "decoder.ffn")
@@ -58,7 +58,7 @@ PUBLISHED = {  # table 1, in the order of PLACES
 
 @dataclass(frozen=True)
 class Data:
-    """A batch and the sizes of the vocabularies it is from."""
+    """A batch, and the sizes of its vocabularies."""
 
     batch: Batch
     source_vocabulary: int
@@ -66,13 +66,13 @@ class Data:
 
 
 def from_store(folder: Path, tokens: int, seed: int) -> Data:
-    """A random sample of the training pairs, about `tokens` tokens on each side."""
+    """Return a random sample of the training pairs, about `tokens` tokens per side."""
     store = Store.open(folder)
     return Data(profile_batch(store, tokens, seed=seed), store.source.size, store.target.size)
 
 
 def at_random(tokens: int, seed: int) -> Data:
-    """Sentences of 25 random tokens, `tokens` on each side."""
+    """Return sentences of 25 random tokens, `tokens` per side."""
     rows = tokens // 25
     zipf = (1 / torch.arange(1, VOCABULARY + 1).double()).expand(2 * rows, -1)
     source, target = zipf.multinomial(25, True, generator=torch.Generator().manual_seed(seed)).split(rows)
@@ -82,7 +82,7 @@ def at_random(tokens: int, seed: int) -> Data:
 
 
 def config(layers: int, init: dict[str, Any], sizes: dict[str, int]) -> ModelConfig:
-    """The model of the paper's released code (zero): see README.md."""
+    """Return the model of the paper's released code (zero): see README.md."""
     return ModelConfig.model_validate(
         {
             "preset": "base",
@@ -112,7 +112,7 @@ def measured(layers: int, name: str, data: Data, *, seed: int, sizes: dict[str, 
 
 
 def gradient_norms(layers: int, name: str, data: Data, *, seed: int) -> dict[str, Any]:
-    """Return the norm of each layer's gradient for the whole batch, which is run in parts to save memory."""
+    """Return the norm of each layer's gradient for the whole batch, computed in parts to save memory."""
     model = new_model(layers, name, data, seed=seed)
     objective, batch = Objective(model, LossConfig()), data.batch
     for part in parts_of_batch(batch, sentences=40):
@@ -122,12 +122,12 @@ def gradient_norms(layers: int, name: str, data: Data, *, seed: int) -> dict[str
 
 
 def norms_of(model: Seq2Seq) -> dict[str, Any]:
-    """Return the norms of the gradients that lie in `.grad`, by part and layer."""
+    """Return the norms of the gradients in `.grad`, by part and layer."""
     return by_part(parts_of(model), lambda group: sum(n**2 for n in lengths([p.grad for p in group])) ** 0.5)
 
 
 def parts_of_batch(batch: Batch, *, sentences: int) -> Iterator[Batch]:
-    """Yield the batch in parts of at most `sentences` sentences, each with a seed of its own."""
+    """Yield the batch in parts of at most `sentences` sentences, each with its own seed."""
     names = ("source", "source_mask", "target_in", "target_out", "target_mask", "indices")
     for start in range(0, batch.sentences, sentences):
         cut: dict[str, Any] = {field: getattr(batch, field)[start : start + sentences] for field in names}
@@ -149,7 +149,7 @@ def over_seeds(tables: list[dict[str, tuple[float, ...]]]) -> dict[str, tuple[fl
 
 
 def deviations(found: dict[str, dict[str, tuple[float, ...]]]) -> dict[str, float]:
-    """Return the largest distance from the published table of each measure, over all places and initialisations."""
+    """Return each measure's largest distance from the published table, over all places and initialisations."""
     return {
         key: max(
             abs(ours - theirs)
@@ -161,7 +161,7 @@ def deviations(found: dict[str, dict[str, tuple[float, ...]]]) -> dict[str, floa
 
 
 def table(found: dict[str, dict[str, tuple[float, ...]]]) -> str:
-    """Return published / ours of each measure and place as Markdown."""
+    """Return published / ours for each measure and place as Markdown."""
     names = {"beta_ln": "β_LN", "beta_rc": "β_RC", "beta": "β", "variance": "Var(r)"}
     lines = [f"| | | {' | '.join(SUB_LAYERS[place] for place in PLACES)} |", "|---" * (2 + len(PLACES)) + "|"]
     for name, values in found.items():
@@ -207,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, help="a folder made by `ziggurat prepare`; default: random tokens")
     parser.add_argument("--tokens", type=int, default=3000)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the table; figures have the first")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="for the table; figures use the first")
     parser.add_argument("--depths", type=int, nargs="+", default=[6, 12, 18], help="of figure 1")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()

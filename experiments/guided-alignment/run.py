@@ -1,11 +1,11 @@
-"""Guided alignment: where the decoder looks, and how it translates, with and without.
+"""Guided alignment: where the decoder looks and how it translates, with and without it.
 
     python experiments/guided-alignment/run.py WORK babel --out JSON                      # alignment known
     python experiments/guided-alignment/run.py WORK multi30k --out JSON --data DATA       # alignment not known
     python experiments/guided-alignment/run.py WORK tatoeba --out JSON --data DATA        # for experiments/markup
     python experiments/guided-alignment/run.py WORK speed --out JSON                      # after babel: its cost
 
-WORK takes texts, stores and runs. What is there already is not repeated, so a run that was cut off goes on.
+WORK holds texts, stores and runs. Finished parts are not repeated, so a run that was cut off resumes.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ BABEL_SEED = 1
 
 @dataclass(frozen=True)
 class Task:
-    """A language pair with its systems: what each changes in base.yaml."""
+    """A language pair with its systems and the changes that each makes to base.yaml."""
 
     name: str
     languages: tuple[str, str]
     systems: dict[str, dict[str, Any]]
     updates: int
     test: list[AlignedPair]
-    """Without links where they are not known."""
+    """Without links if they are not known."""
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def machine() -> str:
-    """Return what the runs are computed on."""
+    """Return the hardware on which the runs are computed."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return f"{named[0] if named else platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} used"
@@ -123,7 +123,7 @@ def tatoeba(work: Path, data: Path) -> Task:
 def unpacked(
     work: Path, folder: Path, task: str, languages: tuple[str, str], names: dict[str, str], updates: int
 ) -> Task:
-    """Unpack a corpus whose alignment is not known; `names` are those of its files by split."""
+    """Unpack a corpus whose alignment is not known; `names` are the names of its files by split."""
     for split, name in names.items():
         for language in languages:
             with gzip.open(folder / f"{name}.{language}.gz", "rt", encoding="utf-8") as file:
@@ -192,9 +192,9 @@ def speed(work: Path) -> dict[str, Any]:
 
 
 def attended_errors(run: Path, pairs: Sequence[AlignedPair]) -> dict[str, Any]:
-    """Return the AER, per cent, of every head's greatest attention when the model is fed the references.
+    """Return the AER, per cent, of every head's largest attention weights with the references as decoder input.
 
-    A source and a target word are linked if a piece of the target word looks most at a piece of the source word.
+    A source and a target word are linked if a piece of the target word attends most to a piece of the source word.
     """
     opened = open_model(run)
     model, given = opened.model, [_read(opened.tokenizers, pair) for pair in pairs]
@@ -212,7 +212,7 @@ def attended_errors(run: Path, pairs: Sequence[AlignedPair]) -> dict[str, Any]:
 
 
 Side = tuple[list[int], list[set[int]]]
-"""Ids of a text with end-of-sentence, and the words that each of its pieces belongs to."""
+"""Side is the ids of a text with end-of-sentence, and the word to which each of its pieces belongs."""
 
 
 def _read(tokenizers: tuple[Tokenizer, Tokenizer], pair: AlignedPair) -> tuple[Side, Side, int]:

@@ -1,10 +1,10 @@
-"""Train configurations that learn and some that do not, with measures of depth every 10 updates.
+"""Train configurations that learn and some that do not, with depth measures every 10 updates.
 
     python experiments/health-bands/run.py --store STORE [--only NAME ...]
 
 Run from the repository with Multi30k prepared by `ziggurat prepare multi30k-de-en`. Each run leaves
-`results/NAME/diagnostics/depth.jsonl`: its own, less what no band looks at, four digits a number. Results that are
-there already are not repeated.
+`results/NAME/diagnostics/depth.jsonl`: its own file without values that no band uses, with four digits per number.
+Existing results are not repeated.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ RUNS: list[tuple[str, str, str, int]] = [
     ("18-18", "dlcl-post", "1e-3", 200),
     ("18-18", "hyper", "2e-3", 200),
 ]
-"""Depth, method of experiments/depth-check, peak rate, updates; the warm-up is 120 updates."""
+"""RUNS are depth, method of experiments/depth-check, peak rate and updates; the warm-up is 120 updates."""
 
 KEPT = ("nll", "source_dependence", "gradient_norm", "r", "variance", "update_ratio", "attention_entropy")
-"""Measures that bands look at."""
+"""KEPT are the measures that bands use."""
 
 
 def rounded(value: Any) -> Any:
-    """Return `value` with four digits for every number in it."""
+    """Return `value` with every number in it rounded to four digits."""
     if isinstance(value, dict):
         return {key: rounded(part) for key, part in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The bands of warnings beside the recorded runs: the tables of README.md.
+"""The bands of warnings applied to the recorded runs: the tables in README.md.
 
 python experiments/health-bands/table.py
 """
@@ -25,7 +25,7 @@ MOST = ("update_ratio.largest", "variance")
 
 
 def extremes(run: Path) -> tuple[dict[str, float], list[str]]:
-    """Return the least or most that each measure came to in a run, and the warnings that it would have had."""
+    """Return the minimum or maximum of each measure in a run, and the warnings that it would have given."""
     watch, records, warnings = Watch(WARMUP), read_records(run), []
     found = dict.fromkeys(LEAST, math.inf) | dict.fromkeys(MOST, 0.0)
     for number, record in enumerate(records):

@@ -1,4 +1,4 @@
-"""Tags on the right words: projection by several alignments, beside the translation of each node of text by itself.
+"""Tags on the right words: projection with several alignments, compared with translating each text node separately.
 
     python experiments/guided-alignment/run.py WORK babel --systems none hmm --out WORK/babel.json
     python experiments/guided-alignment/run.py WORK tatoeba --data DATA --out WORK/tatoeba.json
@@ -38,9 +38,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from measuring import commit, processor  # noqa: E402
 
-SEED = 7  # of the choice of spans
-BABEL_SEED, BABEL_USED, BABEL_TESTED = 1, 21_000, 1_000  # those before are the models' own
-NAMES = ("b", "i")  # of the tags of a sentence
+SEED = 7  # for the choice of spans
+BABEL_SEED, BABEL_USED, BABEL_TESTED = 1, 21_000, 1_000  # earlier pairs are the models' training data
+NAMES = ("b", "i")  # of a sentence's tags
 LONGEST = 4  # words in a tag
 MODELS = ("none", "hmm")
 
@@ -48,9 +48,9 @@ Translate = Callable[[list[str]], list[SentenceTranslation]]
 
 
 class Pair(NamedTuple):
-    """A sentence pair with its alignment, as numbers of (source word, target word); None: not known.
+    """A sentence pair with its alignment, as indices of (source word, target word); None: not known.
 
-    No tag stands on the source words of `vague`.
+    No tag is put on the source words in `vague`.
     """
 
     source: str
@@ -60,7 +60,7 @@ class Pair(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A sentence with tags, and for each tag the words of the reference that it should hold."""
+    """A sentence with tags, and for each tag the reference words that it should hold."""
 
     pair: Pair
     marked: str
@@ -68,7 +68,7 @@ class Case(NamedTuple):
 
 
 class Model:
-    """A trained run, with the translations that it has given."""
+    """A trained run, with the translations that it has produced."""
 
     def __init__(self, folder: Path) -> None:
         self.translator = ziggurat.load(folder, alignments=True)
@@ -83,7 +83,9 @@ class Model:
         return [self._known[one] for one in sentences]
 
     def forced(self, pairs: Sequence[Pair]) -> dict[str, SentenceTranslation]:
-        """Return the references as translations, with the links of the model's own attention when it is fed them."""
+        """Return the references as translations, with links from the model's attention when they are its decoder
+        input.
+        """
         found = self.translator.translate(
             [pair.source for pair in pairs],
             prefixes=[pair.target for pair in pairs],
@@ -148,7 +150,7 @@ def read(path: Path) -> list[str]:
 
 
 def babel(seen: set[str]) -> list[Pair]:
-    """Return pairs of the embedded language pair that no model was trained on."""
+    """Return pairs of the embedded language pair on which no model was trained."""
     stream = itertools.islice(generate_aligned(BABEL_USED + BABEL_TESTED, BABEL_SEED), BABEL_USED, None)
     return [
         Pair(pair.low, pair.high, pair.sure, frozenset(source for source, _ in pair.possible))
@@ -164,7 +166,7 @@ def hansards(data: Path) -> list[Pair]:
     for text, line in zip(texts, links, strict=True):
         sides = [side.split() for side in text.split("|||")]
         found = {(int(i) - 1, int(j) - 1) for i, j in (link.replace("p", "-").split("-") for link in line.split())}
-        # Its words are those between blanks; ours are counted anew, since some of them are several.
+        # Its words are those between blanks; ours are counted separately, since some of them are several words.
         own = [[place for place, word in enumerate(side) for _ in split_words(word, "split")] for side in sides]
         again = {(i, j) for i, a in enumerate(own[0]) for j, b in enumerate(own[1]) if (a, b) in found}
         pairs.append(Pair(" ".join(sides[0]), " ".join(sides[1]), again))
@@ -172,10 +174,10 @@ def hansards(data: Path) -> list[Pair]:
 
 
 def tagged(pair: Pair, seed: int) -> Case | None:
-    """Return the sentence with up to two tags on stretches of words; None where there is no such stretch.
+    """Return the sentence with up to two tags on stretches of words; None if there is no suitable stretch.
 
-    A stretch has one to four words, a letter or digit in it, and not the whole sentence. Where the alignment is known,
-    its words are linked to an unbroken stretch of the target whose words are linked to no others.
+    A stretch has one to four words, contains a letter or digit, and is not the whole sentence. Where the alignment is
+    known, its words are linked to an unbroken stretch of the target whose words are linked to no others.
     """
     rng = random.Random(seed)
     source, target = (word_spans(text, "split") for text in (pair.source, pair.target))
@@ -211,7 +213,7 @@ def tagged(pair: Pair, seed: int) -> Case | None:
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text, lower-cased: a sentence may begin with another one in the translation."""
+    """Return the words of a text, lower-cased, because the translation may begin with a different word."""
     return split_words(text.lower(), "split")
 
 
@@ -219,12 +221,12 @@ def words(text: str) -> list[str]:
 
 
 def projected(translate: Translate, marked: str) -> str:
-    """Return the translation of the whole sentence, with its tags around the words that the links say."""
+    """Return the translation of the whole sentence, with its tags around the linked words."""
     return run(html(marked, Options(split=None)), translate).value
 
 
 def node_by_node(translate: Translate, marked: str) -> str:
-    """Return each node of text translated by itself, in its place, with its own white space."""
+    """Return the text with each text node translated separately, in place, with its white space kept."""
     out = []
     for token in html_tokens(marked):
         bare = token.text.strip()
@@ -260,11 +262,11 @@ def known(table: dict[str, SentenceTranslation]) -> Translate:
     return lambda sentences: [table[one] for one in sentences]
 
 
-# What is measured
+# Measurements
 
 
 def on_references(cases: Sequence[Case], models: dict[str, Model], aligner: Aligner) -> dict[str, Any]:
-    """Return the places of tags in the references, as if these were the translations."""
+    """Return the positions of tags in the references, as if these were the translations."""
     pairs = [case.pair for case in cases]
     references = known({pair.source: SentenceTranslation(pair.target) for pair in pairs})
     gold = {pair.source: in_characters(pair.source, pair.target, pair.links or set()) for pair in pairs}
@@ -280,7 +282,7 @@ def on_references(cases: Sequence[Case], models: dict[str, Model], aligner: Alig
 def on_translations(
     cases: Sequence[Case], models: dict[str, Model], aligner: Aligner, language: str
 ) -> dict[str, dict[str, Any]]:
-    """Return the places of tags in translations, and the quality of these."""
+    """Return the positions of tags in translations, and the quality of the translations."""
     results: dict[str, dict[str, Any]] = {}
     for name, model in models.items():
         model.translate([case.pair.source for case in cases])  # together
@@ -305,10 +307,10 @@ def on_translations(
 
 
 def placed(cases: Sequence[Case], outputs: Sequence[str]) -> dict[str, float]:
-    """Return how well tags stand, per cent.
+    """Return how well tags are placed, per cent.
 
-    `exact`: tags that hold just the words that they should, in order. `f1`: of the words in tags, counted with their
-    number. `exact_where_right`: of the tags in sentences whose translation is the reference, with the share of these.
+    `exact`: tags that hold exactly the right words in order. `f1`: of the words in tags, counting repetitions.
+    `exact_where_right`: the same for tags in sentences whose translation is the reference, with the share of these.
     """
     tags = exact = in_right = exact_in_right = shared = held = needed = right = 0
     for case, output in zip(cases, outputs, strict=True):

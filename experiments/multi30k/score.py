@@ -1,6 +1,6 @@
 """Scores the newest checkpoint a run had at given times: `score.py RUN START SOURCE REFERENCE [--marks 66,201,...]`.
 
-START is a file with the Unix time at which the training command was started, so that imports and saving count.
+START is a file with the Unix time at which the training command started, so that imports and saving count.
 Prints one Markdown row per checkpoint: wall seconds, updates, sacreBLEU (beam 4).
 """
 

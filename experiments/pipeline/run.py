@@ -1,11 +1,11 @@
-"""The whole road, from Tatoeba German-English with planted noise and news of one language each to a student.
+"""The whole pipeline, from Tatoeba German-English with planted noise and monolingual news to a student.
 
     python experiments/pipeline/run.py --data ../shared/data --work WORK
     python experiments/pipeline/run.py --data ../shared/data --work OTHER --kills 30 --like WORK
 
-writes corpora and the pipeline's file to the work folder and runs `ziggurat pipeline` there; the same command goes on
-after it was stopped. `--kills` kills the program so many times at random moments before it may end. `--like` compares
-all that the steps hand on with another work folder. `--tiny` makes corpora and models small enough to try it.
+It writes corpora and the pipeline's file to the work folder and runs `ziggurat pipeline` there; the same command
+resumes after it was stopped. `--kills` kills the program that many times at random moments before it may end. `--like`
+compares all outputs of the steps with another work folder. `--tiny` makes corpora and models small enough to try it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TINY = (
     "export.ctranslate2.tolerance=100", "export.ctranslate2.lines=100", "export.argos.lines=100",
     "evaluation.perturb_lines=20", "evaluation.speed_lines=20",
 )  # fmt: skip
-"""Values for a trial: what they make is worth nothing."""
+"""TINY are values for a trial whose results are worthless."""
 SHORT = (
     *(f"{model}.training.validation.every_updates=500" for model in ("backward", "teacher", "student")),
     "backward.training.checkpoint.every_updates=100", "backward.training.stop.updates=1250",
@@ -56,17 +56,18 @@ SHORT = (
     "teacher.training.growth.stages=[{layers: 6, updates: 600}]", "teacher.decoding.beam_size=2",
     "distillation.n_best=2", "quantisation.updates=100",
 )  # fmt: skip
-"""Values for a quarter of the teacher's and the student's training and half of the search, with checkpoints as often as
-one has them who is killed every other minute."""
+"""SHORT are values for a quarter of the teacher's and the student's training and half of the search, with checkpoints
+frequent enough for a run that is killed every other minute.
+"""
 JOBS = (
     "backward-data", "backtranslate", "teacher-data", "distil", "distil-monolingual", "filter", "align", "student-data"
 )  # fmt: skip
-"""Steps that can be done in parts."""
+"""JOBS are the steps that can be done in parts."""
 NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
 
 
 def write_corpora(data: Path, folder: Path, pairs: int, few: int | None) -> None:
-    """Write all corpora; the last one tells that they are there."""
+    """Write all corpora; the last one shows that they are complete."""
     done = folder / "kinds.json"
     if done.exists():
         return
@@ -92,25 +93,25 @@ def write_lines(path: Path, texts: Sequence[str]) -> None:
 
 
 def started(work: Path, *options: str, bulk: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
-    """Start the pipeline, as the leader of a group of processes; `bulk` are options of that verb."""
+    """Start the pipeline as the leader of a process group; `bulk` are options of the verb."""
     before = ["bulk", *bulk] if bulk else []
     command = [sys.executable, "-m", "ziggurat", *before, "pipeline", "pipeline.yaml", *options]
     return subprocess.Popen(command, cwd=work, start_new_session=True)
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the pipeline; end the experiment where it failed."""
+    """Wait for the pipeline; end the experiment if it failed."""
     if status := process.wait():
         sys.exit(f"the pipeline ended with status {status}")
 
 
 class Kills:
-    """The program killed `number` times at random moments, now by one launcher and now by another.
+    """The program killed `number` times at random moments, with alternating launchers.
 
-    Each call does its jobs by processes of this machine, on a Ray cluster of two nodes of one CPU, or as the first and
-    the second part of a step, at once, as an array of Slurm has them. It is ended by SIGKILL, with all its processes as
-    by a power cut, or by SIGTERM; of two parts one is, and the other goes on. Half of the calls on the cluster lose a
-    node before, in the middle of their work.
+    Each call runs its jobs in local processes, on a Ray cluster of two nodes with one CPU each, or as the first and the
+    second part of a step at the same time, like a Slurm array. It is ended by SIGKILL, with all its processes as in a
+    power cut, or by SIGTERM; one of two parts is ended while the other continues. Half of the calls on the cluster
+    first lose a node in the middle of their work.
     """
 
     def __init__(self, work: Path, overrides: Sequence[str], number: int, minutes: float, seed: int) -> None:
@@ -139,14 +140,14 @@ class Kills:
         finish(started(self.work, *self.overrides))
 
     def next_job(self) -> str | None:
-        """Return the step that is to be done next, if it can be done in parts."""
+        """Return the next step to do, if it can be done in parts."""
         command = [sys.executable, "-m", "ziggurat", "pipeline", "pipeline.yaml", *self.overrides, "--status", "--json"]
         states = json.loads(subprocess.run(command, cwd=self.work, capture_output=True, check=True).stdout)
         step = next((state["step"] for state in states if state["state"] != "done"), None)
         return step if step in JOBS else None
 
     def in_parts(self, step: str, moment: float) -> None:
-        """Do both parts of a step at once, and kill one of them unless it ends before."""
+        """Run both parts of a step at once, and kill one of them unless it ends first."""
         parts = [
             started(self.work, *self.overrides, "--only", step, bulk=("--shard", f"{part}/2", "--workers", "1"))
             for part in (1, 2)
@@ -161,7 +162,7 @@ class Kills:
             finish(part)
 
     def on_ray(self) -> subprocess.Popen[bytes]:
-        """Start the pipeline on the cluster, both nodes of which are there."""
+        """Start the pipeline on the cluster with both nodes up."""
         from ray.cluster_utils import Cluster
 
         if self.nodes is None:
@@ -189,7 +190,7 @@ class Kills:
         return True
 
     def kill(self, process: subprocess.Popen[bytes], way: str, moment: float) -> None:
-        """End the program in the middle of its work, and note in which step it was."""
+        """Kill the program in the middle of its work, and note its step."""
         number = self.generator.choice((signal.SIGKILL, signal.SIGTERM))
         self.killed.append({"seconds": round(moment, 1), "way": way, "signal": number.name, "step": self.at_work()})
         print(f"kill {len(self.killed)}: {self.killed[-1]}", flush=True)
@@ -198,7 +199,7 @@ class Kills:
             sys.exit(f"the pipeline ended with status {process.returncode} when it was stopped")
 
     def at_work(self) -> str:
-        """Return the step that was begun last and is not done."""
+        """Return the step that was started last and is not done."""
         begun = [
             path for path in (self.work / "road").glob("*/begun.json") if not path.with_name("manifest.json").exists()
         ]
@@ -206,7 +207,7 @@ class Kills:
 
 
 def differences(work: Path, other: Path) -> list[str]:
-    """Return the files that steps of one of the two hand on, and that differ in the other."""
+    """Return the output files of either one's steps that differ in the other."""
     found = []
     for manifest in sorted((work / "road").glob("*/manifest.json")):
         ours = json.loads(manifest.read_bytes())["outputs"]
@@ -216,7 +217,7 @@ def differences(work: Path, other: Path) -> list[str]:
 
 
 def noise_left(work: Path) -> dict[str, dict[str, int]]:
-    """Return by kind of noise how many pairs were planted, and how many are still there after cleaning."""
+    """Return for each kind of noise how many pairs were planted, and how many remain after cleaning."""
     kinds = json.loads((work / "corpora" / "kinds.json").read_bytes())
 
     def pairs(place: Path) -> list[tuple[str, ...]]:
@@ -233,7 +234,7 @@ def noise_left(work: Path) -> dict[str, dict[str, int]]:
 
 
 def without_text(report: dict[str, Any]) -> dict[str, Any]:
-    """Return a report without its examples of dropped pairs: text of corpora does not belong in the repository."""
+    """Return a report without its examples of dropped pairs: corpus text does not belong in the repository."""
     corpora = [{key: value for key, value in corpus.items() if key != "examples"} for corpus in report["corpora"]]
     return {**report, "corpora": corpora}
 
@@ -242,12 +243,12 @@ def main() -> None:
     """Run the experiment."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the corpora")
-    parser.add_argument("--work", type=Path, required=True, help="folder of everything that is written")
+    parser.add_argument("--work", type=Path, required=True, help="folder for all output")
     parser.add_argument("--out", type=Path, help="file of the result")
-    parser.add_argument("--kills", type=int, default=0, help="kill the program so many times at random moments")
-    parser.add_argument("--minutes", type=float, default=80.0, help="what it takes without them")
+    parser.add_argument("--kills", type=int, default=0, help="kill the program that many times at random moments")
+    parser.add_argument("--minutes", type=float, default=80.0, help="its duration without kills")
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
-    parser.add_argument("--like", type=Path, help="compare with what this work folder has")
+    parser.add_argument("--like", type=Path, help="compare with this work folder")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--short", action="store_true", help="shorter training, all of the text")
     size.add_argument("--tiny", action="store_true", help="small enough to try it")

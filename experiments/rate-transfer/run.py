@@ -1,10 +1,10 @@
-"""Does a learning rate that is tuned on a small model hold on one of four times the width and six times the depth?
+"""Transfer of a learning rate tuned on a small model to one with four times the width and six times the depth.
 
-    python experiments/rate-transfer/run.py --store STORE [--side standard]    # goes on where it was stopped
+    python experiments/rate-transfer/run.py --store STORE [--side standard]    # resumes where it was stopped
     python experiments/rate-transfer/run.py --table                            # the figures so far
 
 STORE is Multi30k prepared by `ziggurat prepare multi30k-de-en`. At the small size all RATES are tried with three seeds,
-at the large one those around the best of the small one, and further ones while the best is at an end of those tried.
+at the large one those around the best of the small one, and further ones while the best is at an edge of those tried.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIDES: dict[str, dict[str, Any]] = {
 
 
 def experiment_of(side: str, store: str) -> Experiment:
-    """Return the configuration, at the base's size: heads of 32, pre-norm, Adam, no clipping."""
+    """Return the configuration at the base's size: heads of 32, pre-norm, Adam, no clipping."""
     transfer = [f"model.transfer={json.dumps(t)}"] if (t := SIDES[side].get("transfer")) else []
     values = [
         "model={preset: tiny, dropout: {residual: 0.1, attention: 0.0, activation: 0.1, embedding: 0.1}}",
@@ -54,10 +54,10 @@ def experiment_of(side: str, store: str) -> Experiment:
 
 
 def run(side: str, store: str) -> None:
-    """Sweep the rates at both sizes, and write the figures down."""
+    """Sweep the rates at both sizes, and write the figures."""
     torch.set_num_threads(1)
     experiment, opened = experiment_of(side, store), Store.open(store)
-    kept = KeptTrials(RESULTS / f"{side}-kept.json")  # for a run that is stopped; not committed
+    kept = KeptTrials(RESULTS / f"{side}-kept.json")  # to resume a stopped run; not committed
     rates, found = RATES, list[Tried]()
     for size in (BASE, TARGET):
         options = {"updates": UPDATES, "seeds": SEEDS[size], "kept": kept, "told": lambda t: print(side, t, flush=True)}
@@ -94,7 +94,7 @@ def main() -> None:
         table()
         return
     if o.store is None:
-        parser.error("--store says where the data is")
+        parser.error("give --store with the data")
     for side in o.side:
         run(side, o.store)
 

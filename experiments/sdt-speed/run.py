@@ -1,10 +1,10 @@
-"""Shallow-to-deep training against training from scratch: the seconds that each needs for the same dev loss.
+"""Shallow-to-deep training against training from scratch: the seconds that each needs to reach the same dev loss.
 
     python experiments/sdt-speed/run.py --store STORE [--layers 24 48] [--seeds 1 2 3] [--jobs 2]   # all runs
     python experiments/sdt-speed/run.py --store STORE --cost [--layers 24 48]    # seconds per update, in turns
     python experiments/sdt-speed/run.py --table                                  # the figures as a table
 
-STORE is Multi30k prepared by `ziggurat prepare multi30k-de-en`. Results that are there already are not repeated.
+STORE is Multi30k prepared by `ziggurat prepare multi30k-de-en`. Existing results are not repeated.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ziggurat.model.depth import at_depth  # noqa: E402
 from ziggurat.train.loop import train  # noqa: E402
 
 PERIOD = 6
-"""Layers of a block."""
+"""PERIOD is the number of layers per block."""
 UPDATES = 1200
 
 
 class Stage(NamedTuple):
-    """Encoder and decoder layers, and the part of the updates after which the stage ends."""
+    """Encoder and decoder layers, and the share of the updates after which the stage ends."""
 
     encoder: int
     decoder: int
@@ -53,11 +53,11 @@ SCHEDULES: dict[str, dict[int, tuple[Stage, ...]]] = {
         48: (Stage(6, 2, 0.4), Stage(12, 4, 0.55), Stage(24, 6, 0.7)),
     },
 }
-"""Name -> final depth of the encoder -> the stages before it."""
+"""SCHEDULES maps a name to the encoder's final depth and then to the stages before it."""
 
 
 def overrides(layers: int, name: str, seed: int) -> list[str]:
-    """Return the settings: those of the experiment depth-trainability, with blocks, and stages if the model grows."""
+    """Return the settings: those of depth-trainability, with blocks, and stages if the model grows."""
     stages = ", ".join(
         f"{{layers: {stage.encoder}, decoder_layers: {stage.decoder}, updates: {round(stage.end * UPDATES)}}}"
         for stage in SCHEDULES[name][layers]
@@ -89,7 +89,7 @@ def result_of(name: str, layers: int, seed: int) -> Path:
 
 
 def one_run(name: str, store: str, layers: int, seed: int) -> None:
-    """Train once and write the figures down."""
+    """Train once and write the figures."""
     out = result_of(name, layers, seed)
     if out.exists():
         print(f"{out.name}: there already")
@@ -105,7 +105,7 @@ def one_run(name: str, store: str, layers: int, seed: int) -> None:
     trained = {r["update"]: r["seconds"] for r in records if r["kind"] == "train"}
     dev, validating = [], 0.0
     for record in records:
-        if record["kind"] == "validation":  # its own time, and that of those before, is not training
+        if record["kind"] == "validation":  # validation time, here and before, is not training
             dev.append([record["update"], trained[record["update"]] - validating, record["nll"]])
             validating += record["seconds"]
     document = {
@@ -125,7 +125,7 @@ def one_run(name: str, store: str, layers: int, seed: int) -> None:
 
 
 def cost(store: str, layers: int, rounds: int = 40) -> None:
-    """Measure an update at each depth in turns, so that whatever else the machine does weighs on all alike."""
+    """Measure an update at each depth in turns, so that other work on the machine affects all equally."""
     experiment = load_named("multi30k-de-en", [*overrides(layers, "from scratch", 1), f"data.store={store}"])
     final = (layers, experiment.model.decoder.layers)
     depths = sorted({(stage.encoder, stage.decoder) for stage in SCHEDULES["shallow to deep"][layers]} | {final})
@@ -139,7 +139,7 @@ def cost(store: str, layers: int, rounds: int = 40) -> None:
 
 
 def at_cost(run: dict[str, Any], costs: dict[str, float]) -> dict[str, Any]:
-    """Return `run` with its times replaced by what its updates cost at their depths."""
+    """Return `run` with its times replaced by the cost of its updates at their depths."""
     stages, total = SCHEDULES[run["name"]][run["layers"]], run["dev"][-1][0]
 
     def seconds(update: int) -> float:
@@ -166,9 +166,9 @@ def time_to(run: dict[str, Any], nll: float) -> float | None:
 
 
 def table() -> None:
-    """Print, by depth and seed, the seconds to the same dev loss at the costs measured in turns, and what comes of all.
+    """Print, by depth and seed, the seconds to the same dev loss at the costs measured in turns, and the means.
 
-    The loss of a seed is the higher of the two final ones: both runs reach it.
+    The loss for a seed is the higher of the two final ones, so both runs reach it.
     """
     costs = {}
     for path in sorted((HERE / "results").glob("*-cost.json")):
@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="*", default=[24, 48])
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--names", choices=list(SCHEDULES), nargs="*", default=list(SCHEDULES))
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, each of one thread")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one thread each")
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()

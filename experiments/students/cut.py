@@ -1,10 +1,10 @@
-"""Does a student with one decoder layer learn sooner when it is cut out of its teacher than from nothing?
+"""Students with one decoder layer, cut out of their teacher and trained from scratch: which learns sooner.
 
-    python experiments/students/cut.py WORK --data TATOEBA     # two and a half hours of one core (AMD EPYC, AVX2)
+    python experiments/students/cut.py WORK --data TATOEBA     # two and a half hours on one core (AMD EPYC, AVX2)
     python experiments/students/cut.py WORK --table
 
-All models have width 128 and learn from the human translations, so that the start is all that differs. What is there
-already is not repeated, so a run that was cut off goes on.
+All models have width 128 and learn from the human translations, so that only the start differs. Finished parts are not
+repeated, so a run that was cut off resumes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ WIDTH, UPDATE_TOKENS = 128, 1024
 
 @dataclass(frozen=True)
 class Trained:
-    """A model of the comparison; all encoders have 12 layers.
+    """A model in the comparison; all encoders have 12 layers.
 
     Attributes:
         decoder: its decoder layers.
-        updates: of its training.
-        without: layers of the teacher that it begins without; None: it begins from nothing.
+        updates: number of training updates.
+        without: layers of the teacher that it lacks at the start; None: it is trained from scratch.
         guided: word alignments teach its decoder.
         peak: learning rate.
     """
@@ -94,7 +94,7 @@ def config(work: Path, name: str) -> Path:
 
 
 def make(work: Path, name: str) -> None:
-    """Train a model, cut out of the teacher first where it is to be, and score it on the test set."""
+    """Train a model, first cutting it out of the teacher if required, and score it on the test set."""
     system, run, start = SYSTEMS[name], work / "runs" / name, work / "cut" / name
     if system.without is not None and not start.exists():
         chosen = ("--to", "ziggurat", "--without-layers", system.without, "--lines", "20")
@@ -109,11 +109,11 @@ def make(work: Path, name: str) -> None:
 
 
 def everything(work: Path, data: Path | None) -> None:
-    """Bring each part about, unless it is there; write the figures."""
+    """Make each part that is missing; write the figures."""
     for name in (f"{split}.{language}" for split in ("train", "dev", "test") for language in ("de", "en")):
         if not (work / name).exists():
             if data is None:
-                raise SystemExit(f"{work / name} is missing: say --data TATOEBA")
+                raise SystemExit(f"{work / name} is missing: give --data TATOEBA")
             write_atomically(work / name, gzip.decompress((data / f"{name}.gz").read_bytes()))
     if not (work / "store").exists():
         ziggurat("prepare", config(work, "teacher"))

@@ -1,4 +1,4 @@
-"""Tables and the figure of the Pareto front from the recorded figures."""
+"""Tables and the plot of the Pareto front from the recorded figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt  # noqa: E402
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the points (speed, quality) that no other one beats in both, fastest first."""
+    """Return the indices of the points (speed, quality) that no other point beats in both, fastest first."""
     kept: list[int] = []
     for index in sorted(range(len(points)), key=lambda n: (-points[n][0], -points[n][1])):
         if not kept or points[index][1] > points[kept[-1]][1]:
@@ -24,13 +24,13 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _baseline(figures: Sequence[Mapping[str, Any]], engine: str) -> Mapping[str, Any] | None:
-    """Return the teacher with an engine, beam 4: what all are compared with."""
+    """Return the teacher with an engine and beam 4, with which all are compared."""
     found = [f for f in figures if (f["model"], f["engine"], f["beam"]) == ("teacher", engine, 4)]
     return found[0] if found else None
 
 
 def print_tables(record: Mapping[str, Any]) -> None:
-    """Print one table for each engine: a row for each model and beam, those on the front in bold."""
+    """Print one table per engine: a row for each model and beam, those on the front in bold."""
     figures = record["figures"]
     print(f"{record['processor']}; commit {record['commit']}; seed {record['seed']}; {record['plan']}\n")
     for engine in dict.fromkeys(figure["engine"] for figure in figures):
@@ -55,7 +55,7 @@ def print_tables(record: Mapping[str, Any]) -> None:
 
 
 def draw(record: Mapping[str, Any], path: Path) -> None:
-    """Draw BLEU against output tokens a second, one panel for each int8 engine, with the front as a line."""
+    """Draw BLEU against output tokens per second, one panel per int8 engine, with the front as a line."""
     engines = [e for e in dict.fromkeys(f["engine"] for f in record["figures"]) if "int8" in e and "shortlist" not in e]
     engines = engines or ["own fp32"]
     figure, axes = plt.subplots(1, len(engines), figsize=(6.0 * len(engines), 4.2), squeeze=False, sharey=True)
@@ -69,7 +69,7 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
             axis.annotate(label, point, textcoords="offset points", xytext=(5, 4), fontsize=7)
         axis.plot(*zip(*(points[n] for n in front(points)), strict=True), color="grey", linewidth=0.8, zorder=0)
         axis.set_xscale("log")
-        axis.set_xlabel("output tokens a second on all cores")
+        axis.set_xlabel("output tokens per second on all cores")
         axis.set_title(engine)
     axes[0][0].set_ylabel("BLEU (orange: fine-tuned in int8; round: beam 1, square: beam 4)", fontsize=8)
     figure.tight_layout()

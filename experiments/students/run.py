@@ -1,13 +1,13 @@
-"""Students with deep encoders and shallow decoders: quality against speed in int8, beside their teacher.
+"""Students with deep encoders and shallow decoders: quality against speed in int8, compared with their teacher.
 
     python experiments/students/run.py WORK --data TATOEBA          # everything: two to three hours
-    python experiments/students/run.py WORK --data TATOEBA --tiny   # the same with 300 pairs, some minutes
+    python experiments/students/run.py WORK --data TATOEBA --tiny   # the same with 300 pairs, a few minutes
     python experiments/students/run.py WORK --measure               # speed and scores again, on an idle machine
     python experiments/students/run.py WORK --table                 # tables and pareto.svg
 
-TATOEBA has train, dev and test as `train.de.gz`, `train.en.gz` and so on. WORK takes stores, runs, exports. What is
-there already is not repeated, so a run that was cut off goes on. The length of a training is a number of updates: core
-seconds over the CPU seconds of an update, so that it does not matter what else the machine does.
+TATOEBA has train, dev and test as `train.de.gz`, `train.en.gz` and so on. WORK holds stores, runs and exports. Finished
+parts are not repeated, so a run that was cut off resumes. The training length in updates is core seconds divided by the
+CPU seconds of an update, so other work on the machine does not matter.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Study:
     """The folders of the experiment.
 
     Attributes:
-        work: of everything that is made.
-        data: the corpus; None: it has been read already.
-        results: of the figures.
-        plan: sizes.
+        work: for everything that is made.
+        data: the corpus; None: it has already been read.
+        results: for the figures.
+        plan: the sizes.
     """
 
     work: Path
@@ -72,15 +72,15 @@ class Study:
 
     @property
     def models(self) -> list[str]:
-        """Names of what is exported and measured."""
+        """Names of the systems that are exported and measured."""
         return ["teacher", *(name for student in self.plan.students for name in (student, f"{student}-int8"))]
 
     def text(self, name: str) -> Path:
-        """Return a file of text, which is cut to the plan's number of lines when it is first asked for."""
+        """Return a text file, which is cut to the plan's number of lines on first use."""
         path = self.work / "text" / name
         if not path.exists():
             if self.data is None:
-                raise SystemExit(f"{path} is missing: say --data TATOEBA")
+                raise SystemExit(f"{path} is missing: give --data TATOEBA")
             path.parent.mkdir(parents=True, exist_ok=True)
             most = {"test": self.plan.test_lines, "dev": self.plan.test_lines}.get(name.split(".")[0], self.plan.lines)
             with gzip.open(self.data / f"{name}.gz", "rt", encoding="utf-8", newline="\n") as file:
@@ -88,11 +88,13 @@ class Study:
         return path
 
     def run(self, name: str) -> Path:
-        """Return the folder of a training."""
+        """Return the folder of a training run."""
         return self.work / "runs" / name
 
     def store(self, name: str) -> Path:
-        """Return a store: of the teacher, the backward model, students from nothing, or those with its vocabulary."""
+        """Return a store: the teacher's, the backward model's, that of students from scratch, or of those with its
+        vocabulary.
+        """
         name = name.removesuffix("-int8")
         cut = self.plan.systems[name].without is not None
         return self.work / "stores" / (name if name in ("teacher", "backward") else "cut" if cut else "students")
@@ -108,12 +110,14 @@ class Study:
 
 @cache
 def faster(width: int) -> Literal["fp32", "bf16"]:
-    """Return the precision in which this machine trains faster; named, since parts of a job might choose other ones."""
+    """Return the precision in which this machine trains faster; explicit, since parts of a job might choose
+    differently.
+    """
     return training_precision(torch.device("cpu"), (width, 4 * width))
 
 
 def write_config(study: Study, name: str, updates: int) -> Path:
-    """Write the configuration of a system; only its length is not known from the start."""
+    """Write the configuration of a system; only its length is not known in advance."""
     plan, system = study.plan, study.plan.systems[name]
     source, target = ("en", "de") if name == "backward" else ("de", "en")
     pairs = {"source": str(study.text(f"train.{source}")), "target": str(study.text(f"train.{target}"))}
@@ -139,7 +143,7 @@ def write_config(study: Study, name: str, updates: int) -> Path:
             "train": [pairs],
             "dev": [{"source": str(study.text(f"dev.{source}")), "target": str(study.text(f"dev.{target}"))}],
             "subword": subword,
-            # A single decoder layer learns much sooner where to look when it is told (cut.py).
+            # A single decoder layer learns much sooner where to look with guidance (cut.py).
             **({"alignment": {"compute": "hmm"}} if name in plan.students else {}),
         },
         "model": system.model(plan.width),
@@ -151,7 +155,7 @@ def write_config(study: Study, name: str, updates: int) -> Path:
 
 
 def updates_of(study: Study, name: str) -> int:
-    """Return the updates that a system's core seconds are worth; its cost is measured once."""
+    """Return the number of updates that a system's core seconds allow; the cost of an update is measured once."""
     if study.plan.updates is not None:
         return study.plan.updates
     file = study.results / "cost.json"
@@ -165,7 +169,7 @@ def updates_of(study: Study, name: str) -> int:
 
 
 def make_ready(study: Study, name: str) -> None:
-    """Prepare the data of a system and write its configuration, unless its training has begun."""
+    """Prepare the data of a system and write its configuration, unless its training has started."""
     if study.run(name).exists():
         return
     write_config(study, name, 20)
@@ -178,7 +182,7 @@ def make_ready(study: Study, name: str) -> None:
 
 
 def train(run: Path, config: Path, *changes: str, threads: int) -> None:
-    """Train a run to its end, from where it is."""
+    """Train a run to its end from its current state."""
     if not run.exists():
         ziggurat("train", config, "--run", run, "--threads", str(threads), *changes)
         return
@@ -189,7 +193,7 @@ def train(run: Path, config: Path, *changes: str, threads: int) -> None:
 
 
 def distil(study: Study) -> None:
-    """Translate the corpus by the teacher; keep the candidates nearest the references that go back well."""
+    """Translate the corpus with the teacher; keep the candidates nearest the references that translate back well."""
     plan, teacher = study.plan, study.run("teacher")
     text = ("--input", study.text("train.de"), "--reference", study.text("train.en"), "--n-best", str(plan.n_best))
     ziggurat(
@@ -208,7 +212,7 @@ def distil(study: Study) -> None:
 
 
 def train_student(study: Study, name: str) -> None:
-    """Train a student on one core, then for some updates more in int8."""
+    """Train a student on one core, then for some further updates in int8."""
     train(study.run(name), study.config(name), threads=1)
     run = study.run(f"{name}-int8")
     updates = max(2, round(study.plan.tune_share * updates_of(study, name)))
@@ -225,7 +229,7 @@ def train_student(study: Study, name: str) -> None:
 
 
 def export(study: Study, name: str) -> None:
-    """Write a model for CTranslate2 in int8, with a shortlist; nothing for one that it does not run."""
+    """Write a model for CTranslate2 in int8, with a shortlist; skip models that it cannot run."""
     run, out, store = study.run(name), study.served(name), study.store(name)
     if reachable(load_experiment(run / "config.yaml"))["ctranslate2"] or out.exists():
         return
@@ -239,12 +243,12 @@ def export(study: Study, name: str) -> None:
 
 
 def everything(study: Study) -> None:
-    """Bring each part about, unless it is there."""
+    """Make each part that is missing."""
     for name in ("teacher", "backward"):
         make_ready(study, name)
         train(study.run(name), study.config(name), threads=CORES)
     distil(study)
-    for name in study.plan.students:  # before the first training, or that one would weigh on the costs measured
+    for name in study.plan.students:  # before the first training, which would disturb the measured costs
         make_ready(study, name)
     with ThreadPoolExecutor(CORES) as pool:
         for done in [pool.submit(train_student, study, name) for name in study.plan.students]:
@@ -255,7 +259,7 @@ def everything(study: Study) -> None:
 
 
 def measure_all(study: Study) -> None:
-    """Translate the test set by every model and engine, in turns; write the figures."""
+    """Translate the test set with every model and engine, in turns; write the figures."""
     models = study.models
     figures = measure(
         {name: (study.run(name), study.served(name)) for name in models},
@@ -278,7 +282,7 @@ def measure_all(study: Study) -> None:
 
 
 def config_text(study: Study, name: str) -> str:
-    """Return the configuration of a run, with WORK in place of where it was: results are kept in the repository."""
+    """Return the configuration of a run, with WORK in place of its folder: results are kept in the repository."""
     return (study.run(name) / "config.yaml").read_text("utf-8").replace(str(study.work), "WORK")
 
 

@@ -1,4 +1,4 @@
-"""Quality and speed of every model with every engine that runs it here, in turns."""
+"""Quality and speed of every model with every engine that can run it here, in turns."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ziggurat.translate.results import TranslationWarning
 
 BEAMS = (1, 4)
 _WARM_UP = 64
-"""Lines that are translated before the clock starts."""
+"""_WARM_UP is the number of lines that are translated before the clock starts."""
 
 
 def engines(run: Path, served: Path, shortlist: Path) -> dict[str, Callable[[], Any]]:
-    """Return what opens a model, by the name of the engine; int8 of our own only where the processor has it."""
+    """Return functions that open a model, by engine; our own int8 only where the processor supports it."""
     threads = len(os.sched_getaffinity(0))
     own = partial(ziggurat.load, run, which="last", device="cpu")
     found: dict[str, Callable[[], Any]] = {"own fp32": partial(own, precision="float32")}
@@ -54,7 +54,7 @@ def measure(
         models: run and export (which may be missing) by name.
         shortlists: file by name.
         test: source and reference.
-        rounds: each translates the test set once with everything, so that a disturbance hits all alike.
+        rounds: each translates the test set once with everything, so that a disturbance hits all equally.
     """
     figures: dict[tuple[str, str, int], dict[str, Any]] = {}
     for _ in range(rounds):
@@ -79,7 +79,7 @@ def measure(
 
 
 def _timed(translator: Any, source: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield for each beam the translations, their tokens with end-of-sentence, and the seconds that they took."""
+    """Yield for each beam the translations, their tokens including end-of-sentence, and the seconds that they took."""
     for beam in BEAMS:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TranslationWarning)

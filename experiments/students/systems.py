@@ -1,4 +1,4 @@
-"""The models of the experiment, at full length and at a length that only shows that everything runs."""
+"""The models of the experiment, at full length and at a length that only checks that everything runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class System:
 
     Attributes:
         encoder, decoder: layers.
-        d_ff: inner width; that of the students from nothing makes their numbers of parameters equal (2 % apart).
+        d_ff: inner width; for students from scratch it makes the numbers of parameters equal (2 % apart).
         core_seconds: CPU seconds of its training.
-        without: layers of the teacher that it begins without; None: it begins from nothing.
+        without: layers of the teacher that it lacks at the start; None: it is trained from scratch.
     """
 
     encoder: int
@@ -40,7 +40,9 @@ class System:
 
 
 def training(updates: int, peak: float, tokens: int, precision: str) -> dict[str, Any]:
-    """Return the section `training` of so many updates of so many target tokens, with `peak` as the highest rate."""
+    """Return the section `training` with this many updates of this many target tokens, and `peak` as the highest
+    rate.
+    """
     every = max(1, updates // 20)
     return {
         "seed": SEED,
@@ -64,16 +66,16 @@ class Plan:
     """The sizes of the experiment.
 
     Attributes:
-        name: of the plan.
+        name: the plan's name.
         width: of all models.
-        pieces: of either vocabulary.
+        pieces: size of each vocabulary.
         systems: by name; `teacher` and `backward` first.
-        tune_share: share of a student's updates that it is fine-tuned in int8 for afterwards.
+        tune_share: length of the later fine-tuning in int8, as a share of a student's updates.
         n_best: candidates of the teacher for each sentence.
-        keep: share of the distilled pairs that the backward model lets pass.
-        lines: of the corpus that are used; None: all.
-        test_lines: of the test set; None: all.
-        updates: of every training; None: as many as its core seconds are worth.
+        keep: share of the distilled pairs that the backward model keeps.
+        lines: how many lines of the corpus are used; None: all.
+        test_lines: how many lines of the test set are used; None: all.
+        updates: of every training; None: as many as its core seconds allow.
         peak: learning rate.
         max_ratio: of the lengths of a distilled pair.
         rounds: of the measurements in turns.
@@ -102,7 +104,7 @@ class Plan:
 def _systems(width: int) -> dict[str, System]:
     # Without biases and norms, stacks have 72 d^2 + 24 d f parameters for 6-6, which is 168 d^2 with f = 4 d; 40 d^2 +
     # 16 d f for 6-2, 56 d^2 + 26 d f for 12-1 and 80 d^2 + 38 d f for 18-1. Inner widths are multiples of a quarter of
-    # the width, 64: of odd ones some libraries' bf16 kernels have been wrong.
+    # the width, 64: with odd ones some libraries' bf16 kernels have been wrong.
     def inner(attention: int, networks: int) -> int:
         return round((168 - attention) * width / networks / (width // 4)) * (width // 4)
 
@@ -112,7 +114,7 @@ def _systems(width: int) -> dict[str, System]:
         "6-6": System(6, 6, 4 * width, 1000),
         "6-2": System(6, 2, inner(40, 16), 1000),
         "12-1": System(12, 1, inner(56, 26), 1000),
-        # These two have a teacher's training behind them.
+        # These two start from a trained teacher.
         "12-2-cut": System(12, 2, 4 * width, 600, without="decoder.2-5"),
         "12-1-cut": System(12, 1, 4 * width, 600, without="decoder.2-6"),
         "18-1": System(18, 1, inner(80, 38), 1000),
@@ -120,7 +122,7 @@ def _systems(width: int) -> dict[str, System]:
 
 
 FULL = Plan("full", width=256, pieces=8000, systems=_systems(256))
-"""2 h 40 on two hyperthreads of an Intel Xeon with AMX without 18-1 and with other work beside."""
+"""FULL takes 2 h 40 on two hyperthreads of an Intel Xeon with AMX, without 18-1 and with other work running."""
 TINY = Plan(
     "tiny",
     width=32,
@@ -133,4 +135,4 @@ TINY = Plan(
     max_ratio=99,
     rounds=1,
 )
-"""Some minutes: whether everything runs."""
+"""TINY takes a few minutes to check that everything runs."""

@@ -68,8 +68,8 @@ SYSTEMS = {
 TOKENS, PEAK, WARM_UP = 2048, 1e-3, 200
 
 
-def experiment_of(system: System, store: Path, corpus: str) -> Experiment:
-    """Return the configuration of a system: base width, in bf16, whose activations are computed again."""
+def experiment_of(system: System, store: Path, corpus: str, recompute: bool = False) -> Experiment:
+    """Return the configuration of a system: base width, in bf16; its activations are kept, or recomputed."""
     source, target = corpus.split("-")
     return load_named(
         "admin-en-de-base-60-12-admin",
@@ -84,7 +84,7 @@ def experiment_of(system: System, store: Path, corpus: str) -> Experiment:
             f"training.batch={{max_tokens: {TOKENS}}}",
             f"training.schedule={{kind: isqrt, peak: {PEAK}, warmup_updates: {WARM_UP}}}",
             "training.precision=bf16",
-            "training.recompute={encoder: 1, decoder: 1}",
+            f"training.recompute={'{encoder: 1, decoder: 1}' if recompute else '{}'}",
             "training.validation={every_updates: 100, decode: false, metric: loss}",
             "training.checkpoint={every_updates: 100, keep_last: 1}",
             "training.diagnostics={every_updates: 100, max_share: null}",
@@ -183,7 +183,7 @@ def table() -> None:
             print(f"| {name} | | {said} | | not run | | |")
             continue
         figures = shown[name] = json.loads(file.read_text("utf-8"))
-        norms = [record["gradient_norm"]["encoder"] for record in figures["depth"]]
+        norms = [record["values"]["gradient_norm"]["encoder"] for record in figures["depth"]]
         ratios = " → ".join(f"{of[0] / of[-1]:.2g}" for of in norms if of[0] and of[-1])
         cells = [name, f"{figures['parameters'] / 1e6:.0f} M", said, f"{figures['train'][0][1]:.2f}", outcome(figures)]
         print("| " + " | ".join([*cells, ratios, f"{figures['peak_mib'] / 1024:.1f}"]) + " |")
@@ -217,6 +217,7 @@ def main() -> None:
     parser.add_argument("--corpus", default="fr-en", help="its languages")
     parser.add_argument("--work", type=Path)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--recompute", action="store_true", help="7 GiB instead of 9 for 60-12, and a third slower")
     parser.add_argument("--system", nargs="*", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--table", action="store_true")
     o = parser.parse_args()
@@ -225,7 +226,9 @@ def main() -> None:
     elif o.store and o.work:
         os.nice(19)
         torch.set_num_threads(o.threads)
-        experiments = {name: experiment_of(SYSTEMS[name], o.store.resolve(), o.corpus) for name in o.system}
+        experiments = {
+            name: experiment_of(SYSTEMS[name], o.store.resolve(), o.corpus, o.recompute) for name in o.system
+        }
         for name, experiment in experiments.items():
             predict(name, experiment)
         for name, experiment in experiments.items():

@@ -28,13 +28,13 @@ def test_operations_are_those_of_the_other_benchmark(monkeypatch: pytest.MonkeyP
 
 
 def test_an_average_needs_no_queries_and_keys() -> None:
-    """Of merged attention only the product with the memory is counted: 12 d for a target and a source token."""
+    """For merged attention only the product with the memory is counted: 12 d per target and source token."""
     batch = random_batch(PAIRS, 20)
     model = build_model(config_of("MAtt 12-12", 8, 2), 20, 20)
     source, target = (mask.sum(1).double() for mask in (batch.source_mask, batch.target_mask))
     s, t = float(source.sum()), float(target.sum())
     encoder = 12 * (4 * 64 + 2 * 8 * 32)
-    # Of the target: query, output and network; of the source: keys, and values that both attentions share.
+    # For the target: query, output and network; for the source: keys, and values that both attentions share.
     of_target, of_source = 12 * (2 * 64 + 2 * 8 * 32) + 8 * 20, 12 * 2 * 64
     products = 12 * 8 * 12 * float((source * source).sum() + (source * target).sum())
     assert operations(model, batch) == 6 * (s * (encoder + of_source) + t * of_target) + products
@@ -72,7 +72,7 @@ def test_what_breaks_or_does_not_fit_is_a_row_of_its_own(
     monkeypatch.setattr(Plain, "update", out_of_memory)
     monkeypatch.setattr(gpu_speed, "peak", lambda *_: 1.0)
     monkeypatch.setattr(gpu_speed, "checks", lambda *_, **__: iter(()))
-    monkeypatch.setattr(gpu_translation, "DECODED", ["base 6-6"])  # the others differ in depth alone
+    monkeypatch.setattr(gpu_translation, "DECODED", ["base 6-6"])  # the others differ only in depth
     monkeypatch.setattr("sys.argv", [*OF_THE_CPU, "--tokens", "4096", "--seconds", "0.01"])
     with pytest.raises(SystemExit) as ended:
         gpu_speed.main()

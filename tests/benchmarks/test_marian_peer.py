@@ -1,4 +1,6 @@
-"""Marian as a peer of the benchmarks: what needs no Marian, and a small model's search where there is one."""
+"""Marian as a peer of the benchmarks: the parts that do not need Marian, and a small model's search if it is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def test_progress_of_training_is_read_from_the_log() -> None:
 
 
 def test_outputs_have_the_length_asked_for_on_average() -> None:
-    """Two batches of two: the longest sentences have 8 and 4 tokens, and so have outputs."""
+    """Two batches of two: the longest sentences have 8 and 4 tokens, and so do the outputs."""
     factor = marian_peer.length_factor([3, 8, 6, 4], batch=2, length=6)
     assert factor == 1.0
     assert marian_peer.length_factor([3, 8, 6], batch=2, length=19) == 3.0

@@ -1,4 +1,4 @@
-"""Fixtures of the command line's tests: a way to call it, and a trained run."""
+"""Fixtures for tests of the command line: a way to call it, and a trained run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ziggurat(capfd: pytest.CaptureFixture[str]) -> Ziggurat:
 
 @pytest.fixture(scope="module")
 def trained(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a few updates, made through the command line."""
+    """A run of a few updates, trained through the command line."""
     folder = tmp_path_factory.mktemp("cli")
     training = {"stop": {"updates": 4}, "validation": {"decode": False}, "checkpoint": {"every_updates": 2}}
     config = tiny_config(folder, tiny_folder, **training)

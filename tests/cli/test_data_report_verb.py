@@ -1,4 +1,4 @@
-"""`ziggurat report STORE`: the page, its warnings, figures and document, and what is refused."""
+"""`ziggurat report STORE`: the page, its warnings, figures and document, and what it refuses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_figures_and_the_document(ziggurat: Ziggurat, store: Path, tmp_path: Pat
     ("more", "said"),
     [
         (["--translations", 3], "leave out `--translations`"),
-        (["other"], "a report is on runs, or on one store alone"),
+        (["other"], "a report is about runs, or about one store alone"),
         (["--source", "x"], "belong together"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_file_that_is_no_page_of_ours_is_not_replaced(
     page.write_text("<html>of last year</html>")
     result = ziggurat("report", store)
     assert result.status == 2
-    said = "report.html: is there already, and is not a page that ziggurat wrote; name another file with `--out`"
+    said = "report.html: exists and is not a page that ziggurat wrote; name another file with `--out`"
     assert said in " ".join(result.err.split())
     assert page.read_text() == "<html>of last year</html>"
 
@@ -83,7 +83,7 @@ def test_a_file_that_is_no_page_of_ours_is_not_replaced(
 @pytest.mark.slow
 def test_pages_of_ours_are_replaced(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text("")  # as `mktemp` leaves one
+    page.write_text("")  # such as `mktemp` makes
     mark = '<meta name="generator" content="Ziggurat">\n'
     for _ in range(2):
         assert ziggurat("report", store, "--out", page).status == 0

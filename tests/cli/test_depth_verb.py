@@ -1,4 +1,4 @@
-"""`ziggurat inspect` with its depth check: what is printed, and what `--suggest` writes."""
+"""`ziggurat inspect` with its depth check: what it prints, and what `--suggest` writes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_hopeless_configuration_comes_with_remedies_and_valid_json(
     }
     assert len(check["remedies"]) >= 4
     assert "depth check: trying the configuration" in result.err
-    assert "depth check: trying a shallow model" not in result.err  # as it was in the test above: the store has kept it
+    assert "depth check: trying a shallow model" not in result.err  # as in the test above: the store kept it
     text = ziggurat("inspect", config, HOPELESS, *SHORT)
     assert "depth check: WILL NOT TRAIN" in text.out
     assert "not finite at update" in text.out

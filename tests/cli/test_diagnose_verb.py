@@ -1,4 +1,4 @@
-"""ziggurat diagnose: measures of trained models after the fact."""
+"""`ziggurat diagnose`: measures of models after training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ziggurat.train.records import DEPTH_FILE, read_records, write_records
 
 @pytest.fixture(scope="module")
 def measured_run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four updates with a checkpoint and a record at 2 and 4."""
+    """A run of four updates with a checkpoint and a record at updates 2 and 4."""
     run = tmp_path_factory.mktemp("diagnose") / "run"
     watched = {"every_updates": 2, "tokens": 100, "max_share": None}
     training = {"stop": {"updates": 4}, "checkpoint": {"every_updates": 2}, "validation": {"decode": False}}
@@ -70,7 +70,7 @@ def test_a_model_directory(measured_run: Path, tmp_path: Path, ziggurat: Ziggura
     (record,) = read_records(model)
     assert record.update == 0
     assert record.values["nll"] == pytest.approx(read_records(measured_run)[-1].values["nll"], rel=1e-6)
-    assert ziggurat("diagnose", model).status == 0  # its own record may be replaced, those of a training may not
+    assert ziggurat("diagnose", model).status == 0  # its own record may be replaced, but not those of training
     write_records(model, read_records(measured_run))
     refused = ziggurat("diagnose", model)
     assert refused.status == 2

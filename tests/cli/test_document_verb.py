@@ -1,4 +1,4 @@
-"""`translate --document`: a document in, a document out, with the engine of the verb."""
+"""`translate --document`: a document in and a document out, with the verb's engine."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
     out.unlink()
     (tmp_path / "bad.docx").write_bytes(b"PK")
     assert ziggurat("translate", trained, *SHORT, "--document", tmp_path / "bad.docx", *names).status == 2
-    assert not out.exists()  # what is refused leaves no folder
-    assert ziggurat("translate", trained, *SHORT, *names).status == 0  # it is made
+    assert not out.exists()  # a refused call leaves no folder
+    assert ziggurat("translate", trained, *SHORT, *names).status == 0  # it is created
     assert list(members((out / "a.docx").read_bytes())) == list(members(docx()))
     assert list(members((out / "b.odt").read_bytes())) == list(members(odt()))
     assert ziggurat("translate", trained, *SHORT, *names).status == 0
@@ -84,7 +84,7 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
         (["--workers", "2"], "`--workers` is for lines of text"),
         (["--quality"], "`--quality` is for lines of text"),
         (["--output", "-"], "needs `--output`"),
-        (["--document", "-"], "a document's kind is known from its name"),
+        (["--document", "-"], "a document's kind is recognised by its name"),
         (["--document", "missing.docx"], "missing.docx: no such file"),
         (["--output", "out.DOCX"], "out.DOCX: is for Word, and "),
         (["--output", "out.txt"], "stays HTML; end it in .html"),

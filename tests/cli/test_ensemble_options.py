@@ -77,10 +77,3 @@ def test_mistakes_are_named(ziggurat: Ziggurat, trained: Path, text: Path) -> No
         status, _, errors = ziggurat(*arguments)
         assert status == 2
         assert "only one of the inputs can be standard input" in errors
-
-
-@pytest.mark.parametrize("verb", ["translate", "score", "evaluate"])
-def test_the_help_says_what_an_ensemble_is(ziggurat: Ziggurat, verb: str) -> None:
-    shown = " ".join(ziggurat(verb, "--help")[1].replace("│", " ").split())
-    assert "--ensemble" in shown
-    assert "probabilities are averaged" in shown

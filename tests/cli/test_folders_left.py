@@ -1,4 +1,4 @@
-"""Folders after a verb was ended: what it leaves there, and what earlier ones left."""
+"""Folders after a verb was interrupted: what it leaves there, and what earlier ones left."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +19,9 @@ from tests.cli.test_terminal import started, wait_for
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
 def test_a_signal_leaves_no_temporary_file(number: signal.Signals, trained: Path, tmp_path: Path) -> None:
-    """`translate -o` is ended in the middle, as by Ctrl-C; terminals and schedulers say so several times."""
+    """`translate -o` is interrupted in the middle, as by Ctrl-C; terminals and schedulers send the signal several
+    times.
+    """
     output, source = tmp_path / "results" / "out", tmp_path / "source"
     output.parent.mkdir()
     os.mkfifo(source)
@@ -35,6 +38,19 @@ def test_a_signal_leaves_no_temporary_file(number: signal.Signals, trained: Path
     assert child.exitcode == 128 + number, said
     assert said.endswith(f"ziggurat: stopped by {number.name}\n")
     assert not list(output.parent.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU])
+def test_a_signal_during_an_import_is_named(number: signal.Signals) -> None:
+    """Where an exception could be lost in half-loaded modules, the process ends at once."""
+    code = (
+        "import os, signal\nfrom ziggurat.system.terminal import importing\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        f"with importing():\n    os.kill(os.getpid(), {int(number)})\n    raise SystemExit(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 128 + number
+    assert done.stderr == f"ziggurat: stopped{'' if number == signal.SIGINT else f' by {number.name}'}\n"
 
 
 def test_what_a_killed_process_left_goes_with_the_next(

@@ -1,4 +1,4 @@
-"""A disk that fills up while a verb writes: which file or folder, how much room there is, what to do."""
+"""A disk that fills up while a verb writes: the message names the file or folder, the room left, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of other toolkits: what the hint says is there, and the value given is in it."""
+"""Options of other toolkits: what the hint names exists, and the hint has the given value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options given twice: refused where only one value could count, all used where there can be several."""
+"""Options given twice: refused if only one value can count, all used if there can be several."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_second_value_is_refused_by_name(ziggurat: Ziggurat, given: tuple[str,
 def test_what_may_be_repeated_is_all_used(ziggurat: Ziggurat, files: tuple[Path, Path]) -> None:
     hypothesis, reference = files
     given = ("evaluate", "--hypothesis", hypothesis, "--reference", reference, "--reference", hypothesis)
-    result = ziggurat(*given, "--metrics", "chrf", "--json", "--json")  # a flag says the same twice
+    result = ziggurat(*given, "--metrics", "chrf", "--json", "--json")  # a flag means the same twice
     assert json.loads(result.out)[0]["value"] == 100
 
 

@@ -1,4 +1,4 @@
-"""`ziggurat perturb`: tables, JSON and page of a model, and of two side by side."""
+"""`ziggurat perturb`: tables, JSON and page for one model, and for two side by side."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_model_as_text_json_and_page(
     for words in ("5 sentences; paired bootstrap", "BLEU|nrefs:1", "chrF2|nrefs:1", *PERTURBATIONS):
         assert words in out
     assert "difference" in out.splitlines()[4]
-    assert "too few: 30 cases are the fewest" in out
+    assert "too few: it takes 30 cases" in out
     assert "*" not in out.partition("BLEU|")[2]
     status, out, errors = ziggurat(*call, "--kinds", "short,long", "--metrics", "chrf", "--json")
     assert status == 0, errors
@@ -73,8 +73,8 @@ def test_wrong_calls(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]
     numbers.write_text("12\n34\n")
     texts = ["--source", source, "--reference", reference]
     for words, said in (
-        ([trained, *texts, "--kinds", "caps,lower"], "'lower' is none; choose from caps, title"),
-        ([trained, *texts, "--kinds", ","], "is none; choose from"),
+        ([trained, *texts, "--kinds", "caps,lower"], "'lower' is not a perturbation; choose from caps, title"),
+        ([trained, *texts, "--kinds", ","], "is not a perturbation; choose from"),
         ([f"x={reference}", *texts], "is a file"),
         ([f"x={trained},{trained}", *texts], "has 2 seeds"),
         ([f"x={trained}", f"y={trained}", "--ensemble", trained, *texts], "goes with one model"),
@@ -95,11 +95,11 @@ def test_a_text_that_nothing_changes_is_told_before_a_model_is_opened(ziggurat: 
     texts = ["--source", numbers, "--reference", numbers]
     status, _, errors = ziggurat("perturb", tmp_path / "no-model", *texts, "--kinds", "caps,short")
     assert status == 2
-    assert f"{numbers}: none of caps, short changes a line of it" in errors
+    assert f"{numbers}: none of caps, short changes any line" in errors
 
 
 def test_names() -> None:
     assert perturbation_names("typos, caps") == ["caps", "typos"]
     assert perturbation_names("all") == list(PERTURBATIONS)
-    with pytest.raises(ConfigError, match="'x' is none"):
+    with pytest.raises(ConfigError, match="'x' is not a perturbation"):
         perturbation_names("all,x")

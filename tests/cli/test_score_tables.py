@@ -1,4 +1,4 @@
-"""Tables of scores in other formats: every number is there, and text cannot break the form."""
+"""Tables of scores in other formats: every number is there, and text cannot break the format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Texts that `evaluate` is given in pieces, in another form, or with what another program left are refused or told."""
+"""Texts given to `evaluate` in pieces, in another format, or with leftovers of another program are refused or
+reported.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat
+from ziggurat.cli.scored_text import check_scored
+from ziggurat.system.errors import DataError
 
 PLAIN = "the dog sleeps now\nhe came home\n"
 CUT = [
@@ -16,24 +20,16 @@ CUT = [
 ]
 
 
+def told(text: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return what is said of a file with this text."""
+    check_scored("file", text.splitlines())
+    return [one for one in " ".join(capsys.readouterr().err.split()).split("warning: ") if one]
+
+
 @pytest.mark.parametrize("cut", CUT)
-@pytest.mark.parametrize("which", ["hypothesis", "reference"])
-@pytest.mark.parametrize("compared", [False, True])
-def test_pieces_are_told(ziggurat: Ziggurat, tmp_path: Path, cut: str, which: str, compared: bool) -> None:
-    files = {name: tmp_path / name for name in ("hypothesis", "reference")}
-    for name, path in files.items():
-        path.write_text(cut if name == which else PLAIN)
-    verb = ["compare"] if compared else ["evaluate", "--hypothesis"]
-    result = ziggurat(*verb, files["hypothesis"], "--reference", files["reference"], "--metrics", "chrf")
-    assert result.status == 0
-    warnings = [line for line in result.err.splitlines() if "subword pieces" in line]
-    assert len(warnings) == 1
-    assert f"{files[which]}: 2 of 2 lines" in " ".join(warnings[0].split())
-
-
-def test_plain_text_is_not(ziggurat: Ziggurat, tmp_path: Path) -> None:
-    (tmp_path / "a").write_text(PLAIN)
-    assert "pieces" not in ziggurat("evaluate", "--hypothesis", tmp_path / "a", "--reference", tmp_path / "a").err
+def test_pieces_are_told(cut: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (warning,) = told(cut, capsys)
+    assert warning.startswith("file: 2 of 2 lines cut into subword pieces")
 
 
 OTHER_FORMS = {
@@ -48,17 +44,23 @@ OTHER_FORMS = {
 
 
 @pytest.mark.parametrize("form", OTHER_FORMS)
+def test_other_forms_are_refused(form: str) -> None:
+    with pytest.raises(DataError, match=r"^file: is "):
+        check_scored("file", OTHER_FORMS[form].splitlines())
+
+
 @pytest.mark.parametrize("which", ["hypothesis", "reference"])
-@pytest.mark.parametrize("compared", [False, True])
-def test_other_forms_are_refused(ziggurat: Ziggurat, tmp_path: Path, form: str, which: str, compared: bool) -> None:
+@pytest.mark.parametrize("verb", [["compare"], ["evaluate", "--hypothesis"]], ids=["compare", "evaluate"])
+def test_both_verbs_look_at_both_files(ziggurat: Ziggurat, tmp_path: Path, verb: list[str], which: str) -> None:
     files = {name: tmp_path / name for name in ("hypothesis", "reference")}
-    text = OTHER_FORMS[form]
-    for name, path in files.items():
-        path.write_text(text if name == which else "a dog\n" * text.count("\n"))
-    verb = ["compare"] if compared else ["evaluate", "--hypothesis"]
-    result = ziggurat(*verb, files["hypothesis"], "--reference", files["reference"], "--metrics", "chrf")
-    assert result.status != 0
-    assert f"{files[which]}: is " in " ".join(result.err.split())
+    call = [*verb, files["hypothesis"], "--reference", files["reference"], "--metrics", "chrf"]
+    for text in (CUT[0], OTHER_FORMS["JSON"]):
+        for name, path in files.items():
+            path.write_text(text if name == which else PLAIN)
+        result = ziggurat(*call)
+        assert (result.status == 0) == (text == CUT[0])
+        assert " ".join(result.err.split()).count(f"{files[which]}: ") == 1
+        assert f"{files[which]}: {'2 of 2 lines' if text == CUT[0] else 'is '}" in " ".join(result.err.split())
 
 
 LEFT = {
@@ -67,23 +69,17 @@ LEFT = {
     "mojibake": ("cafÃ© au lait", "decoded wrongly"),
     "CSV": ('"the dog"', "quotation marks"),
     "escapes": ("the dog\\n", "escapes"),
-    "tags": ("<2de> the dog", "tag of a language"),
+    "tags": ("<2de> the dog", "language tag"),
     "blank": ("", "blank"),
     "tabs": ("1\tthe dog", "with tabs"),
 }
 
 
 @pytest.mark.parametrize("left", LEFT)
-@pytest.mark.parametrize("which", ["hypothesis", "reference"])
-def test_what_others_left_is_told(ziggurat: Ziggurat, tmp_path: Path, left: str, which: str) -> None:
-    files = {name: tmp_path / name for name in ("hypothesis", "reference")}
+def test_what_others_left_is_told(left: str, capsys: pytest.CaptureFixture[str]) -> None:
     line, said = LEFT[left]
-    for name, path in files.items():
-        path.write_text((f"{line}\n" * 3 if name == which else "the dog\n" * 3) + "he came\n")
-    found = ziggurat("evaluate", "--hypothesis", files["hypothesis"], "--reference", files["reference"])
-    assert found.status == 0
-    (warning,) = [one for one in " ".join(found.err.split()).split("warning: ") if one]
-    assert warning.startswith(f"{files[which]}: 3 of 4 lines")
+    (warning,) = told(f"{line}\n" * 3 + "he came\n", capsys)
+    assert warning.startswith("file: 3 of 4 lines")
     assert said in warning
 
 
@@ -98,11 +94,18 @@ def test_normal_forms_that_differ_are_told(ziggurat: Ziggurat, tmp_path: Path) -
             assert told == ("nfd" in (first, second) and first != second)
 
 
-ORDINARY = ["1 | 2", "H-bomb", "{x} and {y}", '"No," he said, "never."', "[1] note", "x < y && y > z", "<b>a</b>"]
+ORDINARY = [
+    "the dog",
+    "1 | 2",
+    "H-bomb",
+    "{x} and {y}",
+    '"No," he said, "never."',
+    "[1] note",
+    "x < y && y > z",
+    "<b>a</b>",
+]
 
 
-@pytest.mark.parametrize("text", ORDINARY)
-def test_ordinary_text_is_scored_in_silence(ziggurat: Ziggurat, tmp_path: Path, text: str) -> None:
-    (tmp_path / "a").write_text(f"{text}\n" * 4)
-    found = ziggurat("evaluate", "--hypothesis", tmp_path / "a", "--reference", tmp_path / "a")
-    assert (found.status, found.err) == (0, "")
+@pytest.mark.parametrize("text", ["the dog", *ORDINARY])
+def test_ordinary_text_is_scored_in_silence(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(f"{text}\n" * 4, capsys) == []

@@ -1,4 +1,4 @@
-"""The verb shortlist, and translation with what it wrote."""
+"""`ziggurat shortlist`, and translation with the file that it writes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_cannot_be_made_is_refused(ziggurat: Ziggurat, tmp_path: Path) -> N
 
 def test_a_pipe_stays_one(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
-    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # so that whoever writes need not wait
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # so that the writer need not wait
     store = tiny_experiment(tiny_folder).data.store
     assert ziggurat("shortlist", store, "-o", pipe, "--best", 5, "--frequent", 7, "--pairs", 50).status == 0
     assert pipe.is_fifo()

@@ -1,4 +1,4 @@
-"""Small recipes on the command line: printed, refused where they cannot be, and from data to figures."""
+"""Small recipes on the command line: printed, refused where they are impossible, and run from data to figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF_EVERY_PAPER = {
     "admin-en-de-base-60-12-admin": {"learning-curves", "output-change"},
     "sdt-en-de-base-24-6-rpr-sdt": {"similarity-profiles", "similarity-map"},
 }
-"""A recipe of every paper, with the figures of that paper which its report must have."""
+"""OF_EVERY_PAPER has a recipe from every paper, with the paper's figures that its report must have."""
 
 
 def test_an_option_and_a_suffix_print_the_same(ziggurat: Ziggurat) -> None:
@@ -36,9 +36,9 @@ def test_an_option_and_a_suffix_print_the_same(ziggurat: Ziggurat) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("demo", "--small"), "`demo` is none"),
+        (("demo", "--small"), "`demo` is not one"),
         (("--small",), "name one"),
-        ((f"{NAME}s", "--small"), f"`{NAME}s` is none"),
+        ((f"{NAME}s", "--small"), f"`{NAME}s` is not one"),
         ((NAME, "--corpus", "a", "b"), "add `--small`"),
         ((NAME, "--small", "--corpus", "a", "b"), "`--dev SOURCE TARGET`"),
         ((NAME, "--small", "--dev", "a", "b"), "`--corpus SOURCE TARGET`"),
@@ -73,7 +73,9 @@ def test_the_embedded_pair_is_fetched_without_a_network(
 def test_a_small_recipe_of_every_paper_from_its_data_to_its_figures(
     name: str, ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All verbs of docs/papers.md, one after another; 16 updates say nothing of the method, only that it all runs."""
+    """All verbs of docs/papers.md, one after another; 16 updates say nothing about the method, only that everything
+    runs.
+    """
     monkeypatch.chdir(tmp_path)
     write_corpus("data/babel", train=500, dev=20, test=20)
     config = Path("small.yaml")

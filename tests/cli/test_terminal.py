@@ -1,4 +1,4 @@
-"""Messages and results whose stream breaks, is full or goes away: the work goes on, with its own exit status."""
+"""Messages and results whose stream breaks, fills up or disappears: the work continues, with its own exit status."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ SETTINGS = {"threads": 1, "stop": {"updates": UPDATES}, "validation": {"every_up
 
 
 def broken(number: int) -> None:
-    """Make `number` a pipe that nobody reads."""
+    """Make descriptor `number` a pipe that nobody reads."""
     reading, writing = os.pipe()
     os.close(reading)
     os.dup2(writing, number)
 
 
 def full(number: int) -> None:
-    """Make `number` a file on a full disk."""
+    """Make descriptor `number` a file on a full disk."""
     os.dup2(os.open("/dev/full", os.O_WRONLY), number)
 
 
@@ -48,7 +48,7 @@ FAULTS: dict[str, Callable[[int], None]] = {"full": full, "broken": broken, "clo
 
 
 def _ziggurat(arguments: list[str], output: str, faults: dict[int, str], ignored: list[int]) -> None:
-    """Be `ziggurat` with these arguments; standard output goes to a file, streams have `faults`."""
+    """Act as `ziggurat` with these arguments; standard output goes to a file, and streams have `faults`."""
     os.dup2(os.open(f"{output}.out", os.O_WRONLY | os.O_CREAT), 1)
     os.dup2(os.open(f"{output}.err", os.O_WRONLY | os.O_CREAT), 2)
     for number, fault in faults.items():
@@ -61,14 +61,14 @@ def _ziggurat(arguments: list[str], output: str, faults: dict[int, str], ignored
 
 
 def _default_signals() -> None:
-    """Heed signals even where the tests themselves run under `nohup`; end after minutes where a test left it behind."""
+    """Heed signals even if the tests themselves run under `nohup`; end after minutes if a test left it behind."""
     signal.alarm(150)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _fresh_streams() -> None:
-    """Have Python's streams be as at the start of a process, where one that is closed is None."""
+    """Set Python's streams as at the start of a process, when a closed one is None."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -88,7 +88,7 @@ def started(
 
 
 def ended(arguments: list[str], output: Path, faults: dict[int, str]) -> tuple[int | None, str, str]:
-    """Run `ziggurat`; return its status, what it printed and what it said."""
+    """Run `ziggurat`; return its status, its output and its messages."""
     child = started(arguments, output, faults, [])
     child.join(120)
     return child.exitcode, Path(f"{output}.out").read_text(), Path(f"{output}.err").read_text()
@@ -96,7 +96,7 @@ def ended(arguments: list[str], output: Path, faults: dict[int, str]) -> tuple[i
 
 @pytest.fixture(scope="module")
 def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing happened to."""
+    """An undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
     config = tiny_config(folder, tiny_folder, **SETTINGS)
     assert ended(["train", str(config), "--run", str(folder / "run")], folder / "said", {})[0] == 0
@@ -126,7 +126,7 @@ def test_training_goes_on_without_standard_error(
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "status"), [("broken", 0), ("closed", 0), ("full", 2)])
 def test_training_without_standard_output(fault: str, status: int, tiny_folder: Path, tmp_path: Path) -> None:
-    """Where nobody wants the result, the status is that of the training; a result cut off in a file is an error."""
+    """If nobody reads the result, the status is that of training; a result cut off in a file is an error."""
     config = tiny_config(tmp_path, tiny_folder, **{**SETTINGS, "stop": {"updates": 1}})
     found, _, said = ended(
         ["train", str(config), "--run", str(tmp_path / "run"), "--json"], tmp_path / "said", {1: fault}
@@ -141,7 +141,7 @@ def test_training_without_standard_output(fault: str, status: int, tiny_folder: 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_other_verbs_and_their_messages(fault: str, whole: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    """What they print and write is whole, whatever became of standard error; an error still has its status."""
+    """What they print and write is complete, whatever happens to standard error; an error still has its status."""
     source = tmp_path / "source"
     source.write_text("".join(f"{line}\n" for line in (tiny_folder / "dev.qlo").read_text().splitlines()[:3]))
     verbs = {
@@ -180,7 +180,7 @@ def test_messages_break_between_words_on_a_terminal_only(terminal: bool) -> None
 
 
 def endless(folder: Path, data: Path) -> Path:
-    """Write the configuration of a run that has to be stopped, and writes no checkpoint before."""
+    """Write the configuration of a run that has to be stopped and writes no checkpoint before that."""
     settings = {**SETTINGS, "stop": {"updates": 10**6}, "validation": {"every_updates": 10**6}, "log_every_updates": 1}
     return tiny_config(folder, data, **settings, checkpoint={"every_updates": 10**6})
 
@@ -204,7 +204,7 @@ def test_sighup_is_as_sigterm_and_never_a_second_signal(tiny_folder: Path, tmp_p
     child = started(["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)], tmp_path / "said")
     wait_for(lambda: updates_of(run) >= 2, child)
     assert child.pid is not None
-    for _ in range(20):  # as many as come until it has ended
+    for _ in range(20):  # as many as arrive until it has ended
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGHUP)
         time.sleep(0.002)
@@ -229,7 +229,7 @@ def test_with_nohup_sighup_stays_ignored(tiny_folder: Path, tmp_path: Path) -> N
 
 
 def in_a_terminal(arguments: list[str], slave: str) -> None:
-    """Be `ziggurat` as the first process of a terminal of its own, as after `ssh -t host ziggurat train`."""
+    """Act as `ziggurat` as the first process of its own terminal, as after `ssh -t host ziggurat train`."""
     os.setsid()
     terminal = os.open(slave, os.O_RDWR)
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
@@ -244,7 +244,9 @@ def in_a_terminal(arguments: list[str], slave: str) -> None:
 
 @pytest.mark.slow
 def test_a_terminal_that_goes_away(tiny_folder: Path, tmp_path: Path) -> None:
-    """With a bar on it. The kernel tells by SIGHUP, every message fails with EIO, and the checkpoint is written."""
+    """The terminal has a progress bar. The kernel sends SIGHUP, every message fails with EIO, and the checkpoint is
+    written.
+    """
     run = tmp_path / "run"
     master, slave = pty.openpty()
     arguments = ["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)]
@@ -270,7 +272,9 @@ def test_a_terminal_that_goes_away(tiny_folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_python_itself_ends_with_the_status_of_the_verb(tmp_path: Path) -> None:
-    """On its way out it writes again what was left in a stream; a process of its own, through its very end."""
+    """On exit Python writes again what was left in a stream, so this is a separate process that runs to its very
+    end.
+    """
     command = f"{sys.executable} -m ziggurat explain training.schedule"
     for redirection, status in (("2>/dev/full", 0), ("2>&-", 0), (">/dev/full", 2), (">&-", 2)):
         assert subprocess.run(["sh", "-c", f"{command} {redirection}"], capture_output=True).returncode == status
@@ -299,7 +303,7 @@ def test_a_stream_that_never_fails(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_signals_wait_for_the_handlers_that_there_were() -> None:
-    """Ray puts its own in their place while it connects."""
+    """Ray replaces the handlers while it connects."""
     heard: list[str] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append("ours"))
     try:
@@ -365,7 +369,7 @@ ziggurat.cli.main(["nothing"])
 def test_a_signal_whose_exception_python_drops_still_ends_the_verb(where: str) -> None:
     began = time.monotonic()
     child = subprocess.run([sys.executable, "-c", _LOSES.replace("{where}", where)], capture_output=True, text=True)
-    assert time.monotonic() - began < 30  # it would go on for a minute
+    assert time.monotonic() - began < 30  # it would continue for a minute
     assert child.returncode == 128 + signal.SIGTERM
     assert child.stderr == "ziggurat: stopped by SIGTERM\n"  # and no "Exception ignored in"
     assert ("caught" in child.stdout) == (where == "where_all_is_caught")

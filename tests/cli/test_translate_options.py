@@ -1,4 +1,4 @@
-"""Options of `translate` that stand beside the lines, and search features as settings."""
+"""Options of `translate` that apply to lines, and search features as settings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def test_settings_of_the_search_are_overrides(ziggurat: Ziggurat, trained: Path,
     assert [len(line.split(" ||| ")) for line in out.splitlines()] == [2, 2]
     status, out, _ = ziggurat("translate", trained, *SHORT, "n_best=2", "--quality", "-i", text)
     assert {len(line.split(" ||| ")) for line in out.splitlines()} == {4}
-    assert "`alignments=true` shows only in" in ziggurat("translate", trained, *SHORT, "alignments=true", "-i", text)[2]
+    assert (
+        "`alignments=true` shows only with `--json`"
+        in ziggurat("translate", trained, *SHORT, "alignments=true", "-i", text)[2]
+    )
     status, out, errors = ziggurat("translate", trained, *SHORT, "alignments=true", "--json", "-i", text)
     assert "alignments" not in errors
     record = json.loads(out.splitlines()[0])
@@ -140,7 +143,7 @@ def test_output_that_would_only_be_named_as_if_it_were_packed_is_refused(
 ) -> None:
     status, _, errors = ziggurat("translate", trained, "-i", text, "-o", tmp_path / "out.EN.gz")
     assert status == 2
-    assert "out.EN.gz: is written as plain text, not packed: name it out.EN" in errors
+    assert "out.EN.gz: output is plain text, not compressed: name it out.EN" in errors
     assert list(tmp_path.glob("*.gz")) == []
 
 
@@ -158,7 +161,7 @@ def test_a_warning_stands_on_a_line_of_its_own_beside_a_bar(
 
 
 def test_a_pipe_that_has_no_name_of_its_own_is_written_to(tmp_path: Path) -> None:
-    """As the shell gives one for `-o >(gzip > out.gz)`, or /dev/stdout before a pipe."""
+    """The shell gives such a file for `-o >(gzip > out.gz)`, or for /dev/stdout before a pipe."""
     reading, writing = os.pipe()
     check_output(f"/dev/fd/{writing}")
     with output_stream(f"/dev/fd/{writing}") as stream:
@@ -202,7 +205,7 @@ def test_a_text_of_unknown_length_gets_the_hint_once_it_is_long(
     said: int,
 ) -> None:
     if settings and not available("bfloat16"):
-        pytest.skip("this processor multiplies no bfloat16")
+        pytest.skip("this processor cannot multiply bfloat16")
     monkeypatch.setattr(precision, "decoding_rates", lambda _: {"float32": 1e9, "bfloat16": 5e9})
     monkeypatch.setattr("ziggurat.cli.translation.HINT_LINES", most)
     (packed := tmp_path / "test.qlo.gz").write_bytes(gzip.compress(text.read_bytes()))

@@ -1,4 +1,4 @@
-"""ziggurat tune and `diagnose --coordinates`: what they print, write and refuse."""
+"""`ziggurat tune` and `diagnose --coordinates`: what they print, write and refuse."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_the_best_rate_of_small_models_is_written_for_the_large_one(
     assert tuned.model.encoder.layers == before.model.encoder.layers
     assert f"training.schedule.peak={tuned.training.schedule.peak:g}" in result.out
     trials = tmp_path / "tuned.trials.json"
-    assert f"finished trainings are kept in {trials}" in result.err
+    assert f"finished trials are kept in {trials}" in result.err
     assert "taken over" not in result.err
     again = ziggurat("tune", config, "--out", out, *options)
     assert again.out == result.out, "every loss is kept exactly"
     count = len(json.loads(trials.read_text(encoding="utf-8"))["losses"])
-    assert f"{count} trainings taken over from {trials}" in again.err
+    assert f"{count} trials reused from {trials}" in again.err
     assert again.err.count(", trained by an earlier call") == count
     trials.write_text("{", encoding="utf-8")
     damaged = ziggurat("tune", config, "--out", out, *options)
@@ -87,7 +87,7 @@ def test_what_is_written_goes_where_it_was_sent(
     options = ["--depths", "1-1", "--rates", "1e-3,2e-3,4e-3"]
     Path("link").symlink_to("target")
     os.mkfifo("pipe")
-    reader = os.open("pipe", os.O_RDWR | os.O_NONBLOCK)  # so that whoever writes need not wait
+    reader = os.open("pipe", os.O_RDWR | os.O_NONBLOCK)  # so that the writer need not wait
     for out in ("link", "pipe", "-"):
         result = ziggurat("tune", config, "--out", out, *options)
         assert result.status == 0, result.err
@@ -109,17 +109,17 @@ def test_a_rate_that_diverged_is_no_result(
         return math.inf if sized.model.encoder.layers == 2 else 1.0
 
     monkeypatch.setattr("ziggurat.inspect.tuning._loss", loss)
-    assert "WARNING: every training at width 16, 2-1 diverged" in ziggurat("tune", config, *options).out
+    assert "WARNING: every trial at width 16, 2-1 diverged" in ziggurat("tune", config, *options).out
     found = json.loads(ziggurat("tune", config, *options, "--json").out, parse_constant=pytest.fail)
     assert {one["loss"] for one in found["tried"] if one["encoder_layers"] == 2} == {None}
     monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda sized, *_: -sized.training.schedule.peak)
-    assert "    training.schedule.peak=0.032\nWARNING: that is an end of the rates" in (
+    assert "    training.schedule.peak=0.032\nWARNING: that is at the end of the rates" in (
         ziggurat("tune", config, *options).out
     )
     monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda *_: math.inf)
     result = ziggurat("tune", config, *options, "--out", tmp_path / "tuned.yaml")
     assert result.status == 2
-    assert "every training at width 16, 1-1 diverged, down to a rate of" in result.err
+    assert "every trial at width 16, 1-1 diverged, even at a rate of" in result.err
     assert not (tmp_path / "tuned.yaml").exists()
 
 
@@ -153,7 +153,7 @@ def test_the_table_is_there_even_where_the_figure_fails(
         (["training.batch.max_tokens=2000", "training.batch.accumulate=1"], None),
         (["training.batch.max_tokens=2000", "training.batch.accumulate=2", "--tokens", "2000"], None),
         (["training.batch.max_tokens=2000", "--tokens", "8000"], "has 2,000"),
-        (["training.batch.fit=true"], "chosen by memory"),
+        (["training.batch.fit=true"], "sizes it by memory"),
     ],
 )
 def test_a_batch_far_from_that_of_the_trials_is_a_doubt(
@@ -170,10 +170,10 @@ def test_a_batch_far_from_that_of_the_trials_is_a_doubt(
     assert result.status == 0, result.err
     asked = int(options[-1]) if "--tokens" in options else 512
     assert {*tokens} == {asked}
-    assert f"200 updates of {asked:,} tokens for each rate" in result.err
-    assert (f"WARNING: an update was of {asked:,} tokens here" in result.out) == (said is not None)
+    assert f"200 updates of {asked:,} tokens per rate" in result.err
+    assert (f"WARNING: an update had {asked:,} tokens here" in result.out) == (said is not None)
     assert (said or "") in result.out
-    assert "short trainings lean towards high rates" in result.out
+    assert "short trials lean towards high rates" in result.out
 
 
 @pytest.mark.parametrize(

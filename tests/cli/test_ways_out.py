@@ -1,4 +1,4 @@
-"""The command that a message of damage names writes the folder again, when pasted unchanged."""
+"""The command named in a message about damage rewrites the folder when pasted unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations from strangers: numbers that nothing holds, and text made to fill memory or time."""
+"""Configurations from strangers: numbers too large for anything, and text made to exhaust memory or time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GIVEN = {
 
 
 def numbers(section: type[BaseModel] = Experiment, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every key that takes a number, dotted, and how a number is put there (inside a list, for example)."""
+    """Yield every key that takes a number, dotted, and how to put a number there (inside a list, for example)."""
     for name, field in section.model_fields.items():
         path = (*prefix, name)
         for kind, wrap in leaves(field.annotation):

@@ -1,4 +1,4 @@
-"""Methods by name: every value of every enumeration is found, with its paper; what is said of it is true."""
+"""Methods by name: every value of every enumeration is found, with its paper, and its description is true."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def named(annotation: Any) -> Iterator[str]:
 
 
 def enumerations(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (key, value) of every value by name in a section and all sections inside it."""
+    """Yield (key, value) for every named value in a section and all sections inside it."""
     for name, field in section.model_fields.items():
         inner, is_list = inner_section(field.annotation)
         if inner is not None:
@@ -51,7 +51,7 @@ def enumerations(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[s
 
 
 def choice(name: str) -> NamedChoice:
-    """Return the choice called `key: value`, or `key` where the key is the method."""
+    """Return the choice called `key: value`, or `key` if the key is the method."""
     (found,) = [c for c in choices() if c.name == name]
     return found
 
@@ -81,7 +81,7 @@ def test_values_of_a_pipeline_alone_are_found_too() -> None:
 def test_every_paper_is_told() -> None:
     told = {(axis, value) for axis in METHODS for value in METHODS[axis]}
     with_paper = {(c.keys[0], c.value): c.paper for c in choices() if c.paper}
-    assert len([value for _, value in with_paper if value]) >= len(told)  # an axis may be of two keys
+    assert len([value for _, value in with_paper if value]) >= len(told)  # an axis may have two keys
     assert {paper for kinds in METHODS.values() for paper in kinds.values()} <= set(with_paper.values())
     assert {key for c in choices() if c.value is None for key in c.keys} == set(KEYS)
     plain = [value for value in ("relu", "latest", "top", "full", "constant") for c in choices_named(value) if c.reason]
@@ -219,7 +219,7 @@ REFUSED = [
     for line in (ROOT / "tests/golden/refused_pairs.txt").read_text(encoding="utf-8").splitlines()
     if (match := re.match(r"(\S+)=(\S+) (\S+)=(\S+): ", line))
 ]
-"""Pairs of choices that are refused whatever the rest of the model is: (key, value, key, value)."""
+"""REFUSED are pairs of choices that are refused regardless of the rest of the model: (key, value, key, value)."""
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_choices_that_are_refused_together_are_told_on_both_sides() -> None:
     for a, x, b, y in REFUSED:
         one, other = by_key.get((f"model.{a}", x)), by_key.get((f"model.{b}", y))
         if one is None or other is None:
-            continue  # a switch, or a section that is there or not
+            continue  # a switch, or an optional section
         if f"model.{a}" == one.keys[0]:
             assert f"model.{b}: {y}" in refused_with(one), (a, x, b, y)
             told += 1

@@ -1,4 +1,4 @@
-"""Codes of languages: the direction in which they are written."""
+"""Language codes: the direction in which the languages are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rules: settings that mean nothing beside the others, choices hardly meant, and those that cannot work together."""
+"""Rules: settings without effect given the others, choices that are hardly intended, and those that cannot work
+together.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ DATA = {
 }
 
 METHODS = {"deepnorm": "deepnorm", "no_norm": "t_fixup", "fixup": "fixup"}
-"""Residual -> the initialisation that goes with it."""
+"""METHODS maps a residual to the initialisation that goes with it."""
 
 
 def model_notices(model: dict[str, Any]) -> list[Problem]:
@@ -128,7 +130,7 @@ def test_settings_without_meaning_in_other_sections_are_told(settings: dict[str,
 
 @pytest.mark.slow
 def test_recipes_set_nothing_that_has_no_effect() -> None:
-    """Sections outside the model, which is that of a paper's table."""
+    """Return sections outside the model, which is that of a paper's table."""
     for name in recipe_names():
         experiment = load_once(name)
         unused = [*unused_in_data(experiment.data), *unused_in_training(experiment.training)]
@@ -229,7 +231,7 @@ def test_notices_are_about_what_is_hardly_meant() -> None:
     found = notices(Experiment.model_validate({"data": DATA, "training": training}))
     assert [problem.key for problem in found] == ["training.schedule.peak", "training.optimiser.momentum"]
     halves = model_notices({"init": {"kind": "t_fixup"}})
-    assert list(map(str, halves)) == ["`init.kind: t_fixup` was made for `residual: no_norm`; here it is `pre`"]
+    assert list(map(str, halves)) == ["`init.kind: t_fixup` was designed for `residual: no_norm`; here it is `pre`"]
     assert model_notices({"residual": "admin", "init": {"kind": "admin"}}) == []
 
 

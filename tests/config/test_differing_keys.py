@@ -1,4 +1,4 @@
-"""Keys by which the same weights compute something else are named, whatever way they are written."""
+"""Keys with which the same weights compute something else are named, however they are written."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_default_that_is_written_out_changes_nothing(
 
 
 def test_fixed_combinations_are_part_of_what_is_computed() -> None:
-    """They are not in the model's file: they follow from the configuration."""
+    """They are not in the model's file, because they follow from the configuration."""
     encoder = {"history": "dlcl"}
     one, average = (
         ModelConfig.model_validate({"encoder": encoder, "combination": {"learnable": False, "start": start}})

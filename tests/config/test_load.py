@@ -42,15 +42,15 @@ GOLDEN = Path(__file__).parent / "golden"
         ("model: [1\n", "not valid YAML"),
         (
             "model:\n  <<: *big\n",
-            "x.yaml, line 3, column 7: `*big` repeats what is marked `&big` above it, and nothing is; "
+            "x.yaml, line 3, column 7: `*big` repeats what is marked `&big` above it, but nothing is; "
             "mark a section, or write the values out",
         ),
-        ("training: {device: no}\n", "not False; YAML takes `no`, `off` and `false` for truth values: put the word in"),
-        ("training: {device: on}\n", "`on` and `true` for truth values: put the word in quotes, 'yes'"),
+        ("training: {device: no}\n", "not False; YAML reads `no`, `off` and `false` as truth values: put the word in"),
+        ("training: {device: on}\n", "`on` and `true` as truth values: put the word in quotes, 'yes'"),
         ("training: {device: 2024}\n", "not 2024; put text that looks like a number or a date in quotes"),
         ("training: {device: 2024-01-31}\n", "put text that looks like a number or a date in quotes"),
         ("training: {device: [cpu]}\n", "`training.device`: input should be a valid string, not ['cpu']"),
-        ("format: 99\n", "x.yaml: configuration format 99 is not known here"),
+        ("format: 99\n", "x.yaml: configuration format 99 is unknown"),
         ("model:\n  heads: 4\n  d_model: 30\n", "x.yaml, line 4: `model`: `d_model` (30) is not a multiple of"),
     ],
 )
@@ -68,7 +68,7 @@ def test_every_mistake_is_reported_at_once_with_its_key() -> None:
 
 
 def test_a_file_for_a_pipeline_is_known_as_one() -> None:
-    with pytest.raises(ConfigError, match=r"^my.yaml: `bitext` is a section of files for `ziggurat pipeline`$"):
+    with pytest.raises(ConfigError, match=r"^my.yaml: `bitext` is a section for files of `ziggurat pipeline`$"):
         parse_experiment("folder: a\nbitext: {train: []}\nstudent: {}", "my.yaml")
 
 
@@ -87,7 +87,7 @@ def test_missing_section_and_key() -> None:
         ("=1", "is not an override"),
         ("training.seed=[", "column 2: not valid YAML"),
         ("data.store.x=1", "`data.store` is a value"),
-        ("data.train.0.weight=2", "`data.train.0.weight`: no `data.train` is given, so there is no entry 0 to change"),
+        ("data.train.0.weight=2", "`data.train.0.weight`: `data.train` is not given, so there is no entry 0 to change"),
         ("data.nothing.0=2", "unknown key `data.nothing`"),
         ("model.encoder=6", "`model.encoder` is a section, not a value; its keys: layers,"),
         ("model.residual=dlcl", "did you mean `model.encoder.history=dlcl`?"),
@@ -262,7 +262,7 @@ def test_reference_pages_have_every_key_once() -> None:
 
 @pytest.mark.slow
 @settings(max_examples=30)
-@example(seed=0, peak=1.0, text="1e5")  # text to YAML 1.1, a number to this loader
+@example(seed=0, peak=1.0, text="1e5")  # text in YAML 1.1, a number to this loader
 @given(
     seed=st.integers(0, 2**31),
     peak=st.floats(1e-9, 10, allow_nan=False),
@@ -276,15 +276,15 @@ def test_dump_reads_back_to_the_same_configuration(seed: int, peak: float, text:
 
 @pytest.mark.parametrize("key", ["data.store", "data.train.0.source", "training.start_from", "decoding.shortlist"])
 def test_variables_of_the_shell_are_refused_in_paths(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a folder called `$HOME` would be made."""
+    """Otherwise a folder called `$HOME` would be created."""
     monkeypatch.chdir(tmp_path)
     content = "data: {source_language: de, target_language: en, store: s, train: [{source: a, target: b}]}"
     for path in ("$HOME/x", "a/${USER}/x"):
-        with pytest.raises(ConfigError, match=rf"`{re.escape(key)}`: `\$.*is not replaced here"):
+        with pytest.raises(ConfigError, match=rf"`{re.escape(key)}`: `\$.*is not expanded here"):
             parse_experiment(content, "x.yaml", [f"{key}={path}"])
     parse_experiment(content, "x.yaml", [f"{key}=~/costs-$5"])
     (tmp_path / "$HOME").mkdir()
-    (tmp_path / "$HOME" / "x").touch()  # of earlier versions, or really called so
+    (tmp_path / "$HOME" / "x").touch()  # from earlier versions, or with that real name
     parse_experiment(content, "x.yaml", [f"{key}=$HOME/x"])
 
 

@@ -30,8 +30,9 @@ UNSEEN = "not described in the text at hand"
 COMMAND = re.compile(r"ziggurat [a-z]+( .+)?|python -m [a-z_.]+( .+)?")
 
 Shown = dict[str, int] | tuple[str, ...] | str
-"""Stands for a table or figure: headings of recipes' rows, with their number; figures of `ziggurat report`; a
-command; or UNSEEN."""
+"""Shown stands for a table or figure: headings of recipes' rows, with their number; figures of `ziggurat report`; a
+command; or UNSEEN.
+"""
 
 EXHIBITS: dict[str, dict[str, Shown]] = {
     "ds-init": {
@@ -51,7 +52,7 @@ EXHIBITS: dict[str, dict[str, Shown]] = {
         "table 5": {"Table 5, decoder depth (WMT16 En-De)": 3},
         "table 6": {"Ablation at 20 layers": 9},
         "figure 1": UNSEEN,
-        "figure 2": "ziggurat explain model.encoder.history",  # kinds of connections between layers, drawn
+        "figure 2": "ziggurat explain model.encoder.history",  # drawings of kinds of connections between layers
         "figures 3 to 4": ("against-depth",),
         "figure 5": ("history-weights",),
     },
@@ -63,7 +64,7 @@ EXHIBITS: dict[str, dict[str, Shown]] = {
         "figure 4": ("transparent-weights",),
     },
     "admin": {
-        # Their numbers are not in the text at hand.
+        # Their numbers are not in the text that we have.
         "tables": {
             "WMT14 En-Fr": 5,
             "WMT14 En-De": 5,
@@ -88,7 +89,7 @@ EXHIBITS: dict[str, dict[str, Shown]] = {
         "figures 7 to 8": ("similarity-profiles", "similarity-map"),
     },
 }
-"""Every table and figure of the five papers, and what stands for it here; rows were counted by hand."""
+"""EXHIBITS maps every table and figure of the five papers to its counterpart here; rows were counted by hand."""
 
 ELSEWHERE: dict[str, dict[str, int]] = {
     "ds-init": {"Text (WMT14 En-De)": 2, "Documentation of the code (WMT14 En-De)": 1},
@@ -97,7 +98,7 @@ ELSEWHERE: dict[str, dict[str, int]] = {
     "admin": {"Pages of the code (WMT14 En-De)": 2},
     "sdt": {},
 }
-"""Rows of no table or figure: from the text, from the pages of the code, and our own."""
+"""ELSEWHERE are rows that are in no table or figure: from the text, from the code's pages, and our own."""
 
 PATTERN = re.compile(
     r"(?P<key>[a-z]+(-init)?)-(iwslt-)?(?P<source>[a-z]{2})-(?P<target>[a-z]{2})(-(small|large))?"
@@ -130,7 +131,7 @@ def test_every_table_and_figure_of_a_paper_is_accounted_for(key: str) -> None:
         if said[2] is not None:
             numbers[said[1]] += range(int(said[2]), int(said[3] or said[2]) + 1)
         if isinstance(shown, tuple):
-            assert set(shown) <= {*EVERYTHING, "against-depth"}, name  # the latter only of several runs
+            assert set(shown) <= {*EVERYTHING, "against-depth"}, name  # the latter only for several runs
         elif isinstance(shown, str):
             assert shown == UNSEEN or COMMAND.fullmatch(shown), name
     for kind, found in numbers.items():
@@ -191,7 +192,7 @@ def check_name(name: str, key: str) -> None:
     for word, chosen in methods.items():
         if re.search(rf"{word}(-|$)", tail):
             assert chosen, word
-    if said["key"] in ("ds-init", "transparent", "sdt"):  # elsewhere the name of the paper's own method is no suffix
+    if said["key"] in ("ds-init", "transparent", "sdt"):  # elsewhere the name of the paper's own method is not a suffix
         for word in ("-matt", "-ds", "-no-residuals", "-rpr", "-sdt"):
             assert bool(re.search(rf"{word}(-|$)", tail)) == methods[word], word
 
@@ -250,7 +251,7 @@ def values(name: str) -> dict[str, Any]:
     }
 
 
-# The tables of hyper-parameters of the five papers, read again for single systems.
+# The hyper-parameter tables of the five papers, read again for single systems.
 HYPER_PARAMETERS: dict[str, dict[str, Any]] = {
     "ds-init-en-de-base-6-6": {
         "adam": (0.9, 0.98, 1e-9), "tokens": 25_000, "updates": 300_000, "dropout": (0.1, 0.1, 0.1), "epsilon": 1e-8,

@@ -1,4 +1,6 @@
-"""Recipes of papers made small: the method stays, sizes and lengths follow their rules, and every one trains."""
+"""Small versions of the papers' recipes: the method stays, sizes and lengths follow their rules, and every one
+trains.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ SCALED = {
     *("training.log_every_updates", "training.diagnostics.every_updates", "training.diagnostics.max_share"),
     *("decoding.max_length.ratio", "decoding.max_length.extra"),
 }
-"""Keys that a small recipe may have other values for; every other one, written or by default, is the paper's."""
+"""SCALED are keys for which a small recipe may have other values; all others, written or default, are the paper's."""
 
 METHODS = [
     "ds-init-en-de-base-12-12-ds",
@@ -47,7 +49,7 @@ METHODS = [
     "admin-en-de-base-6-6-admin",
     "sdt-en-de-base-24-6-rpr-sdt",
 ]
-"""One recipe of every family of methods, the shallowest that has it."""
+"""METHODS has one recipe from every family of methods, the shallowest one."""
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -115,7 +117,7 @@ def test_the_rules_stand_in_the_file_where_they_changed_something() -> None:
     growing, noam = (_comments(name) for name in ("sdt-en-de-base-48-6-rpr-sdt", "ds-init-en-de-base-6-6"))
     for reason, _ in RULES:
         assert reason in growing or reason in noam
-    # Of these two, the rules of growth and of precision are for the one, that of noam for the other.
+    # The rules for growth and precision concern one of these two, that for noam the other.
     assert [reason in growing for reason, _ in RULES].count(False) == 1
     assert [reason in noam for reason, _ in RULES].count(False) == 2
 
@@ -149,7 +151,7 @@ def test_every_small_recipe_can_be_built() -> None:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few hundred pairs of the embedded languages, in files named as in a small recipe."""
+    """A few hundred pairs of the embedded languages, in files with a small recipe's names."""
     folder = tmp_path_factory.mktemp("small")
     (folder / "data" / "babel").mkdir(parents=True)
     pairs = list(generate(330, seed=3))
@@ -185,7 +187,7 @@ def test_a_few_updates_of_every_method_have_finite_losses(
 
 
 def _shorter(experiment: Experiment) -> list[str]:
-    """Return overrides for a run of six updates, in which each stage of growth has one."""
+    """Return overrides for a run of six updates with one update per stage of growth."""
     growth = experiment.training.growth
     old = growth.stages if growth is not None else []
     stages = [stage.model_dump(exclude_none=True) | {"updates": n} for n, stage in enumerate(old, start=1)]

@@ -19,12 +19,12 @@ CORPORA = ("data.train", "data.dev", "data.store")
 
 @cache
 def load_once(name: str) -> Experiment:
-    """Return the recipe, read a single time."""
+    """Return the recipe, which is read only once."""
     return load_named(name)
 
 
 def paper_dump(key: str) -> str:
-    """Return what a paper's recipes resolve to: keys that are equal in all, and of others how often which value."""
+    """Return what a paper's recipes resolve to: keys that are equal in all, and value counts for the others."""
     resolved = [dict(_flat(load_once(name).model_dump(mode="json"))) for name in paper_recipes(key)]
     common: dict[str, Any] = {}
     varying: dict[str, dict[str, int]] = {}

@@ -1,6 +1,6 @@
-"""Pairs whose words can be told by their letters, and a check of their alignment that knows nothing of edits.
+"""Pairs whose words are recognisable by their letters, and a check of their alignment that knows nothing about edits.
 
-Each word is one letter, repeated, that no other word has: wherever a modifier moves it, its letters say which it is.
+Each word is one repeated letter that no other word has: wherever a modifier moves it, its letters identify it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from ziggurat.data.modifiers import EditablePair, Span
 Letters = tuple[str, str]
 
 MARKS: Letters = ("".join(map(chr, range(0x10428, 0x1043C))), "".join(map(chr, range(0x1043C, 0x10450))))
-"""Letters of source and target words: small ones of the Deseret alphabet, which noise has none of."""
+"""MARKS are the letters of source and target words: small ones of the Deseret alphabet, which noise never has."""
 
 KEYS: Letters = ("qetuxn", "äöüßøå")
-"""Letters for typing errors: no key is next to another one's, and none looks like another one."""
+"""KEYS are letters for typing errors: no key is next to another, and none looks like another."""
 
 ENDS = ("", ".", "?", "!", "...")
 
 
 def marked_pair(rng: Random, letters: Letters = MARKS, most: int = 6, shortest: int = 1) -> EditablePair:
-    """Return a pair of up to `most` words a side with random links, which may be none, one to one or many to many.
+    """Return a pair of up to `most` words per side with random links, which may be none, one to one or many to many.
 
-    Marked letters are those of a script without blanks too; keys are not.
+    Marked letters are also treated as a script without blanks; keys are not.
     """
     texts, spans = [], []
     separators = (" ", " ", ", ", "") if letters is not KEYS else (" ", " ", ", ")
@@ -45,15 +45,15 @@ def marked_pair(rng: Random, letters: Letters = MARKS, most: int = 6, shortest: 
 
 
 def _known(text: str, letters: str) -> list[str]:
-    """The letter of each character of a text, in whatever case it is; "" for others."""
+    """Return the letter of each character of a text, in either case; "" for others."""
     folded = {letter.casefold()[0]: letter for letter in letters}
     return [folded.get(character.casefold()[0], "") for character in text]
 
 
 def check(before: EditablePair, after: EditablePair, letters: Letters = MARKS) -> None:
-    """Assert that each link of `before` is one of `after`, if there is something left of both its words, and no other.
+    """Assert that `after` has each link of `before`, if something is left of both its words, and no others.
 
-    Further links of `after` must be of text that is the same on both sides (copies and hints), or of a word whose
+    Further links in `after` must join text that is the same on both sides (copies and hints), or belong to a word whose
     translation is replaced by a hint.
     """
     old = [_known(text, side) for text, side in zip(before.texts, letters, strict=True)]
@@ -79,7 +79,7 @@ def check(before: EditablePair, after: EditablePair, letters: Letters = MARKS) -
 
 
 def check_apart(pair: EditablePair) -> None:
-    """Assert that the linked words of each side are parts of its text, and have no character in common."""
+    """Assert that the linked words of each side are parts of its text, and share no character."""
     for side, text in enumerate(pair.texts):
         words = sorted({link[side] for link in pair.links})
         assert all(0 <= first < end <= len(text) for first, end in words), (text, words)
@@ -87,7 +87,7 @@ def check_apart(pair: EditablePair) -> None:
 
 
 def _word(known: list[str], span: Span) -> str:
-    """The word whose letters are at a span: all of them, and those of no other one; "" for none."""
+    """Return the word whose letters are at a span: all of them, and no others; "" for none."""
     inside = {letter for letter in known[slice(*span)] if letter}
     assert len(inside) < 2, "a linked word has letters of another one"
     word = next(iter(inside), "")

@@ -30,7 +30,7 @@ from ziggurat.data.cleaning.filters import (
         ("1.234.567 Euro, 1,234,567 euros, 1 234 567 F, 1’234’567 Fr.", 4 * ["1234567"]),
         ("1\u202f234", ["1234"]),
         ("3,5 Grad", ["3", "5"]),
-        ("1,23,4", ["1", "23", "4"]),  # no group of three
+        ("1,23,4", ["1", "23", "4"]),  # not a group of three
         ("12345,678", ["12345", "678"]),  # no separators of thousands before
         ("١٢٣٤ 一二 ２０", ["1234", "20"]),
         ("000 und 007", ["0", "7"]),
@@ -42,7 +42,7 @@ def test_numbers_are_told_by_their_digits(text: str, found: list[str]) -> None:
 
 
 def test_digits_that_python_does_not_know_yet_are_no_numbers() -> None:
-    """Of all digits in the newer Unicode tables of `regex`."""
+    """Check all digits in the newer Unicode tables of `regex`."""
     digits = regex.findall(r"\p{Nd}", "".join(map(chr, range(sys.maxunicode + 1))))
     values = [unicodedata.digit(digit, None) for digit in digits]
     assert numbers(" x ".join(digits)) == Counter(str(value) for value in values if value is not None)

@@ -1,4 +1,4 @@
-"""The aligner as a whole: its quality where the alignment is known, its file, and the verb."""
+"""The aligner as a whole: its quality on known alignments, its file, and the verb."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_verb_writes_a_line_for_each_pair(pairs: list[AlignedPair], tmp_path
     lines = out.read_text().splitlines()
     assert (report["pairs"], report["without_links"], len(lines), lines[7]) == (400, 1, 400, "")
     assert report["links"] == sum(len(parse_links(line, None, None, "here")) for line in lines)
-    # Every fourth pair was trained on; the model that was kept is that one.
+    # Every fourth pair was used for training; that model was kept.
     known = Aligner.train(list(zip(lows, highs, strict=True))[::4])
     assert lines == [format_links(links) for links in known.align(lows, highs)]
     again = run(source, target, "--input-model", model)

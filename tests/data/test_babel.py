@@ -1,7 +1,7 @@
 """The embedded language pair, checked against a second implementation of its grammar (ziggurat/data/babel.py).
 
-`Reader` parses Low Babel from left to right and says it in High Babel without any code of the generator; it takes
-only the tables of words. That it agrees with the generator shows that translation is a function of the source.
+`Reader` parses Low Babel from left to right and renders it in High Babel without any code from the generator; it uses
+only the tables of words. Its agreement with the generator shows that translation is a function of the source.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class NounPhrase:
 
 
 class Reader:
-    """One Low Babel sentence: parsed by recursive descent, then said in High Babel."""
+    """One Low Babel sentence: parsed by recursive descent, then rendered in High Babel."""
 
     def __init__(self, text: str) -> None:
         self.tokens = re.findall(r"\w+|[,.?]", text)
@@ -268,7 +268,7 @@ def test_order_alone_changes_the_translation(pairs: list[tuple[str, str]]) -> No
     for low, high in pairs:
         translations[tuple(sorted(re.findall(r"\w+|[,.?]", low.lower())))].add(high)
     assert any(len(found) > 1 for found in translations.values())
-    # Few occur by chance, but a subject and an object on either side of the verb can always change places.
+    # Few occur by chance, but a subject and an object on either side of the verb can always be swapped.
     swapped = 0
     for low, high in pairs[:3000]:
         reader = Reader(low)
@@ -341,7 +341,7 @@ def test_splits_are_disjoint_and_whole(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_short_sentences_of_train_never_reach_test(tmp_path: Path) -> None:
-    """Without the check some of so many short sentences would be in both."""
+    """Without the check some of this many short sentences would be in both."""
     paths = write_corpus(tmp_path, train=20_000, dev=2000, test=2000, seed=1)
     train, dev, test = (set(paths[split][0].read_text("utf-8").splitlines()) for split in ("train", "dev", "test"))
     assert not train & dev

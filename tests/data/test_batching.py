@@ -32,7 +32,7 @@ def columns(lengths: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cost(batch: np.ndarray, source: np.ndarray, target: np.ndarray, multiple: int) -> int:
-    """Tokens of a batch, straight from the rule."""
+    """Return the tokens of a batch, straight from the rule."""
     widths = [-(-(int(side[batch].max()) + 1) // multiple) * multiple for side in (source, target)]
     return len(batch) * max(widths)
 
@@ -97,7 +97,7 @@ def test_epochs_and_seeds_differ() -> None:
 
     assert order(1, 0) != order(1, 1)
     assert order(1, 0) != order(2, 0)
-    # Not only the order of the batches changes, also who shares a batch with whom.
+    # Not only the order of the batches changes, but also which pairs share a batch.
     together = [{tuple(sorted(batch)) for batch in order(1, epoch)} for epoch in (0, 1)]
     assert len(together[0] & together[1]) < len(together[0]) / 2
 
@@ -221,7 +221,9 @@ def test_draws_are_even_and_shares_follow_the_formula(
 def test_every_corpus_has_a_pair_in_an_epoch_of_the_right_size(
     corpora: list[tuple[int, float]], temperature: float
 ) -> None:
-    """With many small corpora, those that get one pair at least take many from the others, of none more than it has."""
+    """With many small corpora, those that get at least one pair take many from the others, from none more than it
+    has.
+    """
     sizes, weights = zip(*corpora, strict=True)
     numbers = np.repeat(np.arange(len(sizes)), sizes)
     drawn = np.bincount(numbers[epoch_indices(numbers, weights, temperature, 7, 0)], minlength=len(sizes))
@@ -237,9 +239,9 @@ def test_an_epoch_holds_whole_copies_and_a_remainder_without_repetition() -> Non
     assert set(counts[:90].tolist()) == {0, 1}
     assert set(counts[90:].tolist()) == {5}
     following = epoch_indices(corpora, [1.0, 9.0], 1.0, 3, 1)
-    # The remainder moves on: the 40 pairs not drawn yet come first.
+    # The remainder carries over: the 40 pairs not yet drawn come first.
     assert set(range(90)) - set(drawn.tolist()) <= set(following.tolist())
-    # Five copies later the row begins anew, but in another order.
+    # After five copies the sequence starts again, but in a different order.
     later = epoch_indices(corpora, [1.0, 9.0], 1.0, 3, 9)
     assert set(later[:50].tolist()) != set(drawn[:50].tolist())
 

@@ -36,7 +36,7 @@ def test_normalise_equals_its_definition_and_is_idempotent(texts: list[str], for
     "texts", [["a ", "b"], ["a", " b"], [" a", "b"], ["a", "b "], ["a  b"], ["a\tb"], ["a\rb"], [" "]]
 )
 def test_each_spare_blank_is_found_alone(texts: list[str]) -> None:
-    """The shortcut looks for every kind of spare blank; each must be enough by itself."""
+    """The shortcut looks for every kind of extra blank; each must be enough by itself."""
     assert normalise(texts, "none") == [" ".join(text.split()) for text in texts]
 
 
@@ -87,7 +87,7 @@ def test_pairs_with_a_side_that_nobody_sees_are_counted_as_empty() -> None:
 
 
 def test_what_shows_something_is_text() -> None:
-    """Joiners make emoji and Persian words; Arabic number signs and a lone accent are seen."""
+    """Joiners form emoji and Persian words; Arabic number signs and a lone accent are visible."""
     shown = [
         "\u200d👩\u200d💻",
         "❤️",
@@ -152,7 +152,7 @@ def test_hash_set_equals_a_set(blocks: list[list[int]]) -> None:
     known: set[int] = set()
     hashes = clean.HashSet()
     for block in blocks:
-        # Near 0, near the largest, and all over.
+        # Near 0, near the largest, and everywhere.
         as_hashes = [(value, (1 << 64) - 1 - value, value << 58)[value % 3] for value in block]
         seen = hashes.add(np.array(as_hashes, np.uint64))
         expected = []
@@ -202,7 +202,7 @@ def test_each_pair_is_counted_once_under_the_first_reason() -> None:
     counts: Counter[str] = Counter()
     sources, targets = ([*side] for side in zip(*pairs, strict=True))
     left, right, kept = Cleaner(filters).clean(sources, targets, counts)
-    assert (left, right) == (["gut", "gut", "ende"], ["good", "good", "end"])  # duplicates are another's task
+    assert (left, right) == (["gut", "gut", "ende"], ["good", "good", "end"])  # duplicates are handled elsewhere
     assert kept.nonzero()[0].tolist() == [0, 6, 8]
     assert counts == {
         "empty": 1, "nul": 1, "too_long": 1, "too_many_words": 2, "length_ratio": 1, "identical": 1,

@@ -1,4 +1,4 @@
-"""Cleaning by `prepare`: every filter by itself and by corpus, examples, held-out sets, equal stores every time."""
+"""Cleaning by `prepare`: every filter alone and per corpus, examples, held-out sets, equal stores every time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FRENCH = ["Le chien dort devant la porte.", "Il y a une vieille maison près du 
 
 
 class Corpora:
-    """A folder with corpora and the configuration of them."""
+    """A folder with corpora and their configuration."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         folder.mkdir(exist_ok=True)
@@ -124,7 +124,7 @@ def test_limits_by_corpus_also_after_segmentation(corpora: Corpora) -> None:
         ({"train": [{}, {"filters": {"languages": {"source": 2}}}]}, r"train\.1\.filters\.languages\.source"),
         (
             {"train": [{"filters": {"near_duplicates": {"memory": 1}}}, {"filters": {"near_duplicates": {}}}]},
-            r"`filters\.near_duplicates` is shared by all corpora: set it in `data\.filters` alone",
+            r"`filters\.near_duplicates` is shared by all corpora: set it only in `data\.filters`",
         ),
         (
             {"train": [{"filters": {"pair_score": {"pairs": n}}} for n in (100, 200)]},
@@ -155,7 +155,7 @@ def test_development_sentences_in_training_pairs_are_named(corpora: Corpora, mon
     corpora.settings["held_out"] = [str(corpora.folder / "test.txt")]
     report = corpora.prepare()
     dev_notice, test_notice = (notice for notice in report.notices if notice.startswith("CONTAMINATION: "))
-    # Sources and targets of dev are 80 sentences; in train are both sides of three pairs and one side of another.
+    # Dev has 80 sentences as sources and targets; train has both sides of three of its pairs and one side of another.
     assert "7 of 80 sentences of data.dev.0 (dev0.de), sources and targets together, are in training pai" in dev_notice
     assert "both sides of 4, one at least of 5 pairs" in dev_notice
     assert dev_notice.endswith("seem to: `data.filters.held_out: pairs` drops the 4, `sides` all 5")
@@ -191,7 +191,7 @@ def test_held_out_pairs_can_be_dropped(corpora: Corpora, how: str, left: int) ->
 def test_held_out_pairs_are_found_in_the_other_direction(
     corpora: Corpora, languages: tuple[str, str], how: str, dropped: int
 ) -> None:
-    """Whether the corpus says that it is of the other direction or not, as in a file of one pair of languages."""
+    """It holds whether or not the corpus is marked as the other direction, as in a file for one language pair."""
     dev, other = babel(100, seed=2), babel(10, seed=3)
     whole = [*dev[:30], *((source.upper(), f"{target} !") for source, target in dev[30:60])]
     one = [*((source, other[0][1]) for source, _ in dev[60:65]), *((other[1][0], target) for _, target in dev[65:70])]

@@ -43,7 +43,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("has_text", [True, False])
 def test_table_gives_back_what_was_written(tmp_path: Path, has_text: bool) -> None:
-    """Over several batches and shards, in any order, with repeats."""
+    """This covers several batches and shards, in any order, with repeats."""
     generator = np.random.default_rng(7)
     writer = TableWriter(tmp_path, "train", has_text=has_text, shard_pairs=50)
     sources, targets, numbers = [], [], []

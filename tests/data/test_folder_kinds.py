@@ -1,4 +1,4 @@
-"""A folder in the place of another one is told for what it is."""
+"""A folder in place of another kind is recognised for what it is."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from ziggurat.data.corpus import Store
+from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.model.directory import locate_weights
 from ziggurat.system.errors import CheckpointError, DataError
 from ziggurat.system.files import folder_kind
 
 
 def filled(folder: Path, **files: object) -> Path:
-    """Make a folder of these files; `_` stands for the dot before an ending, text and objects for content."""
+    """Make a folder with these files; `_` stands for the dot before a suffix, text and objects for content."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         file = folder / ".".join(name.rsplit("_", 1))
@@ -42,7 +43,16 @@ def test_exports(target: str, reader: str, tmp_path: Path) -> None:
         locate_weights(folder)
     assert f"{folder}: no run or model directory, but an export for" in str(caught.value)
     assert reader.format(folder) in str(caught.value)
-    assert "it was made from runs/a: best, update 7" in str(caught.value)
+    assert "made from runs/a: best, update 7" in str(caught.value)
+
+
+def test_an_export_without_its_config_is_written_again_and_not_imported(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "out", export_json={"target": "huggingface", "model": "runs/a"}, model_safetensors="")
+    with pytest.raises(DataError) as caught:
+        import_checkpoint(folder, tmp_path / "imported")
+    assert f"`ziggurat export MODEL --to huggingface --out {folder} --force`" in str(caught.value)
+    assert "ziggurat import" not in str(caught.value)
+    assert "made from runs/a" in str(caught.value)
 
 
 def test_what_others_wrote(tmp_path: Path) -> None:
@@ -61,7 +71,7 @@ def test_runs_and_stores_are_told_apart(tmp_path: Path) -> None:
         locate_weights(store)
     with pytest.raises(CheckpointError, match=rf"but the checkpoints of the run {run}: name the run"):
         locate_weights(run / "checkpoints")
-    with pytest.raises(CheckpointError, match=rf"but a folder of models; name one of those in it: {run}$"):
+    with pytest.raises(CheckpointError, match=rf"but a folder of models; name one of its contents: {run}$"):
         locate_weights(tmp_path / "runs")
     with pytest.raises(DataError, match="no store of `ziggurat prepare`, but a run"):
         Store.open(run)
@@ -81,9 +91,9 @@ def test_a_pipeline_and_its_steps_name_the_models_in_them(tmp_path: Path) -> Non
     for export in exports:
         filled(export, export_json={"target": export.name, "model": "w/student/run"}, model_bin="")
     for folder, said in (
-        (work, f"the folder of a pipeline; name one of those in it: {exports[0]}, {runs[0]}, {runs[1]}"),
-        (work / "student", f"a folder of models; name one of those in it: {runs[0]}"),
-        (exports[0].parent, f"a folder of models; name one of those in it: {exports[0]}"),
+        (work, f"the folder of a pipeline; name one of its contents: {exports[0]}, {runs[0]}, {runs[1]}"),
+        (work / "student", f"a folder of models; name one of its contents: {runs[0]}"),
+        (exports[0].parent, f"a folder of models; name one of its contents: {exports[0]}"),
     ):
         with pytest.raises(CheckpointError) as caught:
             locate_weights(folder)

@@ -1,4 +1,4 @@
-"""Sentences of held-out sets in training pairs, against sets of Python."""
+"""Sentences of held-out sets in training pairs, compared with Python sets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_overlap_by_its_definition(
         return folded(texts)
 
     def compared(side: int, place: int) -> bool:
-        """Whether a side of training pairs is compared with a side of the set."""
+        """Return whether a side of training pairs is compared with a side of the set."""
         if of_dev is None or of_train is None:
             return True
         own, its = ([MAIN.get(code, code) for code in codes] for codes in (of_dev, of_train))
@@ -68,7 +68,7 @@ def test_overlap_by_its_definition(
 
 
 def test_half_of_a_set_is_found_in_pairs_with_a_third_language() -> None:
-    """And what two languages happen to write alike is not."""
+    """Text that two languages happen to spell alike does not count."""
     held_out = HeldOut()
     held_out.add_pairs("de-en", [(["Ein Hund"], ["Pardon"])], ("de", "en"))
     hashes = side_hashes(["Un chien", "Pardon"], ["Ein Hund", "Entschuldigung"])
@@ -86,7 +86,7 @@ def test_the_files_of_a_test_set_are_one_set_for_whole_pairs() -> None:
 
 
 def test_sets_are_looked_into_for_few_pairs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many sets there are, most pairs of a corpus have a sentence of none."""
+    """However many sets there are, most pairs of a corpus have no sentence from any."""
     held_out = HeldOut()
     for number in range(50):
         held_out.add_pairs(f"set {number}", [([f"satz {number}"], [f"line {number}"])])

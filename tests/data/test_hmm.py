@@ -20,7 +20,7 @@ def drawn_jumps() -> Jumps:
 
 
 def plain_transition(jumps: Jumps, before: int, position: int, length: int) -> float:
-    """p(position | last position, no empty word), positions from 1; 0: the beginning."""
+    """p(position | last position, no empty word), positions from 1; 0 is the beginning."""
 
     def weight(to: int) -> float:
         return float(jumps.first[to - 1] if before == 0 else jumps.between[JUMPS + to - before])
@@ -29,7 +29,7 @@ def plain_transition(jumps: Jumps, before: int, position: int, length: int) -> f
 
 
 def plain_posteriors(words: np.ndarray, empty: np.ndarray, jumps: Jumps):  # type: ignore[no-untyped-def]
-    """Sums over all alignments of one pair: likelihood, links [J, I], jumps [I + 1, I], endings [I + 1]."""
+    """Return sums over all alignments of one pair: likelihood, links [J, I], jumps [I + 1, I], endings [I + 1]."""
     target, source = words.shape
     ends = [jumps.last[source - last] for last in range(source + 1)]
     total, links = 0.0, np.zeros((target, source))
@@ -107,7 +107,7 @@ def test_unseen_pairs_of_words_share_one_entry() -> None:
 
 
 def test_an_iteration_counts_what_plain_loops_count() -> None:
-    """One iteration of expectation maximisation on a corpus of unequal lengths, an empty side among them."""
+    """One iteration of expectation maximisation on a corpus of unequal lengths, including an empty side."""
     sources = [np.array(s, np.int32) for s in ([0, 1], [1], [], [0, 1], [2, 0])]
     targets = [np.array(t, np.int32) for t in ([1, 0, 1], [2], [1], [2], [])]
     keys, jumps = np.arange(12), drawn_jumps()
@@ -151,5 +151,5 @@ def test_words_get_the_translation_that_they_always_occur_with() -> None:
         targets.append(words[::-1].copy())
     direction = train_direction(sources, targets, (20, 20), TrainingOptions())
     for words, links in zip(sources, direction.links(sources, targets), strict=True):
-        # Each word is linked to an equal one, which need not be the same where a word occurs twice.
+        # Each word is linked to an equal one, not necessarily to the same one if a word occurs twice.
         assert words[links].tolist() == words[::-1].tolist()

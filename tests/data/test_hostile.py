@@ -1,7 +1,7 @@
-"""Every faulty input of ../shared/data/hostile behaves as its README table says.
+"""Every faulty input in ../shared/data/hostile behaves as its README table states.
 
-The same faults, with sentences of our own, are covered in test_readers.py, test_clean.py and test_prepare.py, which
-need no data beside the repository.
+test_readers.py, test_clean.py and test_prepare.py cover the same faults with our own sentences, and need no data
+outside the repository.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ziggurat.system.errors import DataError
 
 @dataclass(frozen=True)
 class Accepted:
-    """`kept` pairs, the rest counted as `dropped`; `lines` (from 1) are the dropped ones."""
+    """Expect `kept` pairs, with the rest counted as `dropped`; `lines` (from 1) are the dropped ones."""
 
     kept: int = 40
     dropped: dict[str, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Refused:
-    """A DataError that names these."""
+    """Expect a DataError that names these."""
 
     parts: tuple[str, ...]
 
@@ -80,7 +80,7 @@ CASES: dict[str, Accepted | Refused] = {
     "35-unseen-script": Accepted(4),
 }
 
-# Filters that the table only allows; without them these cases load whole (checked too).
+# Filters that the table merely allows; without them these cases load whole (also checked).
 OPTIONAL_FILTERS: dict[str, dict[str, Any]] = {
     "28-copied-source": {"identical": True},
     "29-length-ratio": {"max_length_ratio": 20.0},
@@ -105,7 +105,7 @@ def settings_of(folder: Path, case: str, store: Path, filters: dict[str, Any]) -
 
 
 def expected_texts(corpus: dict[str, str], dropped: tuple[int, ...]) -> list[list[str]]:
-    """Read the files in the plainest way there is and normalise blanks by the documented rule."""
+    """Read the files in the plainest way and normalise blanks by the documented rule."""
 
     def lines(path: str) -> list[str]:
         data = Path(path).read_bytes()
@@ -161,7 +161,7 @@ def test_hostile(shared_data: Path, tmp_path: Path, case: str) -> None:
         decoded = [opened.target.decode(row.tolist()) for row in opened.train.pairs(range(20))[1]]
         assert decoded == raw, "the text must come back unchanged, not only normalised"
     if case == "35-unseen-script":
-        # The case is about translation input: scripts that the tokenizer was never trained on.
+        # The case is about translation input: scripts on which the tokenizer was never trained.
         other = tmp_path / "other"
         prepare(settings_of(folder, "00-good", other, {}))
         tokenizer = Store.open(other).source

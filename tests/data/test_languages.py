@@ -1,4 +1,4 @@
-"""Identification of languages: confidences, short text, languages that py3langid does not know."""
+"""Language identification: confidences, short text, languages that py3langid does not know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths that are fair between scripts. The sentences were written for these tests."""
+"""Lengths that treat scripts fairly. The sentences were written for these tests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_ordinary_pairs_pass_a_ratio_of_two(name: str) -> None:
 @given(st.sampled_from(sorted(PAIRS)), st.lists(st.integers(0, 60), max_size=12), st.sampled_from(" \u3000\u200b"))
 def test_blanks_in_text_without_blanks_change_nothing(name: str, places: list[int], blank: str) -> None:
     source, target = PAIRS[name]
-    if name == "mixed":  # a blank inside a Latin word makes two of it
+    if name == "mixed":  # a blank inside a Latin word splits it in two
         places = []
     spaced = target
     for place in sorted({place % len(target) for place in places}, reverse=True):

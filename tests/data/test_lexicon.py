@@ -93,7 +93,7 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
 
 
 def test_the_same_table_makes_the_same_file(tmp_path: Path) -> None:
-    """Twenty times: safetensors orders three keys of metadata by chance, in six ways."""
+    """Try twenty times: safetensors orders three metadata keys at random, in six ways."""
     path, found = tmp_path / "list", set()
     for _ in range(20):
         write_shortlist(path, table([[0]] * SOURCE.size))
@@ -117,7 +117,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DataError, match="checksum"):
         read_shortlist(path, SOURCE, TARGET)
-    path.write_bytes(content.replace(b'"checksum"', b'"remark__"'))  # as files had none
+    path.write_bytes(content.replace(b'"checksum"', b'"remark__"'))  # as in files without one
     assert read_shortlist(path, SOURCE, TARGET).candidates.tolist() == [[0]] * SOURCE.size
     for wrong in ([[TARGET.size + 1]] * SOURCE.size, [[-1]] * SOURCE.size, [[0]]):
         write_shortlist(path, table(wrong))

@@ -1,4 +1,4 @@
-"""Sides whose lines do not belong together, and corpora that only look odd."""
+"""Sides whose lines do not match, and corpora that only look odd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINES = 3000
 
 
 def corpus(seed: int, lines: int = LINES, noise: float = 0.25, letters: str = "abcdefgh ") -> tuple[Lines, Lines]:
-    """Return sentences and their translations into a language without common words, which are about as long."""
+    """Return sentences and their translations, of similar length, into a language that shares no words."""
     random = Random(seed)
     lengths = [max(1, int(random.lognormvariate(3.3, 0.5))) for _ in range(lines)]
     targets = [max(1, int(0.6 * length * random.lognormvariate(0, noise))) for length in lengths]

@@ -1,4 +1,4 @@
-"""From a table to tensors: what is in a batch, resuming at any update, the thread, sampled segmentations."""
+"""From a table to tensors: the content of a batch, resuming at any update, the thread, sampled segmentations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = [(int(n) % 3, int(n), int(m)) for n, m in np.random.default_rng(0).intege
 
 
 class Letters:
-    """A tokenizer whose sampled segmentations tell the seed, and are up to twice as long as the stored ones."""
+    """A tokenizer whose sampled segmentations reveal the seed, and are up to twice as long as the stored ones."""
 
     def __init__(self, pad: int, bos: int, eos: int) -> None:
         self.pad, self.bos, self.eos = pad, bos, eos
@@ -47,7 +47,7 @@ SOURCE, TARGET = Letters(0, 7, 1), Letters(2, 3, 4)
 
 
 def write_table(folder: Path, rows: list[tuple[int, int, int]], has_text: bool = True) -> PairTable:
-    """Pairs of (corpus, source length, target length) with ids that tell the pair; corpus 2 has a tag."""
+    """Pairs of (corpus, source length, target length) with ids that identify the pair; corpus 2 has a tag."""
     writer = TableWriter(folder, "train", has_text=has_text, shard_pairs=70)
     for index, (corpus, source, target) in enumerate(rows):
         ids = [np.arange(size, dtype=np.int32) + 10 + 7 * index for size in (source, target)]
@@ -118,7 +118,7 @@ def test_collate_rounds_lengths_up() -> None:
 
 
 def test_collate_knows_tokens_that_look_like_padding() -> None:
-    """Where a token is follows from lengths, never from ids."""
+    """A token's position follows from lengths, never from ids."""
     batch = collate(arrays([0, 0]), arrays([2, 4, 3]), np.array([0]), SPECIAL, length_multiple=4)
     assert batch.source_mask.tolist() == [[True, True, True, False]]
     assert batch.target_in.tolist() == [[3, 2, 4, 3]]
@@ -237,7 +237,7 @@ def test_samples_change_with_epoch_and_side_only(table: PairTable) -> None:
 def test_sample_too_long_for_any_batch_or_for_the_model_is_left_alone(
     tmp_path: Path, max_tokens: int, longest: int | None
 ) -> None:
-    """Samples have 30 or 60 pieces; end-of-sentence makes 60 too many for 60."""
+    """Samples have 30 or 60 pieces; with end-of-sentence, 60 pieces exceed a limit of 60."""
     table = write_table(tmp_path, [(0, 30, 30)] * 20)
     batch = BatchConfig(max_tokens=max_tokens)
     data = data_section(RegularisationConfig())
@@ -258,7 +258,7 @@ def test_sampling_without_text_is_refused_at_once(tmp_path: Path) -> None:
 def test_a_look_at_another_epoch_leaves_the_plan_of_the_batches_to_come_alone(
     table: PairTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trial of the largest batches, in another thread than the loader's: nothing is planned twice or mixed up."""
+    """A trial of the largest batches, in a thread other than the loader's: nothing is planned twice or mixed up."""
     planned: list[LoaderState] = []
     plan = Loader._plan
     monkeypatch.setattr(Loader, "_plan", lambda self, at: [planned.append(at), plan(self, at)][1])
@@ -290,7 +290,7 @@ def test_table_without_pairs_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("max_tokens", [120, 10])
 def test_fixed_batches_hold_every_pair_once(table: PairTable, max_tokens: int) -> None:
-    """Also pairs longer than the budget: validation sets are not filtered."""
+    """This includes pairs longer than the budget: validation sets are not filtered."""
     batch = BatchConfig(max_tokens=max_tokens, max_sentences=6)
     batches = list(fixed_batches(table, SOURCE, TARGET, batch))
     assert sorted(i for b in batches for i in b.indices.tolist()) == list(range(len(ROWS)))
@@ -368,7 +368,9 @@ def test_program_that_forgets_the_iterator_still_ends() -> None:
 
 
 def test_seeds_of_batches_follow_from_their_place(table: PairTable) -> None:
-    """Distinct for every batch of two epochs and every part of a split one, the same however an update is cut."""
+    """They are distinct for every batch of two epochs and every part of a split one, and the same however an update is
+    cut.
+    """
     sampling = RegularisationConfig(source=True, target=True)
 
     def seeds(accumulate: int, seed: int = 1) -> list[int]:
@@ -389,7 +391,7 @@ def test_seeds_of_batches_follow_from_their_place(table: PairTable) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_processes_share_out_the_batches_of_one(table: PairTable, count: int) -> None:
-    """In order, none twice; who gets none has an idle one, that counts for nothing."""
+    """Batches come in order, none twice; a process without one gets an idle batch, which does not count."""
     batch = BatchConfig(max_tokens=120, accumulate=3, length_multiple=4)
 
     def groups(rank: int, count: int) -> list[Group]:
@@ -408,4 +410,4 @@ def test_processes_share_out_the_batches_of_one(table: PairTable, count: int) ->
                 assert not empty.target_mask.any()
                 assert empty.source_mask.any(1).all()
                 idle += 1
-    assert idle > 0 or count == 2  # every epoch of this table ends with two batches or more
+    assert idle > 0 or count == 2  # every epoch of this table ends with at least two batches

@@ -1,4 +1,4 @@
-"""Modified pairs in batches: the same in any order and any number of processes, within budget, with alignments."""
+"""Modified pairs in batches: the same in any order and with any number of processes, within budget, with alignments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALL = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of two corpora with the alignments that they were made with, the second with a tag."""
+    """A store of two corpora with the alignments from their generation, the second with a tag."""
     folder = tmp_path_factory.mktemp("modified")
     corpora = []
     for number, (pairs, tag) in enumerate(((PAIRS[:200], None), (PAIRS[200:], "<bt>"))):
@@ -66,7 +66,7 @@ def modifier(folder: Path, modifiers: dict[str, Any], longest: int = 200) -> tup
 
 
 def rows(batch: Batch) -> dict[int, tuple[object, ...]]:
-    """Index of each pair -> its ids and links."""
+    """Return a map from the index of each pair to its ids and links."""
     links: dict[int, list[tuple[int, int]]] = {}
     if batch.link_places is not None:
         places = batch.link_places.numpy()
@@ -139,7 +139,7 @@ def test_batches_keep_their_budget_without_being_split(folder: Path) -> None:
 
 
 def test_pairs_that_several_modifiers_change_fit_into_the_length_that_is_planned(folder: Path) -> None:
-    """The same factor twice would plan far too much, a factor of what another one leaves too little."""
+    """Applying the same factor twice would plan far too much, applying a factor to another's remainder too little."""
     every = {name: {"probability": 1.0} for name in ("no_end_punctuation", "upper_case", "title_case")}
     store, pairs = modifier(folder, every)
     sides = store.train.pairs(range(300))
@@ -156,7 +156,7 @@ def test_most_drawn_pairs_fit_into_the_length_that_is_planned(folder: Path, name
     store, pairs = modifier(folder, {name: {"probability": share}})
     sides = store.train.pairs(range(300))
     wanted = {"no_end_punctuation": 300, "typos": 130}.get(name, 265)  # half of the pairs get no kind of error
-    if name in ("inline", "terms"):  # words with one partner: about all of those that have a link
+    if name in ("inline", "terms"):  # words with one partner: almost all that have a link
         links = store.train.links(range(300))
         wanted = int(sum(1 - (1 - share) ** len(of_pair) for of_pair in links) * 0.6)
     for epoch in range(3):
@@ -170,7 +170,9 @@ def test_most_drawn_pairs_fit_into_the_length_that_is_planned(folder: Path, name
 
 
 def test_a_pair_that_would_get_an_unknown_piece_stays_as_it_is(folder: Path, tmp_path: Path) -> None:
-    """Without byte fallback; noise is of many scripts, of which the store has one, errors are of the source alone."""
+    """There is no byte fallback; noise uses many scripts, one of which the store has, and errors are only in the
+    source.
+    """
     data = config(folder, subword={"vocabulary_size": 200, "byte_fallback": False})
     corpora = [{"source": f"{folder}/0.low", "target": f"{folder}/0.high"}]
     prepare(config(tmp_path, subword=data.subword, train=corpora))
@@ -189,13 +191,13 @@ Linked = Counter[tuple[str, str]]
 
 
 def spelt(store: Store, source: Any, target: Any) -> list[str]:
-    """The characters of both sides, without blanks, that ids stand for."""
+    """Return the characters of both sides, without blanks, for which ids stand."""
     sides = zip((store.source, store.target), (source, target), strict=True)
     return [tokenizer.decode(ids.tolist()).replace(" ", "") for tokenizer, ids in sides]
 
 
 def linked(store: Store, source: Any, target: Any, links: Any) -> Linked:
-    """The texts that are linked, by counting the characters that ids stand for."""
+    """Return the linked texts, by counting the characters for which ids stand."""
     low, high = spelt(store, source, target)
     return Counter((low[a:b], high[c:d]) for a, b, c, d in links.tolist())
 
@@ -215,7 +217,7 @@ def check_linked(name: str, before: Linked, after: Linked) -> None:
         assert all(low == high for low, high in after)
     elif name == "merge":
         assert not before - after
-    elif name == "typos":  # a word may lose its last letter, and with it its links, or take in its neighbour
+    elif name == "typos":  # a word may lose its last letter, and with it its links, or absorb its neighbour
         highs = [Counter(high for _, high in links.elements()) for links in (after, before)]
         assert not highs[0] - highs[1]
         assert sum((highs[1] - highs[0]).values()) <= max(Counter(low for low, _ in before.elements()).values())
@@ -236,7 +238,7 @@ def test_links_of_a_million_pairs_are_of_the_same_words(folder: Path, name: str)
 
 
 def check_links(folder: Path, name: str, epochs: int) -> None:
-    """Modify all pairs of the store, which has the links that they were made with, and check what the links are of."""
+    """Modify all pairs of the store, which has the links from their generation, and check what the links join."""
     store, pairs = modifier(folder, {name: {"probability": 0.3 if name in ("inline", "terms") else 1.0}})
     indices = np.arange(300)
     sides, links = store.train.pairs(indices), store.train.links(indices)

@@ -1,4 +1,4 @@
-"""Modifiers of pairs: what each does, and that word alignments stay right through every one."""
+"""Modifiers of pairs: what each does, and that word alignments stay correct through all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ONLY: dict[str, dict[str, Any]] = {
     "terms turned": {"template": "<{trg}|{src}>"},
     "prefix": {"min_words": 1},
 }
-"""Modifiers that leave the words in place, with their options."""
+"""ONLY are modifiers that leave the words in place, with their options."""
 
 
 def modified(
@@ -42,7 +42,7 @@ def modified(
 def check_modifier(name: str, rng: Random) -> bool:
     """Check one random pair; return whether it was changed."""
     letters = KEYS if name in TYPOS else MARKS
-    # Another character in place of the only one would leave nothing to tell the word by.
+    # Replacing its only character would leave nothing to recognise the word by.
     pair = marked_pair(rng, letters, shortest=2 if name in ("nearby_char", "similar_char") else 1)
     if name in TYPOS:
         changed = pair.copy()
@@ -86,7 +86,9 @@ def test_alignments_stay_right_in_a_million_pairs(name: str) -> None:
 
 @pytest.mark.parametrize("typos", [False, True])
 def test_alignments_stay_right_through_several_modifiers(typos: bool) -> None:
-    """In the order of training; typing errors in any order, where one may change two words that have become one."""
+    """Modifiers run in training's order; typing errors in any order, since one may change two words that have become
+    one.
+    """
     order, letters = list(MODIFIERS), KEYS if typos else MARKS
     for seed in range(300):
         rng = Random(seed)
@@ -100,12 +102,12 @@ def test_alignments_stay_right_through_several_modifiers(typos: bool) -> None:
                 changed = modified(name, changed, rng, ONLY[name], p=rng.choice((0.3, 1.0)))
                 if name != "prefix":  # the last one, which may copy and link a part of a word such as `<x/>`
                     check_apart(changed)
-        if not typos:  # which may leave nothing that a word could be told by
+        if not typos:  # which may leave nothing to recognise a word by
             check(pair, changed)
 
 
 def test_words_without_characters_have_no_links() -> None:
-    """As a store has them of a no-break space between blanks; a hint behind one would come before its beginning."""
+    """A store has such links for a no-break space between blanks; a hint after one would come before its beginning."""
     pair = EditablePair("a b", "A N B", [((0, 1), (0, 1)), ((2, 1), (2, 3)), ((2, 3), (4, 5))])
     assert modified("terms", pair, Random(1), {"template": "{src}<{trg}>"}).texts[0] == "a<A> b<B>"
 
@@ -232,7 +234,7 @@ def test_modifiers_take_any_text(source: str, target: str, rng: Random) -> None:
 
 
 def test_the_share_of_words_is_their_probability() -> None:
-    """The number of words passed over is geometric: with a hit among n words as often as n draws have one."""
+    """The number of skipped words is geometric: n words have a hit as often as n draws do."""
     rng = Random(3)
     numbers = [next_hit(rng.random(), 0.05) for _ in range(20_000)]
     for words in (1, 5, 20):

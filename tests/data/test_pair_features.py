@@ -1,4 +1,4 @@
-"""Features of pairs against plain loops in double precision."""
+"""Features of pairs compared with plain loops in double precision."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _t(lexicon: Lexicon, source: int, target: int, target_size: int) -> float:
 
 
 def _directed(source: list[int], target: list[int], lexicon: Lexicon, order: WordOrder, a: int) -> list[float]:
-    """One direction, word by word, as docstrings describe it."""
+    """Return one direction's features, word by word, as docstrings describe them."""
     counts = [count + 0.1 for count in order.words.tolist()]
 
     def alone(word: int) -> float:

@@ -1,4 +1,4 @@
-"""The pair score on the embedded language pair: does it tell wrong pairs from right ones, the same every time?"""
+"""The pair score on the embedded language pair: it separates wrong pairs from right ones, the same way every time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pairs = list[tuple[str, str]]
 
 @pytest.fixture(scope="module")
 def corpus() -> tuple[Pairs, NDArray[np.int64]]:
-    """Pairs of which every tenth has the target of another, and every tenth two thirds of its own."""
+    """Pairs, every tenth of which has another's target, and every tenth two thirds of its own."""
     right = [(pair[0], pair[1]) for pair in generate(2500, seed=11)]
     kinds = np.zeros(len(right), np.int64)
     pairs = list(right)
@@ -55,12 +55,12 @@ def test_wrong_pairs_have_lower_scores(scorer: PairScorer, corpus: tuple[Pairs, 
     scores = _scores(scorer, pairs)
     assert ((scores >= 0) & (scores <= 1)).all()
     for kind in (1, 2):
-        # The probability that a wrong pair has a lower score than a right one, counted out.
+        # The probability that a wrong pair has a lower score than a right one, by counting.
         wrong, right = scores[kinds == kind], scores[kinds == 0]
         assert (wrong[:, None] < right[None, :]).mean() > 0.97
     assert (scores[kinds == 0] >= 0.5).mean() > 0.9
     assert (scores[kinds > 0] < 0.5).mean() > 0.85
-    # Not because it saw them: other pairs of the language are told apart as well.
+    # Not because it saw them: it also separates other pairs of the language.
     fresh = [(pair[0], pair[1]) for pair in generate(300, seed=12)]
     exchanged = [(source, fresh[n - 1][1]) for n, (source, _) in enumerate(fresh)]
     assert (_scores(scorer, exchanged)[:, None] < _scores(scorer, fresh)[None, :]).mean() > 0.97
@@ -129,8 +129,8 @@ def test_wrong_pairs_are_wrong_and_keep_to_their_half() -> None:
     found = wrong_pairs(sources, targets, odd)
     assert found == wrong_pairs(sources, targets, odd)
     same = [n for n in range(600) if (found[0][n], found[1][n]) == (sources[n], targets[n])]
-    assert len(same) < 6  # by chance: an order that is the old one
-    for size in range(20, 60):  # no target is exchanged for itself
+    assert len(same) < 6  # by chance: the order is unchanged
+    for size in range(20, 60):  # no target is swapped with itself
         made = wrong_pairs(sources[:size], targets[:size], odd[:size])
         assert all(made[1][n] != targets[n] for n in range(size) if n % 6 < 2)
     other_half = 0

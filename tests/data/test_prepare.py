@@ -33,7 +33,7 @@ def sentence(number: int, offset: int) -> str:
 
 
 class Project:
-    """A folder with corpora and the configuration of them."""
+    """A folder with corpora and their configuration."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -210,7 +210,7 @@ class TestExistingStore:
         Store.open(project.store).verify()
 
     def test_a_store_set_aside_by_a_killed_process_comes_back(self, project: Project) -> None:
-        """Killed between the two renames: the old store must neither be lost nor be replaced without `force`."""
+        """After a kill between the two renames, the old store must be neither lost nor replaced without `force`."""
         project.add_plain("train", 20)
         project.prepare()
         before = Store.open(project.store).fingerprint
@@ -235,7 +235,7 @@ class TestExistingStore:
         "names", [["news.spm", "news.vocab"], ["source.spm", "vocabulary.json"], ["manifest.json", "joint.vocab"]]
     )
     def test_names_as_those_of_a_store_make_no_store(self, project: Project, names: list[str]) -> None:
-        """Vocabularies of SentencePiece, and the manifest of another program."""
+        """SentencePiece vocabularies, and another program's manifest."""
         project.add_plain("train", 20)
         project.store.mkdir()
         for name in names:
@@ -320,7 +320,7 @@ class TestRefusals:
     def test_file_of_as_many_lines_that_changes_between_the_passes(
         self, project: Project, change: str, phase: str
     ) -> None:
-        """No pass alone can notice: the number of lines is the same, and here so are size and time."""
+        """No single pass can notice: the number of lines is the same, and here so are size and time."""
         project.add_plain("train", 20)
         path = Path(project.settings["train"][0]["target"])
         before, content, waiting = path.stat(), path.read_text(), [phase]
@@ -465,7 +465,7 @@ def test_picks_are_as_many_as_wanted_however_they_are_asked_for(total: int, want
 def test_picks_of_more_than_numpy_draws_from_are_as_many_as_wanted(
     wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of more than a billion pairs, and of few in small windows."""
+    """Check more than a billion pairs, and a few in small windows."""
     assert subword_training.SampledPositions(np.random.default_rng(3), 1_200_000_000, wanted).take(8192).sum() < 5
     monkeypatch.setattr(subword_training.SampledPositions, "_MOST", 500)
     monkeypatch.setattr(subword_training.SampledPositions, "_WINDOW", 100)
@@ -509,7 +509,9 @@ def test_progress_is_told(project: Project) -> None:
 @pytest.mark.parametrize("every", [pytest.param(7, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("replacing", [False, True])
 def test_a_kill_at_any_moment_never_leaves_half_a_store(project: Project, replacing: bool, every: int) -> None:
-    """SIGKILL before file operations, in the slow suite each one: what is at the store's place is whole, or refused."""
+    """SIGKILL before file operations, in the slow suite before each one: the store's path holds a whole store or one
+    that is refused.
+    """
     project.add_plain("train", 20)
     project.add_plain("dev", 3)
     whole = set()

@@ -1,4 +1,4 @@
-"""A vocabulary most of whose pieces training hardly ever sees is told, with a smaller size."""
+"""A vocabulary most of whose pieces training hardly ever sees is reported, with a smaller size."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_side_is_told_by_its_own_key() -> None:
 
 def test_bytes_do_not_count_nor_vocabularies_that_are_given_or_small() -> None:
     counts = counted(*[10] * 480)
-    assert told(counts, counted()) == []  # of 944 pieces that are no bytes
+    assert told(counts, counted()) == []  # of 944 pieces that are not bytes
     assert told(counts, counted(), byte_fallback=False)
     assert told(counted(1), counted(1), size=999) == []
     given: dict[str, Any] = {"kind": "existing", "source_model": "some.spm"}
@@ -80,7 +80,7 @@ def test_prepare_tells_it(size: int, notices: int, tmp_path: Path) -> None:
     assert not [said for said in report.notices if "not the" in said]
     assert len([said for said in report.notices if "occur fewer than 10 times" in said]) == notices
     assert report.pieces() == f"{size:,} joint pieces"
-    assert prepare(config).notices == report.notices  # of the store that is there
+    assert prepare(config).notices == report.notices  # of the existing store
 
 
 @pytest.mark.parametrize(

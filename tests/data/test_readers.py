@@ -101,7 +101,7 @@ def test_nested_fields_and_nulls(tmp_path: Path) -> None:
 def test_lines_survive_any_block_size(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], block: int, final: bool
 ) -> None:
-    """Only LF ends a line, whatever else the lines hold and wherever the blocks end."""
+    """Only LF ends a line, whatever else the lines contain and wherever the blocks end."""
     folder = tmp_path_factory.mktemp("lines")
     content = joined(texts)
     if not final and texts and texts[-1]:
@@ -142,7 +142,7 @@ def test_unequal_sides_are_refused_with_both_counts(tmp_path: Path) -> None:
     ("content", "line", "in_line", "in_file"),
     [
         (b"gut\n\xff\xfe\n", 2, 0, 4),
-        (b"gut\nvier\xc3\nfunf\n", 2, 4, 8),  # the line feed is no part of a character
+        (b"gut\nvier\xc3\nfunf\n", 2, 4, 8),  # the line feed is not part of a character
         (b"gut\nok\nab\xc0\xaf\n", 3, 2, 9),  # overlong
         (b"a\xed\xa0\x80b\n", 1, 1, 1),  # surrogate
         (b"\xef\xbb\xbfgut\nM\xfcller\n", 2, 1, 8),  # after a byte order mark
@@ -216,7 +216,7 @@ class TestCompressed:
         self.refused(tmp_path, self.content, suffix, "not compressed data of that kind")
         other = next(pack for name, pack in COMPRESS.items() if name not in ("", suffix))
         self.refused(tmp_path, other(self.content), suffix, "but the content is")
-        with pytest.raises(DataError, match=f"this is {suffix} data although"):
+        with pytest.raises(DataError, match=f"this is {suffix} data, but the name"):
             aligned(tmp_path, COMPRESS[suffix](self.content), self.content)
 
 
@@ -339,7 +339,7 @@ def test_impossible_formats_name_the_key(
 def test_texts_inside_a_column_are_proposed(
     wanted: tuple[str, str], column: str, fields: tuple[str, ...], hint: str, tmp_path: Path
 ) -> None:
-    """Data sets of Hugging Face have both texts in one column, in Parquet and in JSON lines."""
+    """Hugging Face data sets have both texts in one column, in Parquet and in JSON lines."""
     record = {"id": "0", column: {name: f"text {name}" for name in fields}}
     pq.write_table(pa.table({name: [value] for name, value in record.items()}), tmp_path / "a.parquet")
     (tmp_path / "a.jsonl").write_text(json.dumps(record))

@@ -1,4 +1,4 @@
-"""Repair of text by ftfy."""
+"""Text repair with ftfy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WORDS = st.sampled_from(["für", "Ärzte", "Straße", "café", "naïve", "señor
 
 @given(st.lists(st.lists(WORDS, min_size=1, max_size=6).map(" ".join), max_size=5))
 def test_text_that_was_decoded_as_windows_comes_back(texts: list[str]) -> None:
-    """And text that is whole stays as it is."""
+    """And intact text stays unchanged."""
     repaired = repair_with()
     found, changed = repaired(texts)
     assert found == texts

@@ -1,4 +1,4 @@
-"""Scores that other tools gave pairs: every layout, along with the corpus, and what is wrong with a file."""
+"""Scores that other tools gave to pairs: every layout, in step with the corpus, and faults of files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_text(folder: Path, count: int = len(SCORES), name: str = "corpus") -> 
 
 
 def unwanted(corpus: dict[str, Any], steps: list[int] | None = None) -> list[bool]:
-    """The pairs that the scores rule out, asked for in blocks of the reader, or in `steps`."""
+    """Return the pairs that the scores rule out, requested in the reader's blocks or in `steps`."""
     config = CorpusConfig.model_validate(corpus)
     reader = CorpusReader.of(config, KEY, ("de", "en"))
     stream = ScoreStream(find_scores(config, KEY, reader), reader)
@@ -51,10 +51,10 @@ def lay_out(folder: Path, kind: str) -> dict[str, Any]:
         content = "".join(f"{score}\n" for score in SCORES).encode()
         path.write_bytes(gzip.compress(content) if kind == "gz" else content)
         return {"path": str(path)}
-    if kind in ("bicleaner", "tsv"):  # a column behind the texts, whatever the file is called
+    if kind in ("bicleaner", "tsv"):  # a column after the texts, whatever the file is called
         path.write_text("".join(f"de {n}\ten {n}\t{score}\n" for n, score in enumerate(SCORES)))
         return {"path": str(path), "column": -1 if kind == "bicleaner" else 2}
-    if kind == "jsonl":  # OpusFilter: filters by name, some with a number for each side
+    if kind == "jsonl":  # OpusFilter: filters by name, some with one number per side
         records = ({"LengthRatioFilter": {"word": 1.5}, "LanguageIDFilter": {"cld2": [s, 0.5]}} for s in SCORES)
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
         return {"path": str(path), "column": "LanguageIDFilter.cld2.0"}
@@ -102,7 +102,7 @@ def test_several_scores_and_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lines", "message"), [(7, "has 7 scores"), (5, r"has 5 scores .* at least 6 pairs")])
 def test_each_file_has_as_many_scores_as_its_part_of_the_corpus(tmp_path: Path, lines: int, message: str) -> None:
-    """Also where another file makes up for it."""
+    """Even if another file makes up for it."""
     for name, count in (("corpus1", lines), ("corpus2", 12 - lines)):
         write_text(tmp_path, name=name)
         (tmp_path / f"{name}.score").write_text("1\n" * count)

@@ -1,4 +1,4 @@
-"""Sides that were swapped, and what must not be taken for that."""
+"""Swapped sides, and what must not be mistaken for them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ziggurat.system.errors import Problem
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    """Files of 100 training and 20 dev sentences of each embedded language, by `train.qlo`, ..."""
+    """Files of 100 training and 20 dev sentences in each embedded language, named `train.qlo`, ..."""
     found = {}
     for split, first, count in (("train", 0, 100), ("dev", 100, 20)):
         pairs = list(generate(first + count, seed=3))[first:]
         for side, language in enumerate(("qlo", "qhi")):
             found[f"{split}.{language}"] = str(tmp_path / f"{split}.{language}")
             Path(found[f"{split}.{language}"]).write_text("".join(f"{pair[side]}\n" for pair in pairs))
-    for name in list(found):  # names that tell no language
+    for name in list(found):  # names that indicate no language
         found[name.replace(".", "-in-") + ".txt"] = str(Path(found[name]).rename(found[name] + ".txt"))
         Path(found[name]).symlink_to(found[name] + ".txt")
     return found
@@ -61,7 +61,7 @@ def test_swapped_sides_are_told_by_their_text(files: dict[str, str]) -> None:
     swapped = ("train", "dev-in-qhi.txt", "dev-in-qlo.txt")
     assert [n.key for n in noticed(files, PLAIN, swapped)] == ["data.train.1"]
     assert [n.key for n in noticed(files, PLAIN, swapped, train_1="<bt>")] == ["data.train.1"]
-    assert noticed(files, PLAIN, swapped, train_0="<2qhi>", train_1="<2qlo>") == []  # a model of both directions
+    assert noticed(files, PLAIN, swapped, train_0="<2qhi>", train_1="<2qlo>") == []  # a model for both directions
 
 
 def test_a_source_given_as_target_is_told(files: dict[str, str]) -> None:

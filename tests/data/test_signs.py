@@ -25,7 +25,7 @@ PLAIN = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(" ".join)
 def notices(
     source: list[str], target: list[str], unicode: Any = "none", *, repair: bool = False, **settings: Any
 ) -> list[str]:
-    """Return the notices on a corpus, read in blocks of two."""
+    """Return the notices about a corpus that is read in blocks of two."""
     signs = CorpusSigns()
     for start in range(0, len(source), 2):
         pairs = source[start : start + 2], target[start : start + 2]

@@ -1,4 +1,4 @@
-"""Near-duplicates: sketches against exact similarities, the table against a plain loop."""
+"""Near-duplicates: sketches compared with exact similarities, the table with a plain loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_folding_by_its_definition(texts: list[str], digits: bool) -> None:
 
 
 def _grams(source: str, target: str) -> set[tuple[int, str]]:
-    """The sequences of four characters, as the module describes them."""
+    """Return the sequences of four characters, as the module describes them."""
     found = set()
     for side, text in enumerate((source, target)):
         letters = "".join(c for c in text.casefold() if unicodedata.category(c)[0] in "LM")
@@ -38,7 +38,7 @@ def _similarity(first: tuple[str, str], second: tuple[str, str]) -> float:
 
 
 def test_bands_agree_as_often_as_the_similarity_says() -> None:
-    """A band of one row is equal with the probability of the Jaccard similarity, over many pairs of pairs."""
+    """A band of one row is equal with the Jaccard similarity as probability, over many pairs of pairs."""
     generator = np.random.default_rng(0)
     letters = np.array([*"abcdefghijklmnop"])
     pairs, changed = [], []
@@ -57,7 +57,7 @@ def test_bands_agree_as_often_as_the_similarity_says() -> None:
         for low, high in ((0.2, 0.5), (0.5, 0.7), (0.7, 1.0)):
             chosen = (exact >= low) & (exact < high)
             assert chosen.sum() > 100
-            # Five standard deviations of 8 draws each, at the most.
+            # Five standard deviations of 8 draws each, at most.
             assert abs(equal[chosen].mean() - (exact[chosen] ** rows).mean()) < 5 * 0.5 / np.sqrt(chosen.sum())
     one, two = (sketches([s for s, _ in of], [t for _, t in of], ROWS) for of in (pairs, changed))
     common = (one == two).sum(1)[:300]
@@ -73,7 +73,7 @@ def test_case_digits_punctuation_and_blanks_do_not_count() -> None:
     assert first.tolist() == [False, False]
     assert second.tolist() == [True, False]
     exchanged = near.add(sketches(["He came on May 3.", "A dog."], ["Am 3. Mai kam er an.", "Ein Hund."], ROWS))
-    assert exchanged.tolist() == [False, False], "source and target are told apart"
+    assert exchanged.tolist() == [False, False], "source and target are distinguished"
 
 
 def test_pairs_without_letters_are_never_found() -> None:
@@ -86,7 +86,7 @@ def test_half_of_the_pairs_of_the_given_similarity_are_found(similarity: float) 
     rows = rows_for(similarity)
 
     def found(of: float, rows: int) -> float:
-        """The probability that two of the bands are equal, by adding up the binomial distribution."""
+        """Return the probability that two of the bands are equal, by summing the binomial distribution."""
         equal = of**rows
         return sum(
             float(np.prod([(BANDS - k) / (k + 1) for k in range(n)])) * equal**n * (1 - equal) ** (BANDS - n)
@@ -106,7 +106,7 @@ PAIRS = st.lists(st.tuples(WORDS.map(" ".join), WORDS.map(" ".join)), max_size=3
 def test_table_by_a_plain_loop_however_the_pairs_are_divided(
     pairs: list[tuple[str, str]], cuts: list[int], memory: int
 ) -> None:
-    """Also where the table is so small that later pairs overwrite earlier ones."""
+    """This also holds when the table is so small that later pairs overwrite earlier ones."""
     sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
     places = memory // (2 * BANDS)
     tables = [dict[int, int]() for _ in range(BANDS)]

@@ -1,4 +1,4 @@
-"""Stages of training data: the mix of each, where one ends and the next goes on."""
+"""Stages of training data: the mix of each, and where one ends and the next continues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STAGES = [stage("clean", 2, clean=0.8, dirty=0.2), stage("dirty", 1, clean=1, di
 
 
 def epochs(stages: list[StageConfig], count: int) -> list[tuple[int, ...]]:
-    """The starts with which each epoch is drawn."""
+    """Return the starts with which each epoch is drawn."""
     starts: tuple[int, ...] = (0,)
     found = []
     for epoch in range(count):
@@ -66,7 +66,7 @@ def test_an_epoch_is_a_pass_over_the_corpus_that_is_counted(table: PairTable) ->
 
 
 def test_corpora_go_on_where_the_stage_before_left_them(table: PairTable) -> None:
-    """No pair comes again before all of its corpus have come, over all stages."""
+    """No pair repeats before all pairs of its corpus have come, across all stages."""
     mix = CorpusMix(table, STAGES, 1.0, seed=3)
     counts = np.zeros(len(table), int)
     for epoch, starts in enumerate(epochs(STAGES, 12)):

@@ -1,4 +1,4 @@
-"""Stores that have rotted, or that somebody made so: refused by the file's name before anything depends on them."""
+"""Stores that are damaged, by accident or on purpose: refused with the file's name before anything depends on them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def zero(path: Path, start: int = 2000, count: int = 500) -> None:
 
 
 def signed(store: Path, change: Callable[[dict[str, Any]], None] = lambda manifest: None) -> None:
-    """Give the manifest the checksums of the files that are there now, as somebody who makes a store up would."""
+    """Give the manifest the checksums of the current files, as someone who forges a store would."""
     manifest = json.loads((store / "manifest.json").read_text())
     for name in manifest["files"]:
         content = store / name
@@ -66,7 +66,7 @@ def signed(store: Path, change: Callable[[dict[str, Any]], None] = lambda manife
 
 
 def rewritten(path: Path, change: Callable[[list[list[int]]], object]) -> None:
-    """Write the source ids of the first record batch of an Arrow file as `change` leaves them."""
+    """Apply `change` to the source ids of the first record batch of an Arrow file."""
     table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     columns = {name: table[name].to_pylist() for name in table.schema.names}
     change(columns["source"])
@@ -76,7 +76,7 @@ def rewritten(path: Path, change: Callable[[list[list[int]]], object]) -> None:
 
 def test_training_pairs_are_compared_before_they_are_parsed(store: Path) -> None:
     zero(store / "train-00000.arrow")
-    opened = Store.open(store)  # lengths alone are good enough for a plan of batches
+    opened = Store.open(store)  # lengths alone suffice to plan batches
     with pytest.raises(DataError, match=r"train-00000\.arrow: damaged \(wrong checksum\).*prepare --force"):
         opened.train.pairs([0])
     with pytest.raises(DataError, match=r"train-00000\.arrow: damaged \(wrong checksum\).*--resume"):
@@ -191,7 +191,7 @@ def test_offsets_without_sense_are_refused(offsets: list[int], texts: bool, tmp_
 
 
 def test_offsets_and_text_that_would_crash_arrow_are_refused(store: Path) -> None:
-    """Every byte of the development pairs' file at which an offset may lie, with sums that fit."""
+    """Return every byte of the development pairs' file that may hold an offset, with matching checksums."""
     path = store / "dev-00000.arrow"
     whole = path.read_bytes()
     opened = Store.open(store).dev

@@ -64,7 +64,7 @@ def tokenizer(request: pytest.FixtureRequest, bpe: Tokenizer, unigram: Tokenizer
 
 
 def raw_model(**options: object) -> bytes:
-    """A model as others make them: other control ids, SentencePiece's own normalisation."""
+    """A model as others train it: other control ids, SentencePiece's own normalisation."""
     writer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES), model_writer=writer, minloglevel=2, hard_vocab_limit=False,
@@ -81,7 +81,7 @@ def test_control_ids_are_fixed_and_tags_come_last(tokenizer: Tokenizer) -> None:
 
 @given(text=ANY_TEXT)
 def test_round_trip_is_exact_for_any_text(bpe: Tokenizer, unigram: Tokenizer, text: str) -> None:
-    """What decode gives back is the normalised text, whatever it holds: U+2581, the escape, control names."""
+    """Decoding returns the normalised text, whatever it contains: U+2581, the escape, control names."""
     for tokenizer in (bpe, unigram):
         (ids,) = tokenizer.encode([text])
         wanted = " ".join(part for part in text.translate({9: " ", 10: " ", 13: " "}).split(" ") if part)
@@ -125,7 +125,7 @@ def test_training_is_deterministic() -> None:
 
 
 def test_impossible_size_is_refused_with_the_way_out() -> None:
-    """In our keys, with the size that is enough: SentencePiece would name an option of its own."""
+    """The message uses our keys and a sufficient size; SentencePiece would name its own option."""
     way_out = r"data\.subword: no bpe model of 50 pieces.* alone are (\d+); raise data\.subword\.vocab"
     with pytest.raises(DataError, match=way_out) as refused:
         train(size=50)
@@ -182,7 +182,7 @@ def test_existing_models_get_what_they_lack(pad: int, bos: int, eos: int) -> Non
 
 @pytest.mark.parametrize("eos", [-1, 2])
 def test_control_names_that_text_can_spell_are_not_used(eos: int) -> None:
-    """A model with `</s>` as user-defined symbol would let text end a sentence."""
+    """A model with `</s>` as a user-defined symbol would let text end a sentence."""
     model = raw_model(user_defined_symbols="</s>", unk_id=0, bos_id=1, eos_id=eos)
     tokenizer = SentencePieceTokenizer(model)
     assert tokenizer.eos == tokenizer.size - 1
@@ -224,7 +224,7 @@ class TestSampling:
         assert bpe.pieces(ids) == list("\u2581the\u2581tower")
 
     def test_dropout_rate_is_alpha(self, bpe: Tokenizer) -> None:
-        """`is` after a blank needs one merge of `▁` and one of `is` at least: count how often the first is dropped."""
+        """`is` after a blank needs at least one merge of `▁` and one of `is`: count how often the first is dropped."""
         (ids,) = bpe.encode(["a"])
         assert bpe.pieces(ids) == ["\u2581a"]
         draws = bpe.sample(["a"] * 4000, range(4000), RegularisationConfig(alpha=0.3))

@@ -31,7 +31,7 @@ def data(train: Corpora, dev: Corpora) -> DataConfig:
     [
         ([(None, None), (None, "de")], [(None, None)], ["<bt>"]),
         ([(None, None), ("<bt>", None)], [(None, None)], ["<bt>", "<2de>"]),  # without a tag into one language
-        ([("<2de>", None), (None, "fr")], [("<2de>", "de"), (None, "fr")], ["<2de>"]),  # no tag is a sign as well
+        ([("<2de>", None), (None, "fr")], [("<2de>", "de"), (None, "fr")], ["<2de>"]),  # having no tag is a sign too
         ([("<2de>", None), ("<2fr>", "fr")], [("<2fr>", "fr")], TAGS),
         ([("<2de>", "mul"), ("<2de>", "de")], [], TAGS),
     ],

@@ -1,4 +1,4 @@
-"""Words and pieces in one text: links of words become links of pieces, against a walk through the pieces."""
+"""Words and pieces in one text: links of words become links of pieces, checked by a walk through the pieces."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TEXT = st.text(st.sampled_from("aeinst .,'\t\u00a0\u2581\ufdd0ü語\u0301İﬁ�
 
 
 def owners(pieces: list[str], words: list[str]) -> list[set[int]]:
-    """The words that each piece has a character of, by walking through the pieces, byte by byte where need be."""
-    # The characters of all words, one after another, and the word of each; what lies between words is not followed.
+    """Return the words of which each piece has a character, by walking through the pieces, byte by byte if needed."""
+    # The characters of all words in order, and the word of each; text between words is ignored.
     content = [(character, number) for number, word in enumerate(words) for character in word]
     found, at, read = [], 0, b""
     for piece in pieces:
@@ -104,7 +104,7 @@ def test_words_and_pieces_measure_a_text_alike(text: str, form: UnicodeForm) -> 
     assert len(spans) == len(words)
     assert all(0 <= first <= end <= total for first, end in spans)
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
-    # What the pieces of a word spell contains what the word is, normalised.
+    # The spelling of a word's pieces contains the normalised word.
     begin, end = units.find([ids], np.zeros(len(spans), np.int64), np.array(spans))
     for word, first, last in zip(words, begin, end, strict=True):
         bare = [tokenizer.decode(ids[first:last].tolist()), *normalise([word], form)]
@@ -114,7 +114,7 @@ def test_words_and_pieces_measure_a_text_alike(text: str, form: UnicodeForm) -> 
 def test_normalisation_that_changes_lengths_moves_the_words_behind() -> None:
     words = WordCounter("split", SentencePieceTokenizer(TOKENIZER.model, "nfkc"))
     assert words.units("ﬁn … so", "fin ... so") == ([(0, 3), (3, 6), (6, 8)], 8)
-    # A mark that composes with the character before it, across the border of two words: nothing can be said.
+    # A mark that composes with the preceding character across a word boundary: nothing can be checked.
     assert words.units("a\u00a0\u0301b", "a \u0301b")[1] == 3
 
 

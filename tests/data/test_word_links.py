@@ -1,4 +1,4 @@
-"""Word alignments on their way into a store: files and aligner, faults, filters, and stores without any."""
+"""Word alignments on their way into a store: files and aligner, faults, filters, and stores without alignments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAIRS = list(generate_aligned(240, 3))
 
 
 class Corpora:
-    """A folder with two training corpora, the second with a tag and without alignments, unless it is given some."""
+    """A folder with two training corpora, the second with a tag and, unless given, without alignments."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ def corpora(tmp_path: Path) -> Corpora:
 
 
 def piece_words(store: Store, side: int, ids: np.ndarray[Any, Any]) -> list[int]:
-    """The word of each piece, for text whose pieces never spell more than one: by the letters, from left to right."""
+    """Return the word of each piece, for text whose pieces never span words: by the letters, from left to right."""
     tokenizer = (store.source, store.target)[side]
     words = split_words(tokenizer.decode(ids.tolist()), "split")
     ends = np.cumsum([len(word) for word in words]).tolist()
@@ -85,7 +85,7 @@ def piece_words(store: Store, side: int, ids: np.ndarray[Any, Any]) -> list[int]
 
 
 def linked_words(store: Store, epochs: range = range(1), **options: Any) -> dict[int, set[Link]]:
-    """Index of each pair -> links between its words, from the batches of some epochs."""
+    """Return a map from the index of each pair to links between its words, from the batches of some epochs."""
     loader = Loader(store.train, store.source, store.target, BatchConfig(max_tokens=300), seed=1, links=True, **options)
     plans = ((epoch, range(len(loader.plan(LoaderState(epoch))))) for epoch in epochs)
     places = (LoaderState(epoch, number) for epoch, numbers in plans for number in numbers)
@@ -93,7 +93,7 @@ def linked_words(store: Store, epochs: range = range(1), **options: Any) -> dict
 
 
 def words_of_batches(store: Store, batches: Iterable[Batch]) -> dict[int, set[Link]]:
-    """Index of each pair -> links between its words."""
+    """Return a map from the index of each pair to links between its words."""
     found: dict[int, set[Link]] = {}
     for batch in batches:
         rows, width, depth = batch.target_out.shape[0], batch.target_out.shape[1], batch.source.shape[1]
@@ -130,7 +130,7 @@ def test_links_stay_with_their_pairs_through_filters_tags_and_weights(corpora: C
     assert all(corpus.kept and sum(corpus.dropped.values()) for corpus in report.corpora)
     store = corpora.store()
     sources, targets = store.train.pairs(np.arange(len(store.train)))
-    found = linked_words(store, epochs=range(6))  # by its weight, a pair is not drawn in every one
+    found = linked_words(store, epochs=range(6))  # with this weight, a pair is not drawn in every epoch
     assert len(found) > 0.9 * len(store.train)
     texts = {(pair.low, pair.high): pair.sure for pair in PAIRS}
     assert [corpus.aligned for corpus in report.corpora] == [report.corpora[0].kept - 1, 0, report.corpora[2].kept]
@@ -208,7 +208,7 @@ def test_faulty_alignments_are_refused_before_anything_is_made(
 ) -> None:
     links = sure(PAIRS[:40])
     links[17:18] = [] if line is None else [line]
-    if line is not None and "\n" in line:  # all that follows is a line too late
+    if line is not None and "\n" in line:  # everything after it is one line late
         links[18:] = []
     corpora.add(PAIRS[:40], links)
     with pytest.raises(DataError, match=complaint):
@@ -254,7 +254,7 @@ def test_other_alignments_make_another_store(corpora: Corpora) -> None:
     manifest = json.loads((corpora.folder / "store" / MANIFEST).read_text())
     assert manifest["tables"]["train"]["has_links"]
     assert corpora.prepare().reused
-    # Other alignments make another store, a moved file does not.
+    # Different alignments make a different store; a moved file does not.
     path = Path(corpora.settings["train"][0]["alignment"])
     corpora.settings["train"][0]["alignment"] = str(path.rename(path.with_name("moved")))
     assert corpora.prepare().reused
@@ -272,7 +272,7 @@ def test_a_store_without_alignments_says_nothing_of_them(corpora: Corpora) -> No
     manifest = json.loads((corpora.folder / "store" / MANIFEST).read_text())
     assert "has_links" not in manifest["tables"]["train"]
     assert "aligned" not in manifest["corpora"]["train"][0]
-    # How to align means nothing then: another way is no other store.
+    # The aligner's settings have no effect then: others do not make a different store.
     assert "alignment" not in manifest["prepared_from"]
     assert not corpora.store().train.has_links
 

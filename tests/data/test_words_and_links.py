@@ -89,7 +89,7 @@ def test_the_error_rate_is_that_of_its_definition() -> None:
 
 
 def plain_grow_diag(e2f: set[Link], f2e: set[Link], final: str) -> set[Link]:
-    """Koehn et al. 2005 as its authors give it: loops over all cells, until nothing changes."""
+    """Koehn et al. 2005 as its authors describe it: loops over all cells until nothing changes."""
     rows, columns = range(5), range(6)
     alignment = e2f & f2e
     union = e2f | f2e

@@ -1,4 +1,4 @@
-"""Tables by buckets against plain loops written from their definitions."""
+"""Tables by buckets compared with plain loops written from their definitions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNTS = {"a": 2000, "b": 1000, "c": 999, "d": 10, "e": 9, "f": 4, "g": 1}  # an
 
 
 def matched_by_position(reference: list[str], output: list[str]) -> list[int]:
-    """For each word of the output the place in the reference of as many occurrences before it, or -1."""
+    """Return for each output word the reference position with as many earlier occurrences of the word, or -1."""
     found = []
     for place, word in enumerate(output):
         earlier = output[:place].count(word)

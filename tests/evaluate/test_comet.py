@@ -35,7 +35,7 @@ json.dump({"protocol": 1, "scores": scores, "version": version}, open(answered, 
 
 
 def program(folder: Path, text: str) -> str:
-    """An executable that runs this Python text."""
+    """Write an executable that runs this Python text."""
     path = folder / "python"
     path.write_text(f"#!{sys.executable}\n{text}", encoding="utf-8")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -57,7 +57,7 @@ def test_scores_come_back_in_order(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert metric.statistics(OUTPUTS) == [[[1.875, 1.0], [1.5, 1.0]], [[1.625, 1.0], [4.75, 1.0]]]
     assert metric.from_sums([3.375, 2.0]).score == 1.6875
     assert str(metric.signature()) == "nrefs:1|model:Unbabel/wmt22-comet-da|version:comet-Unbabel/wmt22-comet-da3"
-    assert said == ["COMET: model Unbabel/wmt22-comet-da, licence Apache-2.0; downloaded unless it is there already"]
+    assert said == ["COMET: model Unbabel/wmt22-comet-da, licence Apache-2.0; downloaded if missing"]
     printed = capfd.readouterr()
     assert printed.out == ""  # standard output is for results
     assert "noise of a library" in printed.err
@@ -83,12 +83,12 @@ def test_the_licence_is_named_first(tmp_path: Path) -> None:
     ("answer", "words"),
     [
         ('{"protocol": 1, "error": "KeyError: no such model"}', "KeyError: no such model"),
-        ('{"protocol": 2, "scores": [0.1, 0.2]}', "another protocol than 1"),
+        ('{"protocol": 2, "scores": [0.1, 0.2]}', "the answer's protocol is not 1"),
         ('{"protocol": 1, "scores": [0.1]}', "expected 2 scores"),
         ('{"protocol": 1, "scores": [0.1, NaN]}', "expected 2 scores"),
         ('{"protocol": 1, "scores": [0.1, "x"]}', "expected 2 scores"),
         ('{"protocol": 1, "scores"', "without an answer"),
-        ("[]", "another protocol"),
+        ("[]", "the answer's protocol is not"),
     ],
 )
 def test_wrong_answers_are_refused(tmp_path: Path, answer: str, words: str) -> None:
@@ -116,7 +116,9 @@ def test_our_own_python_lacks_the_package() -> None:
 
 @pytest.mark.slow
 def test_it_ends_with_the_process_that_asked(tmp_path: Path) -> None:
-    """Killed, that cannot tell it; the program here hangs in its import of the package, in a process of its own."""
+    """A killed process cannot tell it to stop; the program here hangs while importing the package, in its own
+    process.
+    """
     (tmp_path / "comet.py").write_text("open('began', 'w').close()\nimport time\ntime.sleep(600)")
     request = tmp_path / "request.json"
     request.write_text('{"protocol": 1}')

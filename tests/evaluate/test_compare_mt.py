@@ -1,4 +1,4 @@
-"""Our tables by buckets are compare-mt's, on the same words; it runs in an environment of its own."""
+"""Our tables by buckets equal compare-mt's on the same words; it runs in its own environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole comparison: scores are those of each output, tables are there or said to be left out."""
+"""A whole comparison: scores are those of each output, and tables are there or reported as left out."""
 
 from __future__ import annotations
 

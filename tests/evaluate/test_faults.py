@@ -1,4 +1,4 @@
-"""Faults of translations: empty, copied, untranslated, repeated, and the exact ones."""
+"""Faults of translations: empty, copied, untranslated, repeated, and exact matches."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ REFERENCE = ["the", "old", "man", "sees", "Anna", "."]
         ("der alte Mann sieht Anna .", {"copied", "untranslated"}),
         ("the alte Mann sieht Anna .", {"untranslated"}),  # 3 of 5 words
         ("the old man sieht Anna .", set()),
-        ("Anna . . . .", set()),  # the reference has Anna too; a full stop is no word
+        ("Anna . . . .", set()),  # the reference has Anna too; a full stop is not a word
         (". . .", set()),
         ("the the old man sees Anna .", {"repeated"}),
         ("the old man sees Anna sees Anna .", {"repeated"}),
         ("the old man the old man .", {"repeated"}),
         ("the man the old man .", set()),
         ("a b c d a b c d", {"repeated"}),
-        ("a b c d e a b c d e", set()),  # five words are too long to be meant
+        ("a b c d e a b c d e", set()),  # five words are too long to be intended
     ],
 )
 def test_kinds(output: str, kinds: set[str]) -> None:
@@ -41,7 +41,7 @@ def test_what_the_reference_has_is_no_fault() -> None:
     name = ["Anna"]
     assert not copied(name, name, name)
     assert not untranslated(name, name, name)
-    assert untranslated(["Anna", "Anna"], name, ["Anna", "Anna"])  # once more than the reference has it
+    assert untranslated(["Anna", "Anna"], name, ["Anna", "Anna"])  # one more time than in the reference
     assert not empty([], [], ["x"])
     assert not exact([], [], [])
 

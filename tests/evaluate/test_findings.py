@@ -105,7 +105,7 @@ def test_tables_of_few_sentences_say_so(sentences: int) -> None:
     tested = Scores("M", "s", True, (one, one, one), pairs, "t", sentences=sentences)
     names = tuple(SystemNotes(name, 1, ()) for name in "abc")
     text = comparison_text(Comparison(names, sentences, 1, "13a", (tested,), (), (), (), (), ()))
-    assert "0.0010" in text  # as sacreBLEU has it
+    assert "0.0010" in text  # as in sacreBLEU
     assert ("1 sentence: too few to tell" in text) == (sentences == 1)
     assert ("row better than column" in text) == (sentences == 40)
 

@@ -1,4 +1,4 @@
-"""METEOR by hand, and a signature that says what words were matched by."""
+"""METEOR computed by hand, and a signature that names how words were matched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def by_hand(matches: int, output: int, reference: int, chunks: int) -> float:
 
 @pytest.fixture(autouse=True)
 def without_wordnet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is matched must not depend on the data that happens to be installed."""
+    """Matching must not depend on the data that happens to be installed."""
     monkeypatch.setattr("nltk.data.path", [])
 
 

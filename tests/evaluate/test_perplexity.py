@@ -1,4 +1,4 @@
-"""Perplexity against a loop over a model's logits in float64, one token at a time; of ensembles, and its figures."""
+"""Perplexity against a loop over a model's float64 logits, one token at a time; ensembles; and its figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ziggurat.translate.translator import load_translator
 
 
 def reference(models: Sequence[Seq2Seq], source: list[int], target: list[int], bos: int, eos: int) -> list[float]:
-    """Return log((p_1 + ... + p_K) / K) of each token of a sentence, by a softmax in float64 of the models' logits."""
+    """Return log((p_1 + ... + p_K) / K) for each token of a sentence, by a float64 softmax of the models' logits."""
     found = []
     for place, wanted in enumerate([*target, eos]):
         p = 0.0
@@ -49,12 +49,12 @@ def test_perplexity_is_that_of_the_logits(members: int, tmp_path) -> None:  # ty
     for seed in range(members):
         model = build_model(experiment.model, source_tokenizer.size, tokenizer.size, seed=seed).eval()
         for parameter in model.parameters():
-            parameter.mul_(2)  # of new weights all tokens are about as likely
+            parameter.mul_(2)  # with new weights all tokens are about equally likely
         paths.append(str(tmp_path / f"model-{seed}"))
         write_model_directory(tmp_path / f"model-{seed}", weights(model), experiment, store, again="-")
         models.append(copy.deepcopy(model).double())
     lines = [(tmp_path / f"dev.{language}").read_text().splitlines()[:7] for language in ("qlo", "qhi")]
-    lines[1][3] = ""  # only end-of-sentence is asked for
+    lines[1][3] = ""  # only end-of-sentence is scored
     found = Likelihood.of(s.token_log_probabilities for s in load_translator(paths, device="cpu").score(*lines))
     expected = []
     for source, target in zip(*lines, strict=True):

@@ -1,4 +1,4 @@
-"""Disturbed test sets: pure functions of lines and seed, and references that a perfect system would still meet."""
+"""Perturbed test sets: pure functions of lines and seed, and references that a perfect system would still match."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_what_holds_for_any_text(name: str, lines: list[str], seed: int) -> None
     assert [case.inputs for case in found] == [case.inputs for case in again]
     for case in found:
         assert case.inputs != tuple(lines[n] for n in case.lines)
-        # The references are what is wanted of a system whose undisturbed translations equal them.
+        # The references are the desired output of a system whose undisturbed translations equal them.
         assert case.references[0] == case.ideal(" ".join(targets[n] for n in case.lines))
         assert case.references[1] == case.ideal(" ".join(lines[n] for n in case.lines))
-    if name != "long" and len(lines) > 1:  # a line is disturbed as if it were alone, but for its number
+    if name != "long" and len(lines) > 1:  # a line is perturbed as if it were alone, apart from its number
         alone = disturbed(name, ["", *lines[1:2]], [["", *targets[1:2]]], LANGUAGES, seed)
         assert [case.inputs for case in alone] == [case.inputs for case in found if case.lines == (1,)]
 

@@ -1,4 +1,4 @@
-"""What disturbances cost: scores and p-values against sacreBLEU's own, with Holm's correction."""
+"""The cost of perturbations: scores and p-values against sacreBLEU's own, with Holm's correction."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def results() -> Robustness:
 
 
 def test_a_trial_is_split_as_the_whole_test_set() -> None:
-    """Its own references, all of them Chinese, would be split in another way."""
+    """Its own references, all of them Chinese, would be split differently."""
     chinese = ["今天天气很好我们去公园玩", "这是一个测试句子没有空格"]
     found = [chinese[0], chinese[1].replace("测试", "例")]
     trials = [PerturbedScore("mixed", "", chinese, [chinese], [found], [chinese])]
@@ -139,7 +139,7 @@ def test_one_system_has_no_contests() -> None:
 
 
 def test_costs_of_two_systems_are_compared_on_the_same_resamples() -> None:
-    """Against a plain loop over lines, with sacreBLEU's random numbers."""
+    """Compare with a plain loop over lines, with sacreBLEU's random numbers."""
     mild, metric = trial("mild", (0.06, 0.1)), sacrebleu.BLEU()
     results = judge(["a", "b"], ["", ""], [mild, TRIALS[1]], ["bleu"], TestSet([REFERENCES]), resamplings=100)
 
@@ -164,7 +164,7 @@ def test_costs_of_two_systems_are_compared_on_the_same_resamples() -> None:
 
 
 def test_few_cases_are_not_tested() -> None:
-    """All resamples of one case are equal: p would be 1/1001 whatever the difference."""
+    """All resamples of a single case are equal, so p would be 1/1001 whatever the difference."""
 
     def cut(trial: PerturbedScore, cases: int) -> PerturbedScore:
         found, ideal = ([lines[:cases] for lines in texts] for texts in (trial.found, trial.ideal))

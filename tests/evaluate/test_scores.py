@@ -1,4 +1,4 @@
-"""Our scores are sacreBLEU's, to the last digit of its command line."""
+"""Our scores equal sacreBLEU's, to the last digit of its command line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def command_line(
 @pytest.mark.parametrize("confidence", [False, True])
 def test_scores_and_signatures_equal_the_command_line(tmp_path: Path, references: int, confidence: bool) -> None:
     hypotheses, all_references = corpus(references, 40, 0.3)
-    hypotheses[3] += "  \t"  # the command strips lines on the right; the library must not see a difference
+    hypotheses[3] += "  \t"  # the command strips lines on the right; that must make no difference to the library
     wanted = command_line(tmp_path, hypotheses, all_references[:references], *["--confidence"] * confidence)
     found = evaluate(hypotheses, all_references[:references], confidence=confidence)
     assert len(wanted) == 3

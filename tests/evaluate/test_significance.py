@@ -1,4 +1,4 @@
-"""p-values are those of sacreBLEU's command; several seeds are drawn together; Holm's correction is Holm's."""
+"""p-values equal those of sacreBLEU's command; several seeds are drawn together; Holm's correction follows Holm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ main()
 
 
 def three_systems() -> tuple[list[list[str]], list[str]]:
-    """Outputs of a middling, a good and a similarly middling system, and the reference."""
+    """Outputs of a mediocre, a good and a similarly mediocre system, and the reference."""
     reference, _ = corpus(11, 40, 0.0)
     draw = random.Random(2)
 
@@ -92,7 +92,7 @@ class GivenScores(MeanMetric):
 
 
 def reference_p_values(left: np.ndarray, right: np.ndarray, resamplings: int, trials: int) -> tuple[float, float]:
-    """Both tests by plain loops, with sacreBLEU's random numbers, on one score per sentence."""
+    """Return both tests by plain loops, with sacreBLEU's random numbers, on one score per sentence."""
     difference, count = abs(left.mean() - right.mean()), len(left)
     drawn = np.random.default_rng(12345).choice(count, size=(resamplings, count), replace=True)
     resampled = np.array([abs(left[row].mean() - right[row].mean()) for row in drawn])

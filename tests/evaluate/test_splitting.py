@@ -1,4 +1,4 @@
-"""Text without blanks: which tokenizer BLEU takes, and what is said of it."""
+"""Text without blanks: which tokenizer BLEU uses, and what is reported about it."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_text_without_blanks_is_recognised(lines: list[str], script: str | None)
     [
         (JAPANESE, "ja", None, ("ja-mecab", True, "")),
         (JAPANESE, "jpn", None, ("ja-mecab", True, "")),
-        (JAPANESE, None, None, ("ja-mecab", True, "its language not named")),
-        (JAPANESE, "de", None, ("ja-mecab", True, "said to be German")),
+        (JAPANESE, None, None, ("ja-mecab", True, "its language not given")),
+        (JAPANESE, "de", None, ("ja-mecab", True, "given as German")),
         (JAPANESE, "ja", "13a", ("13a", True, "one word of a line")),
         (JAPANESE, None, "char", ("char", True, "")),
         (CHINESE, "zh_Hant", None, ("zh", True, "")),
-        (CHINESE, None, None, ("zh", True, "its language not named")),
+        (CHINESE, None, None, ("zh", True, "its language not given")),
         (THAI, "th", None, ("char", False, "tokenizer `char`")),
         (KOREAN, "ko", None, ("ko-mecab", False, "")),
         (KOREAN, None, None, (None, False, "")),
@@ -97,7 +97,7 @@ def test_a_language_that_is_none_gets_the_nearest_one(code: str, meant: str) -> 
     with pytest.raises(ConfigError) as caught:
         check_language_code(code, "--language")
     assert meant in str(caught.value)
-    with pytest.raises(ConfigError, match=r"depends on\. It takes codes"):
+    with pytest.raises(ConfigError, match=r"affects a score\. It takes codes"):
         check_language_code("xx", "--language")
 
 

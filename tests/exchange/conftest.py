@@ -29,7 +29,7 @@ def tokenizer() -> SentencePieceTokenizer:
 
 @pytest.fixture(scope="session")
 def transformers() -> ModuleType:
-    """Imported once: it takes seconds."""
+    """The model, imported once, because that takes seconds."""
     return pytest.importorskip("transformers")
 
 
@@ -66,10 +66,10 @@ def written(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> Written:
 
 @pytest.fixture
 def listed(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> str:
-    """A shortlist with which the models translate otherwise than without."""
+    """A shortlist that changes the models' translations."""
     vocabulary = np.arange(tokenizer.size, dtype=np.int32)
     candidates = np.stack([(vocabulary * 7 + n * 31) % tokenizer.size for n in range(8)], 1).astype(np.int32)
-    candidates[::3, 4:] = tokenizer.size  # rows have unlike lengths
+    candidates[::3, 4:] = tokenizer.size  # rows have different lengths
     always = np.array([tokenizer.eos, tokenizer.unk, 40, 50], np.int32)
     write_shortlist(tmp_path / "list", ShortlistTable(candidates, always, (_fingerprint(tokenizer),) * 2))
     return str(tmp_path / "list")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests import vocabulary
 from tests.small import moved
@@ -31,14 +32,24 @@ SMALL: dict[str, Any] = {
 
 
 def random_model(config: ModelConfig, tokenizer: SentencePieceTokenizer, seed: int = 4) -> Seq2Seq:
-    """A model away from its start; where there is an output bias, sentences end and no control symbol is likely."""
+    """Return a model moved away from its initial values; with an output bias, sentences end and no control symbol is
+    likely.
+    """
     model = moved(build_model(config, tokenizer.size, tokenizer.size, seed=seed), 0.2, seed).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("_residual.skip"):
-            parameter.data += 1.5  # away from 0, by which the inputs of a sub-layer are divided
+            parameter.data += 1.5  # away from 0, because the inputs of a sub-layer are divided by it
     if model.output.bias is not None:
         with torch.no_grad():
-            model.output.weight *= 4.0  # distributions far from flat, so that the best translation is no empty one
+            model.output.weight *= 4.0  # distributions far from flat, so that the best translation is not empty
             model.output.bias[tokenizer.eos] += 8.0
             model.output.bias[[tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()]] = -1e4
     return model
+
+
+def log_probabilities(model: Seq2Seq, source: list[int], target: list[int]) -> Tensor:
+    """Return [target, V] of the model itself."""
+    with torch.inference_mode():
+        ids = torch.tensor([source])
+        memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
+        return model.logits(model.decode(torch.tensor([target]), memory))[0].log_softmax(-1)

@@ -1,6 +1,6 @@
-"""Models as Marian stores them, with random weights, and what Marian computes with them, in numpy.
+"""Models as Marian stores them, with random weights, and Marian's computation with them, in numpy.
 
-Written after Marian's documentation and source (src/models/transformer.h, src/layers, src/data/default_vocab.cpp of
+It follows Marian's documentation and source (src/models/transformer.h, src/layers, src/data/default_vocab.cpp of
 version 1.12), and shares nothing with the importer: no published model could be downloaded where this was written.
 """
 
@@ -65,7 +65,7 @@ POST_NORM: dict[str, Any] = {
     "ulr-trainable-transformation": False,
     "version": "v1.12.0 65bf82ff 2023-02-21 09:56:29 -0800",
 }
-"""Options of an OPUS-MT model (transformer-align), smaller."""
+"""POST_NORM are the options of an OPUS-MT model (transformer-align), made smaller."""
 
 PRE_NORM = POST_NORM | {
     "transformer-preprocess": "n",
@@ -121,9 +121,9 @@ def random_arrays(options: dict[str, Any], rows: tuple[int, int], seed: int) -> 
 
 
 def write_npz(path: Path, arrays: dict[str, Any], options: dict[str, Any], block: int = 256) -> Path:
-    """Write weights and, as bytes filled up with NUL to a multiple of `block`, options; nothing is compressed.
+    """Write weights, and options as bytes padded with NUL to a multiple of `block`; nothing is compressed.
 
-    Early versions of Marian wrote one NUL (`block` 1), with which CTranslate2's converter reckons.
+    Early versions of Marian wrote one NUL (`block` 1), which CTranslate2's converter expects.
     """
     text = yaml.safe_dump(options).encode() + b"\0"
     stored = np.frombuffer(text + b"\0" * (-len(text) % block), np.int8)
@@ -135,27 +135,31 @@ def write_npz(path: Path, arrays: dict[str, Any], options: dict[str, Any], block
 
 
 def write_vocabulary(path: Path, tokens: list[str]) -> Path:
-    """Write a vocabulary as YAML, a token per line."""
+    """Write a vocabulary as YAML, one token per line."""
     path.write_text("".join(f"{_scalar(token)}: {number}\n" for number, token in enumerate(tokens)), encoding="utf-8")
     return path
 
 
 def _scalar(token: str) -> str:
-    """Quoted unless it begins with a letter or SentencePiece's blank, as yaml-cpp does and more often than it does."""
+    """Return the token, quoted unless it begins with a letter or SentencePiece's blank, somewhat more often than
+    yaml-cpp does.
+    """
     if token.replace("\u2581", "").isalpha():
         return token
     return '"' + token.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def position_table(count: int, width: int) -> Array:
-    """sin and cos of p / 10000^(i / (D/2 - 1)), sines first: Marian has D/2 - 1 where Vaswani et al. have D/2."""
+    """Return sin and cos of p / 10000^(i / (D/2 - 1)), sines first: Marian has D/2 - 1 where Vaswani et al. have
+    D/2.
+    """
     half = width // 2
     angles = np.arange(count)[:, None] * np.exp(np.arange(half) * -np.log(10000.0) / (half - 1))
     return np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
 
 
 def log_probabilities(options: dict[str, Any], arrays: dict[str, Array], source: list[int], target: list[int]) -> Array:
-    """Return log p(next token) [target + 1, V] after each beginning of `target`; `source` ends with end-of-sentence."""
+    """Return log p(next token) [target + 1, V] after each prefix of `target`; `source` ends with end-of-sentence."""
     own: dict[str, Any] = {name: array.astype(np.float64) for name, array in arrays.items()}
     width = options["dim-emb"]
     table = position_table(100, width).astype(np.float64)

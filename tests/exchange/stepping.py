@@ -1,4 +1,4 @@
-"""Sentences that come, go and change beams at random, in a scorer under test and in plain whole-target passes."""
+"""Sentences that enter, leave and change beams at random, in a scorer under test and in plain whole-target passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOS = 1
 
 
 class Sentence:
-    """A source and what each beam has taken so far."""
+    """A source and the tokens of each beam so far."""
 
     def __init__(self, source: list[int], beams: int) -> None:
         self.source = source
@@ -65,7 +65,7 @@ def worst_difference(model: Seq2Seq, scorer, *, beams: int, steps: int, seed: in
 
 @torch.inference_mode()
 def whole(model: Seq2Seq, source: list[int], taken: list[int]) -> tuple[Tensor, Tensor]:
-    """Logits [V] of the token after `taken`, and the attention [source] by which alignments go."""
+    """Return logits [V] of the token after `taken`, and the attention [source] that determines alignments."""
     mask, kept = torch.ones(1, len(source), dtype=torch.bool), KeptWeights(model.decoder.aligned.head)
     hidden: Tensor = model(torch.tensor([source]), mask, torch.tensor([taken]), None, kept)
     assert kept.weights is not None

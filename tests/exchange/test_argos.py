@@ -1,4 +1,6 @@
-"""Packages for Argos Translate: read here by CTranslate2 and SentencePiece alone, and installed where it is at hand."""
+"""Packages for Argos Translate: read here with only CTranslate2 and SentencePiece, and installed where it is
+available.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ AS_ARGOS: dict[str, Any] = {
 
 
 def unpacked(out: Path) -> Path:
-    """Install the only package of an export as Argos Translate does; return the folder it makes."""
+    """Install an export's only package as Argos Translate does; return the folder it creates."""
     (package,) = out.glob("*.argosmodel")
     with zipfile.ZipFile(package) as archive:
         archive.extractall(out.with_name("packages"))
@@ -54,7 +56,9 @@ def unpacked(out: Path) -> Path:
 
 
 def translated(installed: Path, lines: Sequence[str]) -> list[str]:
-    """Translate with an installed package as programs do: SentencePiece, CTranslate2, marks of blanks made blanks."""
+    """Translate with an installed package as programs do: SentencePiece, CTranslate2, and blanks restored from their
+    marks.
+    """
     import ctranslate2
 
     joint = sentencepiece.SentencePieceProcessor(model_file=str(installed / "sentencepiece.model"))
@@ -68,11 +72,11 @@ def translated(installed: Path, lines: Sequence[str]) -> list[str]:
 
 
 def served(model: Path, text: Path, lines: Sequence[str] = SENTENCES) -> list[str]:
-    """Translate with the model's export for CTranslate2, under the search of Argos Translate."""
+    """Translate with the model's CTranslate2 export, with Argos Translate's search."""
     export_model(model, "ctranslate2", model.with_name("served"), verify=text)
     translator = CTranslate2Translator(model.with_name("served"), threads=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ziggurat.translate.ctranslate2._PATIENCE", 1.0)  # CTranslate2's default: ours goes on for longer
+        patch.setattr("ziggurat.translate.ctranslate2._PATIENCE", 1.0)  # CTranslate2's default; ours is longer
         return [translation.text for translation in translator.translate_stream(lines, **AS_ARGOS)]
 
 
@@ -86,7 +90,7 @@ def model_directory(
 ) -> Path:
     """Write a random model with these vocabularies and choices; its translations are printable, differ and end.
 
-    `no_text` is the bias of tokens that are no text.
+    `no_text` is the bias of tokens that are not text.
     """
     data = {"source_language": "de", "target_language": "en", "store": str(work / "none"), **sections.get("data", {})}
     choices = merged(SMALL, {"embedding": {"sharing": "none", **LEARNED}, **(model or {})})
@@ -99,11 +103,11 @@ def model_directory(
         if name in ("source_embedding.tokens.weight", "target_embedding.tokens.weight", "output.weight", "output.bias"):
             parameter.data = parameter.data[: source.size if name.startswith("source") else target.size]
         if name.endswith("cross_attn.out_proj.weight"):
-            parameter.data *= 4.0  # what comes out depends on what goes in ...
+            parameter.data *= 4.0  # the output depends on the input ...
     bias, ending = parameters["output.bias"].data, parameters["output.weight"].data[target.eos]
     ending *= 2.0
     if (positions := parameters.get("target_embedding.positions.weight")) is not None:
-        bias[target.eos] -= 8.0  # ... and the end is the likelier, the further away the beginning is
+        bias[target.eos] -= 8.0  # ... and the end becomes likelier with distance from the beginning
         positions.data += 0.15 * torch.arange(len(positions))[:, None] * ending / ending.norm()
     bias[[number for number, piece in enumerate(target.pieces(range(target.size))) if piece[:3] == "<0x"]] = -1e4
     bias[[target.pad, target.bos, *target.tags.values()]] = no_text
@@ -113,7 +117,7 @@ def model_directory(
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A model directory with one vocabulary and a tag, of which it was also trained without."""
+    """A model directory with one vocabulary and a tag, also trained without the tag."""
     joint = trained_tokenizer(SENTENCES, 340, ["<bt>"])
     corpora = [{"source": "a", "target": "b"}, {"source": "c", "target": "d", "tag": "<bt>"}]
     return model_directory(tmp_path, joint, joint, data={"train": corpora})
@@ -215,7 +219,7 @@ def test_no_sentence_is_too_long(choices: dict[str, Any], tmp_path: Path) -> Non
     path = model_directory(tmp_path, joint, joint, choices, decoding={"max_source_pieces": 30})
     (tmp_path / "out").mkdir()
     TARGETS["argos"].write(tmp_path / "out", ExportedModel.of(open_model(path)), None)
-    # Argos Translate leaves CTranslate2's limits as they are: 1,024 pieces of the source, 256 of the translation.
+    # Argos Translate keeps CTranslate2's limits: 1,024 pieces of the source, 256 of the translation.
     installed = unpacked(tmp_path / "out")
     long = "little house, " * 600
     model = sentencepiece.SentencePieceProcessor(model_file=str(installed / "sentencepiece.model"))
@@ -243,7 +247,7 @@ def test_text_that_argos_cannot_prepare_is_refused_before_training(data: dict[st
 def test_vocabularies_that_do_not_fit_are_refused(text: Path, tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
-    tagged = trained_tokenizer(SENTENCES, 340, [">>fra<<"])  # as an imported model has them: no corpus is known
+    tagged = trained_tokenizer(SENTENCES, 340, [">>fra<<"])  # as in an imported model: no corpus is known
     with pytest.raises(ExportError, match=r"begin with a tag \(>>fra<<\)"):
         export_model(model_directory(tmp_path / "a", tagged, tagged), "argos", tmp_path / "out", verify=text)
     model = io.BytesIO()

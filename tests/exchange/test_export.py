@@ -1,4 +1,4 @@
-"""The exporter: what it writes is verified, and nothing is left where it is not the model."""
+"""The exporter: its output is verified, and nothing is left behind if it does not match the model."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_rules_of_the_search_that_others_lack_are_left_out_and_told(
 def test_models_that_translate_in_bf16_or_with_a_shortlist_are_compared_without(
     to: str, written: Written, listed: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounding to bf16 would change translations of a model that translates badly, as one without layers does."""
+    """Rounding to bf16 would change translations of a model that translates badly, such as one without layers."""
     seen: list[str] = []
 
     def watched(ours: Translator, theirs: Translator, *given: Any) -> ExportVerification:
@@ -140,7 +140,7 @@ def test_rules_that_act_are_written_or_left_out_and_told(
         saved = json.loads((tmp_path / "out" / "generation_config.json").read_text())
         keys = ("no_repeat_ngram_size", "repetition_penalty")
         assert {key: saved[key] for key in keys if saved.get(key)} == written_there
-    if written_there:  # the comparison would be hollow if the rule changed nothing in it
+    if written_there:  # the comparison would be empty if the rule changed nothing
         assert report["verification"]["cut"] == 0
         ours, searched = load_translator(path), report["verification"]["settings"]
         free = ours.translate(SENTENCES, **searched, no_repeat_ngram_size=0, repetition_penalty=1.0)
@@ -168,7 +168,7 @@ def test_what_is_written_is_loaded_as_anybody_would(
     theirs = tokenizer.batch_decode(given, skip_special_tokens=True)
     ours = load_translator(path).translate(SENTENCES)
     eos = tokenizer.eos_token_id
-    ended = [  # what is cut at the limit ranks differently there
+    ended = [  # outputs cut at the limit rank differently there
         (mine.text, other)
         for mine, other, ids in zip(ours, theirs, given.tolist(), strict=True)
         if mine.hypotheses[0].finished and eos in ids
@@ -212,7 +212,7 @@ def test_int8_is_verified_in_fp32_first_and_passes_the_gate(written: Written, te
     gate = Gate(packed[0], packed[1], tolerance=100.0)
     report = export_model(path, "ctranslate2", tmp_path / "out", quantization="int8", verify=packed[0], gate=gate)
     assert report["quantized"]["lines"] == len(SENTENCES)
-    assert report["gate"]["before"] == pytest.approx(100.0)  # quantisation left the model itself alone
+    assert report["gate"]["before"] == pytest.approx(100.0)  # quantisation did not change the model itself
     fp32 = export_model(path, "ctranslate2", tmp_path / "fp32", verify=text)
     assert fp32["quantization"] is None
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("out", "fp32")]
@@ -221,7 +221,7 @@ def test_int8_is_verified_in_fp32_first_and_passes_the_gate(written: Written, te
 
 
 class Other:
-    """Gives prepared translations."""
+    """A model that gives prepared translations."""
 
     def __init__(self, translations: list[Translation]) -> None:
         self.translations = translations
@@ -284,7 +284,7 @@ def test_exporting_says_nothing_that_its_libraries_think(
 def test_ties_are_told_from_differences(written: Written) -> None:
     path = written()
     opened = load_translator(path)
-    model = open_model(path, device="cpu").model  # not packed: its weights are to be changed
+    model = open_model(path, device="cpu").model  # not packed, so that its weights can be changed
     ours = Translator(model, opened.source_tokenizer, opened.target_tokenizer, opened.decoding)
     options = search_settings(100, 20)
     translations = ours.translate_stream(SENTENCES, **options)
@@ -293,7 +293,7 @@ def test_ties_are_told_from_differences(written: Written) -> None:
     tokens = ours.target_tokenizer
     names = tokens.pieces(range(tokens.size))
     used, twin = names.index(first.hypotheses[0].tokens[0]), 300
-    with torch.no_grad():  # the twin of a token is exactly as likely wherever it stands, and is read alike
+    with torch.no_grad():  # the twin of a token is exactly as likely everywhere, and is read in the same way
         model.output.weight[twin] = model.output.weight[used]
         model.output.bias[twin] = model.output.bias[used]
     mine = next(iter(ours.translate_stream(lines, **options)))
@@ -309,7 +309,9 @@ def test_ties_are_told_from_differences(written: Written) -> None:
 
 
 def test_a_toolkit_may_share_out_the_probability_of_what_is_never_written(written: Written) -> None:
-    """The model gives padding much of it, as label smoothing does in a small vocabulary, so that long texts lose."""
+    """The model gives padding much of the probability, as label smoothing does in a small vocabulary, so that long
+    texts lose.
+    """
     opened = load_translator(path := written())
     options = search_settings(100, 20)
 
@@ -412,7 +414,7 @@ def test_a_bias_scales_with_its_map_or_not() -> None:
 def test_a_shortlist_goes_into_the_folder_of_ctranslate2(
     written: Written, text: Path, tmp_path: Path, listed: str
 ) -> None:
-    """One sentence at a time, when both engines allow the same pieces, both find the same."""
+    """One sentence at a time, so that both engines allow the same pieces, both find the same."""
     decoding = {"endings": "beam", "beam_size": 2, "length_penalty": {"kind": "none", "alpha": 0.0}}
     path = written(decoding=decoding)
     with pytest.raises(ConfigError, match="`--shortlist` is for `--to ctranslate2`"):

@@ -1,4 +1,4 @@
-"""The programs of docs/export.md are run as they stand there."""
+"""The programs in docs/export.md are run exactly as printed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_programs_translate_as_the_model_does(
     export_model(path, target, tmp_path / FOLDERS[target], verify=text)
     monkeypatch.chdir(tmp_path)
     translations = load_translator(path).translate(SENTENCES)
-    # Toolkits rank what does not end in different ways, so one that a random model ends takes the example's place.
+    # Toolkits rank unfinished outputs differently, so a sentence that a random model ends replaces the example.
     expected = next(
         t for t in translations if t.hypotheses[0].finished and t.text.isprintable() and "\ufffd" not in t.text
     )

@@ -1,6 +1,6 @@
-"""Checkpoints of fairseq of all ages: names and options of 2017 to 2022, odd lines of dictionaries, other dictionaries.
+"""fairseq checkpoints of all ages: names and options of 2017 to 2022, odd dictionary lines, other dictionaries.
 
-fairseq itself is not installed here; rules are those of its repository (dictionary.py, functions upgrade_state_dict).
+fairseq itself is not installed here; the rules come from its repository (dictionary.py, functions upgrade_state_dict).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def parameters(rows: tuple[int, int], seed: int = 3) -> dict[str, Tensor]:
 
 
 def write(path: Path, model: dict[str, Tensor], changed: Change | None = None, **options: Any) -> Path:
-    """Write a checkpoint as fairseq 0.12 does for a model of before its nested options."""
+    """Write a checkpoint as fairseq 0.12 does for a model from before its nested options."""
     content = {"args": None, "cfg": {"model": argparse.Namespace(**OPTIONS, **options)}, "model": model}
     if changed is not None:
         changed(content)
@@ -188,7 +188,7 @@ def test_more_layers_than_the_options_say_are_refused(stack: str, number: str, t
 
 
 def rows_of(tmp_path: Path, checkpoint: Path) -> dict[str, int]:
-    """Return the row of the source matrix that each piece of the imported model has."""
+    """Return the source matrix row of each piece of the imported model."""
     theirs = torch.load(checkpoint, weights_only=False)["model"]["encoder.embed_tokens.weight"]
     ours = load_file(tmp_path / "out" / "model.safetensors")["source_embedding.tokens.weight"]
     source, _ = load_tokenizers(tmp_path / "out")
@@ -323,13 +323,13 @@ def test_models_of_several_languages_are_refused_as_such(
 ) -> None:
     def changed(content: dict[str, Any]) -> None:
         model, task = OPTIONS | options, {key: value for key, value in options.items() if key != "arch"}
-        if nested:  # the task's options apart
+        if nested:  # without the task's options
             model = {key: value for key, value in model.items() if key not in task and key != "task"}
             task |= {"_name": task.pop("task", "translation")}
         content["cfg"] = {"model": argparse.Namespace(**model), "task": task}
 
     checkpoint = write(tmp_path / "multi.pt", parameters((8, 8)), changed)
-    with pytest.raises(ExportError, match=said):  # before dictionaries are asked for
+    with pytest.raises(ExportError, match=said):  # before dictionaries are requested
         import_checkpoint(checkpoint, tmp_path / "out")
 
 

@@ -1,4 +1,4 @@
-"""Folders of models as Firefox has them, against what Bergamot's engine made of one (tests/golden/firefox)."""
+"""Model folders in Firefox's layout, compared with the output of Bergamot's engine for one (tests/golden/firefox)."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ SMALL: dict[str, Any] = {
     "decoder": {"attention": "ssru"},
     **{"d_model": 64, "d_ff": 64, "heads": 2},
 }
-"""Choices of a model that can be such a folder."""
+"""SMALL are choices for a model that can become such a folder."""
 
 
 def bundle(tmp_path: Path, *, packed: bool = False) -> Path:
-    """The folder as somebody downloads it."""
+    """The folder as downloaded."""
     folder = tmp_path / "downloaded"
     shutil.copytree(GOLDEN, folder, ignore=shutil.ignore_patterns("expected.json", "config.yml"))
     if packed:
@@ -67,7 +67,7 @@ def test_the_engines_translations_are_those_of_its_arithmetic(tmp_path: Path) ->
 
 
 def test_the_writer_gives_the_bytes_that_marian_and_the_engine_know() -> None:
-    """Marian's own conversion but for the number of its type, and the folder that the engine ran."""
+    """The result equals Marian's own conversion except for the type number, and the folder that the engine ran."""
     theirs = (MODELS / "ssru.intgemm8.bin").read_bytes()
     before = read_weights(MODELS / "ssru.npz")
     arrays, _ = read_binary(MODELS / "ssru.intgemm8.bin")
@@ -135,13 +135,15 @@ def test_an_export_is_a_folder_with_all_that_they_want(
 
 
 def exportable(written: Written, monkeypatch: pytest.MonkeyPatch, **choices: Any) -> Path:
-    """A model of which the target's vocabulary is taken for one of a size that the engine wants."""
+    """A model whose target vocabulary is treated as having a size that the engine accepts."""
     monkeypatch.setattr("ziggurat.exchange.firefox._ROWS", 1)
     return written(**(SMALL | choices))
 
 
 def allowed(model: Path, listed: str) -> dict[str, set[str]]:
-    """The pieces that a sentence of each piece allows, but for that piece, which Marian always has."""
+    """Return the pieces allowed by a one-piece sentence, for each piece, without that piece, which Marian always
+    allows.
+    """
     source, target = load_tokenizers(model)
     table = read_shortlist(listed, source, target)
     pieces = target.pieces(range(target.size))
@@ -174,7 +176,7 @@ def test_what_the_engine_does_not_compute_is_refused(
     tokenizer: SentencePieceTokenizer,
 ) -> None:
     if not choices and not tokenizer.size % 8:
-        pytest.skip("the vocabulary is of such a size")
+        pytest.skip("the vocabulary already has such a size")
     with pytest.raises(ExportError, match=reason):
         export_model(written(**(SMALL | choices)), "firefox", tmp_path / "out", verify=text)
     assert not (tmp_path / "out").exists()
@@ -222,7 +224,7 @@ def test_folders_made_to_hurt_are_refused(case: str, tmp_path: Path) -> None:
 
 
 ENGINE = os.environ.get("ZIGGURAT_BERGAMOT", "")
-"""Folder with the package of Bergamot's engine (experiments/marian/bergamot.cjs)."""
+"""ENGINE is the folder with the package of Bergamot's engine (experiments/marian/bergamot.cjs)."""
 
 
 @pytest.mark.slow

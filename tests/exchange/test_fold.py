@@ -22,7 +22,7 @@ FOLDED = {
     *("post", "pre", "admin", "deepnorm", "branch_norm", "layer_scale", "ln_scaling"),
     *("latest", "dlcl", "dense", "average", "blocks"),
 }
-"""Kinds of residuals and, with `residual: admin`, of histories that fold exactly; the others are refused."""
+"""FOLDED are the kinds of residuals and, with `residual: admin`, of histories that fold exactly; others are refused."""
 STACKS = [("encoder", 3, ("self_attn", "ffn")), ("decoder", 2, ("self_attn", "cross_attn", "ffn"))]
 
 
@@ -31,7 +31,7 @@ def config_of(residual: str, **more: Any) -> ModelConfig:
 
 
 def random_model(config: ModelConfig, *, first: float = 1.0) -> Seq2Seq:
-    """Every parameter random; the first omega of each stack is `first`."""
+    """Randomise every parameter; the first omega of each stack is `first`."""
     model = build_model(config, V, V, seed=3).double().eval()
     generator = torch.Generator().manual_seed(4)
     seen = set()
@@ -56,7 +56,7 @@ def outputs(model: Seq2Seq) -> Tensor:
 
 
 def check_exact(model: Seq2Seq, config: ModelConfig) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Fold, build the plain model, compare encoder and decoder outputs; return what `fold` gave."""
+    """Fold, build the plain model, compare encoder and decoder outputs; return the result of `fold`."""
     given = weights(model)
     before = {name: tensor.clone() for name, tensor in given.items()}
     plain_config, tensors = fold(config, given)
@@ -100,7 +100,7 @@ ADMIN: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("more", ADMIN, ids=str)
 def test_folding_admin_leaves_the_function_unchanged(more: dict[str, Any]) -> None:
-    """Arbitrary vectors omega but the first, random gains and biases."""
+    """All vectors omega but the first are arbitrary, gains and biases random."""
     config = config_of("admin", init={"kind": "admin"}, **more)
     plain, tensors = check_exact(random_model(config), config)
     assert residuals_of(plain) == ("post", "post")
@@ -136,7 +136,7 @@ def test_folding_moves_exactly_what_it_must() -> None:
             for name in names:
                 at = f"{stack}.layers.{layer}."
                 if (layer, name) != (0, "self_attn"):
-                    # Of cross-attention the query side alone: its keys and values read the memory.
+                    # Only the query side of cross-attention: its keys and values read the memory.
                     reads = {"self_attn": "qkv_proj", "cross_attn": "q_proj", "ffn": "in_proj"}[name]
                     expected.add(f"{at}{name}.{reads}.weight")
                 if (layer, name) != (layers - 1, names[-1]):  # the last norm of a stack stays
@@ -213,22 +213,16 @@ def test_the_epsilon_matters() -> None:
     [
         {},
         {"encoder": {"history": "dlcl"}, "decoder": {"history": "top_only"}, "memory": "transparent"},
-        {"decoder": {"attention": "merged"}, "activation": "swiglu"},
+        {"decoder": {"attention": "merged", "history": "dlcl"}, "activation": "swiglu", "norm": "rms"},
     ],
     ids=str,
 )
-def test_folding_layer_scale_gives_plain_pre_norm(more: dict[str, Any]) -> None:
-    config = config_of("layer_scale", **more)
+@pytest.mark.parametrize("residual", ["layer_scale", "ln_scaling"])
+def test_a_scaled_branch_folds_into_plain_pre_norm(residual: str, more: dict[str, Any]) -> None:
+    config = config_of(residual, **more)
     plain, tensors = check_exact(random_model(config), config)
     assert residuals_of(plain) == ("pre", "pre")
     assert not any(name.endswith(".branch") for name in tensors)
-
-
-@pytest.mark.parametrize("more", [{}, {"norm": "rms", "decoder": {"attention": "merged", "history": "dlcl"}}], ids=str)
-def test_folding_ln_scaling_gives_plain_pre_norm(more: dict[str, Any]) -> None:
-    config = config_of("ln_scaling", **more)
-    plain, _ = check_exact(random_model(config), config)
-    assert residuals_of(plain) == ("pre", "pre")
 
 
 def test_stacks_of_different_kinds() -> None:
@@ -339,7 +333,7 @@ def test_what_cannot_be_folded_is_refused(residual: str, more: dict[str, Any], r
 
 @pytest.mark.parametrize("unit", ["layer", "sublayer"])
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("kind", [kind for kind in get_args(HistoryKind) if kind != "mudd"])  # of pre-norm alone
+@pytest.mark.parametrize("kind", [kind for kind in get_args(HistoryKind) if kind != "mudd"])  # for pre-norm only
 def test_with_every_history_folding_is_exact_or_refused(kind: str, normed: bool, unit: str) -> None:
     more: dict[str, Any] = {"encoder": {"history": kind}, "decoder": {"history": kind}}
     combination = {"normalize_embedding": normed, "unit": unit, "period": 2}

@@ -1,4 +1,4 @@
-"""Models of other toolkits that are damaged or made to hurt: refused with the reason, within limits."""
+"""Models of other toolkits that are damaged or malicious: refused with the reason, within limits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ HUGGINGFACE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.fixture
 def exported(written: Written, tmp_path: Path) -> Path:
-    """A MarianMT directory as anybody has it, without our list of checksums."""
+    """A MarianMT directory as others have it, without our list of checksums."""
     path = written(residual="post", embedding={"zero_start": True})
     export_model(path, "huggingface", tmp_path / "out")
     (tmp_path / "out" / CHECKSUMS_FILE).unlink()
@@ -146,7 +146,7 @@ def test_checkpoints_of_fairseq(written: Written, tokenizer: SentencePieceTokeni
     assert "decoder_embed_dim" in said(lambda c: vars(c["cfg"]["model"]).pop("decoder_embed_dim"))
     assert "encoder_layers" in said(lambda c: vars(c["cfg"]["model"]).update(encoder_layers=10**9))
     assert "no parameter encoder.embed_tokens" in said(lambda c: c["model"].pop("encoder.embed_tokens.weight"))
-    # A tensor of one number that is said to be a million million of them.
+    # A tensor with one number that claims to have a million million.
     view = torch.zeros(1).expand(1 << 20, 1 << 20)
     assert "not a tensor that the file holds" in said(
         lambda c: c["model"].update({"decoder.embed_tokens.weight": view})

@@ -1,4 +1,4 @@
-"""Plain Transformers of transformers and fairseq as model directories, against the originals."""
+"""Plain Transformers from transformers and fairseq as model directories, compared with the originals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.exchange.conftest import Written
-from tests.exchange.examples import SENTENCES
+from tests.exchange.examples import SENTENCES, log_probabilities
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.exchange.anatomy import dissect
 from ziggurat.exchange.exporter import export_model
@@ -22,7 +22,6 @@ from ziggurat.exchange.import_fairseq import _ids
 from ziggurat.exchange.imported import TokenizerConfig, layer_names, positions_from, refuse_languages_apart
 from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.model.directory import open_model
-from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import ConfigError, DataError, ExportError
 from ziggurat.translate.translator import load_translator
@@ -41,16 +40,8 @@ SIZES = {
 }
 
 
-def log_probabilities(model: Seq2Seq, source: list[int], target: list[int]) -> Tensor:
-    """Return [target, V]."""
-    with torch.inference_mode():
-        ids = torch.tensor([source])
-        memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
-        return model.logits(model.decode(torch.tensor([target]), memory))[0].log_softmax(-1)
-
-
 def their_ids(tokenizer: SentencePieceTokenizer) -> dict[str, int]:
-    """Return the pieces in another order than ours, without the tag."""
+    """Return the pieces in a different order from ours, without the tag."""
     pieces = [p for p in tokenizer.pieces(range(tokenizer.size - 1)) if p not in ("<s>", "<pad>", "</s>", "<unk>")]
     return {piece: number for number, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *reversed(pieces)])}
 
@@ -105,7 +96,7 @@ def test_a_model_of_transformers_computes_the_same(
 def test_m2m100_is_refused_where_its_tokenizer_has_the_languages(
     tokenizer: SentencePieceTokenizer, transformers: ModuleType, tmp_path: Path
 ) -> None:
-    """As its own tokenizer writes it: no code of a language is in vocab.json."""
+    """The folder is as its own tokenizer writes it: vocab.json has no language code."""
     ids, folder = their_ids(tokenizer), tmp_path / "theirs"
     (tmp_path / "ids").write_text(json.dumps(ids))
     theirs = transformers.M2M100Tokenizer(str(tmp_path / "ids"), str(_model(tokenizer, tmp_path / "spm")))
@@ -118,7 +109,7 @@ def test_m2m100_is_refused_where_its_tokenizer_has_the_languages(
         _model(tokenizer, folder / f"{side}.spm")
     with pytest.raises(ExportError, match=rf"theirs: M2M100 with languages .* has {len(languages) + 8} rows more than"):
         import_checkpoint(folder, tmp_path / "ours", languages="de-en")
-    refuse_languages_apart(folder, ids, len(ids) + 8, 8)  # padding alone
+    refuse_languages_apart(folder, ids, len(ids) + 8, 8)  # only padding
 
 
 @pytest.mark.slow
@@ -150,7 +141,7 @@ def test_special_tokens_that_no_text_contains_are_tags(key: str, tokenizer: Sent
 
 
 def fairseq_checkpoint(path: Path, folder: Path, *, learned: bool, **options: Any) -> Path:
-    """Write a checkpoint in fairseq's layout of the model in `path`, whose rows are in the dictionary's order."""
+    """Write a checkpoint in fairseq's layout of the model in `path`, with rows in the dictionary's order."""
     opened = open_model(path)
     config = opened.experiment.model
     anatomy = dissect(config, weights(opened.model), 64)
@@ -221,7 +212,7 @@ def test_a_fairseq_checkpoint_computes_the_same(
     assert report["sharing"] == "none"
     ours = open_model(tmp_path / "ours").model
     source, target = tokenizer.encode(SENTENCES[:2])
-    # The first four rows are control symbols, in another order: fairseq's </s> is row 2, and begins the target.
+    # The first four rows are control symbols, in a different order: fairseq's </s> is row 2, and starts the target.
     wanted = log_probabilities(original, [*source, 2], [2, *target])
     found = log_probabilities(ours, [*source, tokenizer.eos], [tokenizer.bos, *target])
     order = [1, 3, 0, 2, *range(4, tokenizer.size - 1)]  # without the tag, which the imported model does not have
@@ -263,7 +254,7 @@ def test_fairseq_models_that_are_not_plain_are_refused_with_all_reasons(
 
 
 class Harm:
-    """Unpickled, it would make a folder."""
+    """Unpickling it would create a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Models of Marian as model directories, against what Marian computes and against CTranslate2's converter."""
+"""Marian models as model directories, compared with Marian's computation and with CTranslate2's converter."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MODELS: dict[str, bytes] = {}
 
 
 def models() -> dict[str, bytes]:
-    """SentencePiece models of the two sides, trained once."""
+    """SentencePiece models for the two sides, trained once."""
     if not MODELS:
         MODELS.update(source=trained(SENTENCES), target=trained(TARGETS))
     return MODELS
@@ -59,7 +59,7 @@ Folder = Callable[..., Path]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """Write a folder as downloads of OPUS-MT are unpacked, with a list of pieces for both sides or one each."""
+    """Write a folder like an unpacked download of OPUS-MT, with a list of pieces for both sides or one each."""
 
     def write(options: dict[str, Any] = POST_NORM, separate: bool = False, seed: int = 5) -> Path:
         path = tmp_path / "opus"
@@ -138,7 +138,7 @@ def test_a_folder_of_opus_mt_is_imported_by_the_documented_command(
     path = folder()
     assert ziggurat("import", path, "--languages", "de-en", "--out", tmp_path / "ours").status == 0
     ours = load_translator(tmp_path / "ours")
-    # CTranslate2 reads the file by itself; it only computes positions in another way, so it is given Marian's.
+    # CTranslate2 reads the file itself; it only computes positions differently, so it gets Marian's.
     arrays = arrays_of(path / "opus.npz")
     write_npz(path / "other.npz", {**arrays, "Wpos": position_table(1024, 16)}, POST_NORM, block=1)
     vocabulary = path / "opus.vocab.yml"
@@ -156,8 +156,10 @@ def test_a_folder_of_opus_mt_is_imported_by_the_documented_command(
 
 
 def test_a_vocabulary_that_is_a_sentencepiece_model(tmp_path: Path) -> None:
-    """As Marian trains them itself, and Firefox Translations has them: one model for both sides, ids are its own."""
-    model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1)  # what Marian sets when it trains one
+    """As trained by Marian itself and in Firefox Translations: one SentencePiece model for both sides, with its own
+    ids.
+    """
+    model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1)  # set by Marian when it trains one
     rows = SentencePieceTokenizer(model).size - 2  # without padding and begin-of-sentence, which are ours
     (tmp_path / "joint.spm").write_bytes(model)
     write_npz(tmp_path / "model.npz", random_arrays(POST_NORM, (rows, rows), 3), POST_NORM)
@@ -191,14 +193,36 @@ def test_text_that_is_segmented_already(tmp_path: Path) -> None:
     assert source.pieces(source.encode(["the ho@@ use"])[0]) == ["the", "ho@@", "use"]
 
 
-# Without what YAML takes for the end of a line: PyYAML writes such text over several, Marian as `\x85`.
+@pytest.mark.parametrize("segmented", [True, False])
+def test_rows_beyond_the_vocabulary_keep_their_probability(segmented: bool, tmp_path: Path) -> None:
+    """As `--dim-vocabs` above the size of a list of tokens makes them; label smoothing gives them probability."""
+    tokens = ["</s>", "<unk>", *pieces_of(models()["source"])]
+    rows = len(tokens) + 20
+    write_vocabulary(tmp_path / "vocab.yml", tokens)
+    arrays = random_arrays(POST_NORM, (rows, rows), 3)
+    write_npz(tmp_path / "model.npz", arrays, POST_NORM)
+    if not segmented:
+        for side in ("source", "target"):
+            (tmp_path / f"{side}.spm").write_bytes(models()["source"])
+    report = import_checkpoint(tmp_path / "model.npz", tmp_path / "ours", dictionaries=[tmp_path / "vocab.yml"])
+    assert [(one["count"], one["of"]) for one in report["unmatched"]] == [(20, rows)]
+    tokenizer = SentencePieceTokenizer(models()["source"])
+    pieces = tokenizer.pieces(tokenizer.encode(SENTENCES[:1])[0])
+    line = " ".join(pieces) if segmented else SENTENCES[0]
+    ids = [tokens.index(piece) for piece in pieces]
+    wanted = log_probabilities(POST_NORM, arrays, [*ids, 0], ids)[range(len(ids) + 1), [*ids, 0]]
+    scored = load_translator(tmp_path / "ours").score([line], [line])[0]
+    assert scored.token_log_probabilities == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
+# Without YAML's line ends: PyYAML writes such text over several lines, Marian as `\x85`.
 TOKENS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\x85\u2028\u2029"), min_size=1)
 
 
 @given(st.lists(TOKENS, unique=True))
 def test_vocabularies_of_any_tokens(tmp_path_factory: pytest.TempPathFactory, tokens: list[str]) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yml"
-    # A line per token, each as PyYAML writes it: bare, in single or double quotes, or long ones after `? `.
+    # One line per token, as PyYAML writes it: bare, in single or double quotes, or long ones after `? `.
     lines = [yaml.safe_dump({token: n}, allow_unicode=True, width=10**6) for n, token in enumerate(tokens)]
     path.write_text("".join(lines), encoding="utf-8", newline="")
     assert read_ids(path) == {token: number for number, token in enumerate(tokens)}
@@ -235,8 +259,9 @@ def test_what_is_not_plain_is_refused_with_all_reasons(folder: Folder, tmp_path:
     assert "is quantised" in said({}, {"encoder_l1_ffn_W1": np.zeros((16, 24), np.int8)})
     assert "NaN" in said({}, {"encoder_l1_ffn_b1": np.full((1, 24), np.nan, np.float32)})
     assert "ffn.in_proj.bias has shape [23]" in said({}, {"encoder_l1_ffn_b1": np.zeros((1, 23), np.float32)})
-    fewer = {"Wemb": arrays["Wemb"][:20], "decoder_ff_logit_out_b": arrays["decoder_ff_logit_out_b"][:, :20]}
-    assert "tokens, the model" in said({}, fewer)
+    for left in (20, len(arrays["Wemb"]) - 1):
+        fewer = {"Wemb": arrays["Wemb"][:left], "decoder_ff_logit_out_b": arrays["decoder_ff_logit_out_b"][:, :left]}
+        assert f"tokens, the model {left} rows" in said({}, fewer)
     assert not (tmp_path / "ours").exists()
 
 
@@ -271,6 +296,10 @@ def test_files_that_are_damaged_or_missing(folder: Folder, tmp_path: Path) -> No
     (path / "opus.vocab.yml").write_text("the: 0\nhouse\n")
     assert "opus.vocab.yml: line 2: 'house' is not `token: id`" in said()
     (path / "opus.vocab.yml").write_text("the: 0\nhouse: 1\n")
+    assert "opus.vocab.yml: has no <unk>" in said()
+    (path / "opus.vocab.yml").write_text("")
+    for side in ("source", "target"):
+        (path / f"{side}.spm").unlink()
     assert "opus.vocab.yml: has no <unk>" in said()
     (path / "opus.vocab.yml").unlink()
     assert "opus.vocab.yml: no such file" in said()

@@ -1,4 +1,4 @@
-"""Binary models of Marian, against the .npz files that they were made from, and damaged in all ways."""
+"""Marian's binary models, compared with the .npz files from which they were made, and damaged in all ways."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from ziggurat.exchange.marian_program import WITHOUT_MARIAN, marian_program, run
 from ziggurat.system.errors import DataError, ExportError
 
 MODELS = Path(__file__).with_name("marian_models")
-"""Models that Marian 1.12.42 trained for 30 updates, and what `pymarian convert --gemm-type intgemm8` made of them."""
+"""MODELS are models that Marian 1.12.42 trained for 30 updates, and their conversions by `pymarian convert --gemm-type
+intgemm8`.
+"""
 
 FLOAT, INT8, BROWSER_INT8 = 0x404, 0x10001, 0x4101
 OPTIONS = ("special:model.yml", 0x101, (8,), b"type: s\0")
 
 
 def binary(*entries: tuple[str, int, tuple[int, ...], bytes], count: int | None = None, version: int = 1) -> bytes:
-    """A file as Marian writes it: all heads, all names, all shapes, then all bytes from a multiple of 256 on."""
+    """Return a file as Marian writes it: all headers, all names, all shapes, then all bytes starting at a multiple of
+    256.
+    """
     heads = b"".join(
         struct.pack("<4Q", len(name) + 1, kind, len(shape), len(data)) for name, kind, shape, data in entries
     )

@@ -1,4 +1,4 @@
-"""Imports of models that Marian trained, against what Marian itself said of them (tests/golden/marian)."""
+"""Imports of models that Marian trained, compared with Marian's own results (tests/golden/marian)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ NAMES = ("ssru", "guided", "odd", "rms")
 
 
 def opened(name: str, tmp_path: Path) -> tuple[Translator, dict[str, Any]]:
-    """The import of a model, and what Marian said of it."""
+    """The import of a model, and Marian's results for it."""
     import_checkpoint(GOLDEN / name, tmp_path / "ours")
     return load_translator(tmp_path / "ours"), json.loads((GOLDEN / name / "expected.json").read_text("utf-8"))
 
 
 def digits(score: float) -> float:
-    """Half a unit of the last of the six digits that Marian prints, and what sums in another order may differ by."""
+    """Return half a unit of the last of the six digits that Marian prints, plus what sums in a different order may
+    differ by.
+    """
     return 10.0 ** (math.floor(math.log10(abs(score) or 1.0)) - 5) / 2 + 2e-5
 
 
@@ -104,17 +106,32 @@ def test_the_final_model_of_a_folder_and_vocabularies_from_where_marian_was_star
         files = find_files(folder)
     assert files.weights == folder / "model.npz"
     assert files.vocabularies == (tmp_path / "v.spm",)
-    assert "model.iter300.npz" in str(said[0].message)
-    assert f"{tmp_path / 'v.spm'} is taken" in str(said[1].message)
+    (only,) = said
+    assert "model.iter300.npz" in str(only.message), "and nothing of the vocabulary, which is the named one"
     (folder / "v.spm").write_bytes(b"")
     with pytest.warns(UserWarning, match="best-bleu"):
-        assert find_files(folder).vocabularies == (folder / "v.spm",), "beside the weights first"
+        assert find_files(folder).vocabularies == (folder / "v.spm",), "first the one next to the weights"
     (folder / "model.npz").unlink()
     assert "has 2 models (" in refusal(lambda: find_files(folder))
 
 
+def test_a_vocabulary_elsewhere_than_its_name_says_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    shutil.copytree(GOLDEN / "odd", tmp_path / "odd")
+    monkeypatch.chdir(tmp_path / "odd")
+    decoder = tmp_path / "odd" / "model.npz.decoder.yml"
+    relative = decoder.read_text()
+    decoder.write_text(relative.replace("- v.spm", f"- {tmp_path / 'odd' / 'v.spm'}"))
+    assert find_files(Path("..") / "odd").vocabularies == (Path("..") / "odd" / "v.spm",)
+    assert not recwarn.list, "one file, by another path"
+    decoder.write_text(relative.replace("- v.spm", "- /home/them/v.spm"))
+    with pytest.warns(UserWarning, match="names /home/them/v.spm"):
+        find_files(tmp_path / "odd")
+
+
 def test_no_engine_writes_the_unknown_token_unless_asked(tmp_path: Path) -> None:
-    """A model that would write it always, by its output bias."""
+    """A model whose output bias would always write it."""
     shutil.copytree(GOLDEN / "guided", tmp_path / "guided")
     weights = tmp_path / "guided" / "model.npz"
     with np.load(weights) as packed:
@@ -161,7 +178,7 @@ def test_options_that_are_damaged_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "rms"])
 def test_marian_here_says_the_same_as_marian_then(name: str, tmp_path: Path) -> None:
-    """More lines and searches, where Marian is installed."""
+    """This covers more lines and searches, where Marian is installed."""
     marian = marian_program()
     if marian is None:
         pytest.skip(WITHOUT_MARIAN)

@@ -1,4 +1,4 @@
-"""Shortlists of Marian, text and binary, by its ids and by ours."""
+"""Marian's shortlists, text and binary, with its ids and with ours."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ import random
 import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.confined import refusal
-from tests.exchange.test_marian_binary import MODELS
-from ziggurat.data.shortlist import read_shortlist
-from ziggurat.data.subword import load_tokenizers
-from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.exchange.marian_program import WITHOUT_MARIAN, marian_program, run_marian
 from ziggurat.exchange.marian_shortlist import binary_shortlist, is_binary_shortlist, read_marian_shortlist
 
@@ -64,23 +59,3 @@ def test_damaged_ones_are_refused(tmp_path: Path) -> None:
         content = bytearray(whole)
         content[generator.randrange(8, len(whole))] ^= 1 << generator.randrange(8)
         said(bytes(content))
-
-
-def test_it_comes_over_with_a_folder_as_firefox_has_it(tmp_path: Path) -> None:
-    """Weights of int8, a shortlist and a vocabulary, all by their names; nothing else is said on the command line."""
-    folder = tmp_path / "models"
-    folder.mkdir()
-    (folder / "model.qloqhi.intgemm.alphas.bin").write_bytes((MODELS / "ssru.intgemm8.bin").read_bytes())
-    (folder / "vocab.qloqhi.spm").write_bytes((MODELS / "joint.spm").read_bytes())
-    generator = np.random.default_rng(4)
-    rows = [sorted(generator.choice(300, 7, replace=False).tolist()) for _ in range(300)]
-    (folder / "lex.50.50.qloqhi.s2t.bin").write_bytes(binary_shortlist(rows, first=50, best=50))
-    with pytest.warns(UserWarning, match="matrices of intgemm8"):
-        report = import_checkpoint(folder, tmp_path / "ours", languages="qlo-qhi")
-    assert len(report["not_taken_over"]) == 1
-    source, target = load_tokenizers(tmp_path / "ours")
-    table = read_shortlist(report["shortlist"], source, target)
-    pieces = source.pieces(range(300))
-    assert set(table.always) == {*range(50)}, "SentencePiece's ids are Marian's and ours"
-    for number, row in enumerate(rows):
-        assert {*table.candidates[number].tolist()} - {target.size} == {*row, number}, pieces[number]

@@ -1,4 +1,4 @@
-"""Dictionary, segmenter and matrices of one model and of several, as Marian and transformers store them."""
+"""Dictionary, segmenter and matrices from one model and from several, as Marian and transformers store them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def listed(*more: str) -> dict[str, int]:
 
 
 def rows_of(folder: Path, out: Path) -> dict[str, int]:
-    """Return the row that each piece of the imported source vocabulary has."""
+    """Return the row of each piece in the imported source vocabulary."""
     theirs = load_file(folder / "model.safetensors")["model.shared.weight"]
     ours = load_file(out / "model.safetensors")["source_embedding.tokens.weight"]
     source, _ = load_tokenizers(out)
@@ -144,7 +144,7 @@ def test_random_dictionaries_against_matrices(missing: set[int], more: int) -> N
 def test_random_dictionaries_against_segmenters(data: st.DataObject) -> None:
     own = pieces("source")
     missing = data.draw(st.sets(st.sampled_from(own)))
-    # Of letters that the segmenter knows, and no pieces.
+    # Made of letters that the segmenter knows, but not pieces.
     added = data.draw(st.sets(st.text("tehous", min_size=4, max_size=9).filter(lambda token: token not in own)))
     tokens = ["</s>", "<unk>", "<pad>", *(piece for piece in own if piece not in missing), *added, "madeupword0000"]
     ids = {token: row for row, token in enumerate(tokens)}
@@ -235,9 +235,9 @@ def test_marians_lists_of_another_model(ending: str, tmp_path: Path) -> None:
         return str(caught.value)
 
     short = of_marian(tmp_path / "short", tokens[:-20], len(tokens), ending)
-    assert ("tokens, the model" if ending == "txt" else "rows of the matrix without a token") in refused(short)
+    assert ("tokens, the model" if ending == "txt" else "pieces of the segmenter that the dict") in refused(short)
     one_less = of_marian(tmp_path / "one", tokens[:9] + tokens[10:], len(tokens), ending)
-    if ending == "txt":  # places are ids, so all behind it would be shifted
+    if ending == "txt":  # positions are ids, so everything after it would be shifted
         assert "tokens, the model" in refused(one_less)
     others = of_marian(tmp_path / "other", ["</s>", "<unk>", *pieces("other"), "x"], len(pieces("other")) + 3, ending)
     assert "not of one model" in refused(others)
@@ -313,7 +313,7 @@ WRONG = {
 @pytest.mark.parametrize("side", ["source", "target"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_one_wrong_segmenter_beside_a_right_one(wrong: str, side: str, tmp_path: Path) -> None:
-    """The other gives the whole dictionary, of which the wrong one lacks what only counting shows."""
+    """The other gives the whole dictionary; only counting shows what the wrong one lacks."""
     joint = trained(SENTENCES + TARGETS, vocab_size=90)
     right = SentencePieceTokenizer(joint)
     tokens = dict.fromkeys(["</s>", "<unk>", "<pad>", *right.pieces(range(3, right.size - 1))])
@@ -328,7 +328,7 @@ def test_one_wrong_segmenter_beside_a_right_one(wrong: str, side: str, tmp_path:
 
 
 def test_a_unigram_model_lacks_hardly_a_piece(tmp_path: Path) -> None:
-    """Every piece of it was in its training text, unlike those of BPE, some of which are steps on the way to others."""
+    """Each of its pieces occurred in its training text, unlike BPE's, some of which are steps towards others."""
     ids = listed()
     for piece in pieces("source")[-8:]:
         del ids[piece]

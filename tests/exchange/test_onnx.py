@@ -1,4 +1,4 @@
-"""Graphs for onnxruntime compute what the model does, for every value of every axis of the architecture."""
+"""Graphs for onnxruntime compute the same as the model, for every value on every axis of the architecture."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ OPTIONS: list[Choices] = [
     {"decoder.attention": "average", "attention.average_ffn": True},
     {"decoder.attention": "merged", "attention.share_value": False},
 ]
-"""Choices that no axis of tests.composition has."""
+"""OPTIONS are choices that are on no axis of tests.composition."""
 
 
 @cache
@@ -83,13 +83,13 @@ def small(name: str) -> Seq2Seq:
 
 def built(choices: Choices) -> Seq2Seq:
     model = moved(build_model(composed(choices), 11, 11), 0.05).eval()
-    model.decoder.aligned = AlignmentHead(0, 1)  # as guided alignment would have taught it
+    model.decoder.aligned = AlignmentHead(0, 1)  # as guided alignment would have trained it
     return model
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a small model, exported when first asked for: it takes seconds."""
+    """The folder of a small model, exported on first use, because that takes seconds."""
 
     @cache
     def folder(name: str) -> Path:
@@ -228,7 +228,7 @@ def test_the_search_finds_the_same(exported: Callable[[str], Path], name: str, k
         pad=0,
         forbidden=(0, 1),
         penalty=penalty,
-        batch_sentences=5,  # so that others take the places of those that are done
+        batch_sentences=5,  # so that others replace finished ones
     )
     expected = search(ModelScorer(small(name)), sentences, settings)
     found = search(OnnxScorer(open_onnx(exported(name), threads=1)), sentences, settings)
@@ -240,7 +240,7 @@ def test_the_search_finds_the_same(exported: Callable[[str], Path], name: str, k
 
 
 class Recording:
-    """A session that notes how long the states are that it is given."""
+    """A session that records the lengths of the states that it is given."""
 
     def __init__(self, session: Any) -> None:
         self.session = session

@@ -1,4 +1,4 @@
-"""A folder as OPUS-MT models are downloaded: imported by the README's command, translated with, trained on."""
+"""A folder like a downloaded OPUS-MT model: imported with the README's command, used to translate, trained further."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TAGS = [">>fra<<", ">>ita<<"]
 
 
 def trained(sentences: list[str], **options: Any) -> bytes:
-    """A model as theirs: unigram, its own control symbols, no padding."""
+    """A model like theirs: unigram, its own control symbols, no padding."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences * 3),
@@ -67,15 +67,15 @@ PUBLISHED = {
     "static_position_embeddings": True,
     "use_cache": True,
 }
-"""Keys of the config.json of published models (opus-mt-en-de) that today's class does not write or does not know."""
+"""PUBLISHED are keys in config.json of published models (opus-mt-en-de) that today's class does not write or know."""
 
 
 @pytest.fixture
 def downloaded(tmp_path: Path, transformers: ModuleType) -> Downloaded:
     """Write such a folder of a tiny MarianMT with a final bias.
 
-    Weights are in `files` files, in torch's old format or the new. `separate`: each side has a vocabulary and a matrix
-    of its own; `tied`: the output's matrix is that of the target's embedding; `learned`: the model knows the sentences.
+    Weights are in `files` files, in torch's old or new format. `separate`: each side has its own vocabulary and matrix;
+    `tied`: the output matrix is that of the target embedding; `learned`: the model knows the sentences.
     """
 
     def write(
@@ -94,7 +94,7 @@ def downloaded(tmp_path: Path, transformers: ModuleType) -> Downloaded:
             model = trained(sentences)
             (folder / f"{side}.spm").write_bytes(model)
             tokenizer = SentencePieceTokenizer(model)
-            sides[side] = tokenizer.pieces(range(3, tokenizer.size - 1))  # behind <unk>, <s> and </s>; padding is last
+            sides[side] = tokenizer.pieces(range(3, tokenizer.size - 1))  # after <unk>, <s> and </s>; padding is last
         sides["target"].remove(sides["target"][2])  # a piece that never occurred in their training data has no id
         lists = list(sides.values()) if separate else [[*sides["source"], *sides["target"]]]
         longest = max(map(len, lists))
@@ -131,7 +131,7 @@ def downloaded(tmp_path: Path, transformers: ModuleType) -> Downloaded:
         )
         model = transformers.MarianMTModel(config)
         model.final_logits_bias.normal_()
-        model.save_pretrained(folder)  # config.json, and what else its tokenizer needs
+        model.save_pretrained(folder)  # config.json, and the other files that its tokenizer needs
         if learned:
             learn(model, transformers.MarianTokenizer.from_pretrained(folder))
         (folder / "model.safetensors").unlink()
@@ -211,7 +211,7 @@ def test_what_is_downloaded_is_imported_and_scores_and_translates_as_in_transfor
         exact += 1
     assert exact >= 3
     with torch.inference_mode():
-        # Theirs to search on while a better translation can come, as we do.
+        # Theirs must search on while a better translation can come, as ours does.
         batch = tokenizer(SENTENCES, return_tensors="pt", padding=True)
         generated = theirs.generate(**batch, early_stopping="never")
     written = json.loads((folder / ("target_vocab.json" if separate else "vocab.json")).read_text())
@@ -219,7 +219,7 @@ def test_what_is_downloaded_is_imported_and_scores_and_translates_as_in_transfor
     wanted_pieces = {
         number: [names[index] for index in row[: row.index(0)]]
         for number, row in enumerate(generated[:, 1:].tolist())
-        if 0 in row[:62]  # what is cut at the limit ranks differently there
+        if 0 in row[:62]  # outputs cut at the limit rank differently there
     }
     assert len(wanted_pieces) > len(SENTENCES) // 2
     assert len({tuple(pieces) for pieces in wanted_pieces.values()}) >= 3
@@ -234,7 +234,7 @@ def test_a_model_over_another_vocabulary_segments_and_reads_as_before(lines: lis
         for ids, others in zip(before.encode(lines), after.encode(lines), strict=True):
             assert after.pieces(others) == before.pieces(ids)
             assert after.decode(others) == before.decode(ids)
-    # Pieces of the source side, written as a translation.
+    # Pieces from the source side, written as a translation.
     source, target = united
     for line, known in zip(SENTENCES, separate[0].encode(SENTENCES), strict=True):
         assert target.decode(source.encode([line])[0]) == separate[0].decode(known)
@@ -242,7 +242,7 @@ def test_a_model_over_another_vocabulary_segments_and_reads_as_before(lines: lis
 
 @cache
 def over_one_vocabulary() -> tuple[list[SentencePieceTokenizer], list[SentencePieceTokenizer]]:
-    """Two models of unlike text, as they were trained and over one vocabulary."""
+    """Two models of different text, as they were trained and over one vocabulary."""
     sides = [SentencePieceTokenizer(trained(sentences)) for sentences in (SENTENCES, TARGETS)]
     pieces = dict.fromkeys(
         ["</s>", "<unk>", *(p for side in sides for p in side.pieces(range(3, side.size - 1))), "<pad>"]
@@ -299,7 +299,7 @@ def test_a_pickle_that_holds_more_than_weights_is_refused_and_runs_no_code(
 
 
 def corpus(folder: Path) -> list[Any]:
-    """Write the sentences as a corpus; return what the command line needs to be told of it."""
+    """Write the sentences as a corpus; return its options for the command line."""
     for side, sentences in (("de", SENTENCES), ("en", TARGETS)):
         (folder / f"text.{side}").write_text("".join(f"{line}\n" for line in sentences * 4))
     named = f"{{source: {folder / 'text.de'}, target: {folder / 'text.en'}}}"
@@ -331,7 +331,7 @@ def test_an_imported_model_is_fine_tuned_by_the_documented_commands(
     assert "tokens that its output bias rules out have no loss" in trained.err
     losses = losses_of(run)
     vocabulary = load_tokenizers(imported)[1].size
-    assert losses[0] < 4 * math.log(vocabulary)  # a bias of -1e9 beside label smoothing would make it 10^6
+    assert losses[0] < 4 * math.log(vocabulary)  # a bias of -1e9 with label smoothing would make it 10^6
     assert losses[-1] < losses[0]
     before, after = (weights(open_model(path).model) for path in (imported, run))
     ruled_out = before["output.bias"] < -1e8
@@ -339,7 +339,7 @@ def test_an_imported_model_is_fine_tuned_by_the_documented_commands(
     assert torch.equal(after["output.bias"][ruled_out], before["output.bias"][ruled_out])
     assert not torch.equal(after["output.bias"][~ruled_out], before["output.bias"][~ruled_out])
     assert ziggurat("translate", run, "-i", tmp_path / "text.de", "-o", tmp_path / "out.en").status == 0
-    # A resumed run knows what is ruled out from its checkpoint.
+    # A resumed run knows from its checkpoint what is ruled out.
     resumed = ziggurat("train", "--run", run, "--resume", "training.stop.updates=16")
     assert resumed.status == 0, resumed.err
     assert max(losses_of(run)[len(losses) :]) < losses[0]

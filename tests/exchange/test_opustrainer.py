@@ -1,4 +1,4 @@
-"""OpusTrainer files converted to our own configuration, and modifiers that neither knows."""
+"""OpusTrainer files converted to our configuration, and modifiers that neither knows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ modifiers:
 seed: 1111
 trainer: /usr/bin/cat
 """
-"""In the form of the README and the examples of OpusTrainer 04cc492."""
+"""FULL follows the README and the examples of OpusTrainer 04cc492."""
 
 
 def read(folder: Path, text: str, **settings: Any) -> DataConfig:
@@ -58,7 +58,7 @@ def read(folder: Path, text: str, **settings: Any) -> DataConfig:
 
 
 def without_effect(folder: Path, text: str) -> list[str]:
-    """Comments on what has no effect."""
+    """Settings without effect become comments."""
     (folder / "trainer.yml").write_text(text)
     return list(read_opustrainer(str(folder / "trainer.yml"))["said"])
 
@@ -166,7 +166,7 @@ def test_faults_are_named_with_their_line(tmp_path: Path, old: str, new: str, sa
 
 
 def test_keys_without_effect_are_named_with_their_line(tmp_path: Path) -> None:
-    """Misspelt ones, stages that are not listed, and what other programs need; a file may hold YAML's anchors."""
+    """These are misspelt keys, unlisted stages, and settings for other programs; a file may have YAML anchors."""
     said = without_effect(tmp_path, f"{FULL}modifierz: []\nmiddle: [clean 1, until clean 1]\n")
     assert [line.removeprefix(f"{tmp_path}/trainer.yml, line ").partition(" has no effect: ")[0] for line in said] == [
         "26: `seed`",
@@ -217,7 +217,7 @@ def test_what_retokenize_and_num_fields_cannot_be(tmp_path: Path, old: str, new:
 
 
 def test_rows_with_too_few_columns_are_left_out_and_counted(tmp_path: Path) -> None:
-    """As OpusTrainer does; alignments stay with their pairs."""
+    """This is what OpusTrainer does; alignments stay with their pairs."""
     rows = [f"low {n} ufer\thigh {n}\t0-0 1-1" for n in range(300)]
     short = {0: "alone", 7: "two\tcolumns", 150: "", 299: "low\thigh"}
     lines = [short.get(n, row) if n % 10 else f"{row}\tmore" for n, row in enumerate(rows)]

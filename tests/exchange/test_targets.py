@@ -1,4 +1,4 @@
-"""Every recipe, made narrow: each target that it reaches computes the same; the others say why not."""
+"""Every recipe, made narrow: each target that supports it computes the same; the others report why not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.config.update_golden import load_once
 from tests.exchange.conftest import Written
-from tests.exchange.examples import SENTENCES, random_model
+from tests.exchange.examples import SENTENCES, log_probabilities, random_model
 from tests.small import merged
 from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.recipes import recipe_names
@@ -27,7 +27,6 @@ from ziggurat.exchange.exporter import export_model
 from ziggurat.exchange.plain import ExportedModel
 from ziggurat.exchange.targets import TARGETS
 from ziggurat.model.directory import open_model
-from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import ConfigError, ExportError
 
@@ -59,14 +58,6 @@ def structures() -> dict[str, Experiment]:
     return dict(found.values())
 
 
-def log_probabilities(model: Seq2Seq, source: list[int], target: list[int]) -> Tensor:
-    """Return [target + 1, V] of the model itself, in fp64."""
-    with torch.inference_mode():
-        ids = torch.tensor([source])
-        memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
-        return model.logits(model.decode(torch.tensor([target]), memory))[0].log_softmax(-1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("third", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_every_recipe_computes_the_same_in_every_target_it_reaches(
@@ -82,7 +73,7 @@ def test_every_recipe_computes_the_same_in_every_target_it_reaches(
 
 
 def check(experiment: Experiment, tokenizer: SentencePieceTokenizer, work: Path) -> None:
-    """Compare what each target computes of three pairs with the model itself."""
+    """Compare what each target computes for three pairs with the model itself."""
     torch_model = random_model(experiment.model, tokenizer)
     save_tokenizers(work, tokenizer, tokenizer)
     model = ExportedModel(experiment, weights(torch_model), work, tokenizer, tokenizer)
@@ -122,7 +113,7 @@ DEPTH_METHODS: dict[str, tuple[dict[str, Any], set[str], str]] = {
         "memory: hierarchical",
     ),
 }
-"""Choices beside those of POST, the targets that refuse them, and the key that they name."""
+"""DEPTH_METHODS are choices in addition to POST, the targets that refuse them, and the key that they name."""
 
 
 @pytest.mark.parametrize("name", DEPTH_METHODS)
@@ -226,14 +217,6 @@ def test_pegasus_ties_all_its_matrices_or_none(
     assert (config["model_type"], config["tie_word_embeddings"]) == ("pegasus", sharing == "all")
     expected = log_probabilities(opened.model.double(), [5, 6, tokenizer.eos], [tokenizer.bos, 7])
     check_huggingface(folder, tokenizer, [([5, 6], [7])], [expected])
-
-
-@pytest.mark.slow
-def test_which_recipes_reach_what() -> None:
-    experiments = structures().values()
-    counts = {name: sum(not target.reasons(e) for e in experiments) for name, target in TARGETS.items()}
-    assert counts["ziggurat"] == len(experiments) > 20
-    assert 0 < counts["huggingface"] <= counts["ctranslate2"] < len(experiments)
 
 
 @pytest.mark.parametrize(

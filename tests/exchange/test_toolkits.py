@@ -1,4 +1,6 @@
-"""Checkpoints and folders of other toolkits: known by name, refused with what can be done; pickles told in one line."""
+"""Checkpoints and folders of other toolkits: recognised by name, refused with a way out; pickles described in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,7 @@ def test_a_checkpoint_of_tensorflow_is_known_by_its_stem(tmp_path: Path) -> None
 
 @pytest.fixture
 def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Write a pickle with an object of the class `module.Name` in it, the old way or as zip."""
+    """Write a pickle with an object of the class `module.Name`, in the old format or as zip."""
 
     def make(name: str, place: Callable[[dict[str, Any], Any], object], zipped: bool = True) -> Path:
         module, _, short = name.rpartition(".")
@@ -168,7 +170,7 @@ def test_options_of_any_class_are_told_in_one_line(
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_averages_of_the_training_run_are_not_read(zipped: bool, pickled: Callable[..., Path], tmp_path: Path) -> None:
-    """As checkpoints of 2018 have them in `extra_state`."""
+    """Checkpoints of 2018 have them in `extra_state`."""
     model = write(tmp_path / "plain.pt", parameters((8, 8)))
     plain = torch.load(model, weights_only=False)
 
@@ -293,7 +295,9 @@ class Container:
 
 
 def held(value: Any, kinds: dict[str, type], parent: Any = None) -> Any:
-    """Return `value` as omegaconf keeps it: children know their parent, types stand in a container's description."""
+    """Return `value` as omegaconf stores it: children know their parent, and a container's description has the
+    types.
+    """
     if not isinstance(value, dict | list):
         return kinds["nodes.AnyNode"](_val=value, _metadata=kinds["base.Metadata"](ref_type=Any), _parent=parent)
     kind = kinds["dictconfig.DictConfig" if isinstance(value, dict) else "listconfig.ListConfig"]
@@ -307,7 +311,7 @@ def held(value: Any, kinds: dict[str, type], parent: Any = None) -> Any:
 
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
-    """Classes with the names of omegaconf's, which is not needed to read them."""
+    """Classes with omegaconf's names, which is not needed to read them."""
     monkeypatch.setitem(sys.modules, "omegaconf", ModuleType("omegaconf"))
     found: dict[str, type] = {}
     for name in (

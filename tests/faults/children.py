@@ -1,4 +1,4 @@
-"""Cases in child processes, one after the other until the child dies; it may crash, hang or take all memory."""
+"""Cases in child processes, one by one until the child dies; it may crash, hang or take all memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 Case = TypeVar("Case")
 Told = dict[str, str]
-"""The answers of a child on a case: first what it is about to do, at last its outcome, with the key `kind`."""
+"""Told are a child's answers about a case: first what it is about to do, finally its outcome, with the key `kind`."""
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Do something in a child: it may start threads, with which this process could not fork any more."""
+    """Do something in a child, because it may start threads, after which this process could no longer fork."""
     pid = os.fork()
     if not pid:
         status = 1
@@ -37,9 +37,9 @@ def in_child(work: Callable[[], None]) -> None:
 def in_children(
     cases: Sequence[Case], do: Callable[[Case], Iterator[Told]], *, of_a_child: int, patience: float
 ) -> Iterator[tuple[Case, Told]]:
-    """Yield every case with what was said of it by the child that did it, with its end if it died of it.
+    """Yield every case with the answers of the child that did it, and with the child's end if the case killed it.
 
-    `kind` of those is `crash`, or `hang` where it used all its processor time or said nothing for `patience` seconds.
+    `kind` is then `crash`, or `hang` if it used all its CPU time or did not answer for `patience` seconds.
     """
     left = list(cases)
     while left:
@@ -51,7 +51,7 @@ def in_children(
 
 
 def _one_child(cases: Sequence[Case], do: Callable[[Case], Iterator[Told]], patience: float) -> Iterator[Told]:
-    """Yield what a child says of each case, until all are done or it dies."""
+    """Yield a child's answers about each case, until all are done or it dies."""
     here, there = os.pipe()
     pid = os.fork()
     if not pid:
@@ -59,7 +59,7 @@ def _one_child(cases: Sequence[Case], do: Callable[[Case], Iterator[Told]], pati
         _be_child(cases, do, there)
     os.close(there)
     done, said = 0, {}
-    with os.fdopen(here, "rb", buffering=0) as lines:  # what is in a buffer, `select` does not see
+    with os.fdopen(here, "rb", buffering=0) as lines:  # `select` does not see what is in a buffer
         while line := _next_line(lines, pid, patience):
             message = json.loads(line)
             if "broken" in message:
@@ -78,7 +78,7 @@ def _one_child(cases: Sequence[Case], do: Callable[[Case], Iterator[Told]], pati
 
 
 def _next_line(lines: Any, pid: int, patience: float) -> bytes:
-    """Return what the child says next, nothing when it died; one that sleeps for ever is killed."""
+    """Return the child's next answer, or nothing if it died; one that sleeps for ever is killed."""
     if not select.select([lines], [], [], patience)[0]:
         os.kill(pid, signal.SIGALRM)
     return bytes(lines.readline())
@@ -94,13 +94,13 @@ def _be_child(cases: Sequence[Case], do: Callable[[Case], Iterator[Told]], tell:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         torch.set_num_threads(1)
         quiet = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # native libraries complain there
+        for descriptor in (0, 1, 2):  # native libraries write there
             os.dup2(quiet, descriptor)
         for case in cases:
             for told in do(case):
                 os.write(tell, json.dumps(told).encode() + b"\n")
         status = 0
-    except BaseException:  # of no case: undamaged files cannot be read, or a fault of the tests
+    except BaseException:  # of no case: undamaged files cannot be read, or the tests are at fault
         os.write(tell, json.dumps({"broken": traceback.format_exc()}).encode() + b"\n")
     finally:
         os._exit(status)
@@ -108,7 +108,7 @@ def _be_child(cases: Sequence[Case], do: Callable[[Case], Iterator[Told]], tell:
 
 @contextlib.contextmanager
 def limited(memory: int, seconds: float) -> Iterator[None]:
-    """Limit the address space to so many bytes more than now, and the processor time to so many seconds more."""
+    """Limit the address space and the CPU time to that many bytes and seconds more than now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     used = resource.getrusage(resource.RUSAGE_SELF)
     space, times = resource.getrlimit(resource.RLIMIT_AS), resource.getrlimit(resource.RLIMIT_CPU)

@@ -15,7 +15,7 @@ from tests.faults.nursery import Nursery
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder in memory where the system has one: thousands of folders are made and removed."""
+    """A folder in memory, if the system has one: thousands of folders are created and removed."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else tmp_path_factory.getbasetemp()))
     yield folder.resolve()

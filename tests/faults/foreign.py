@@ -1,4 +1,4 @@
-"""A checkpoint of fairseq, made of a run of ours."""
+"""A fairseq checkpoint made from one of our runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ziggurat.data.subword import load_tokenizers
 
 
 def write_fairseq(run: Path, folder: Path) -> None:
-    """Write `checkpoint.pt` and `dict.txt` of the model of `run` into `folder`."""
+    """Write `checkpoint.pt` and `dict.txt` for the model of `run` into `folder`."""
     source, _ = load_tokenizers(run)
     fairseq_checkpoint(run, folder, learned=False)
     dictionary(source, folder / "dict.txt")

@@ -1,4 +1,4 @@
-"""Damaged files, and too little memory, in front of every reader, each case in a child with limits on memory and time.
+"""Every reader with damaged files, and with too little memory, each case in a child with limits on memory and time.
 
 Children are forked from this process, which has imported everything and never computes.
 """
@@ -27,20 +27,21 @@ from tests.faults.readers import READERS, FailedError, Reader, RefusedError
 from ziggurat.system.errors import ZigguratError, shortage
 
 OUTCOMES = ("refused", "equal", "differs", "silent", "unnamed", "leftover", "internal", "memory", "hang", "crash")
-"""`refused`: with a message that names a file (too little memory: that says so); `unnamed`: with one that does not.
-`equal`: the result is that of the undamaged file. `differs`: it is another, and nothing could have told (no checksum);
-`silent`: it is another, and a checksum should have told. `leftover`: refused, but a part of the output is there.
-`internal`: any other exception. `memory`: more than `MEMORY`.
-`hang`: longer than `SECONDS`. `crash`: ended by a signal."""
+"""OUTCOMES are `refused`: with a message that names a file (or reports too little memory); `unnamed`: with one that
+does not. `equal`: the result is that of the undamaged file. `differs`: it differs, and nothing could have shown that
+(no checksum); `silent`: it differs, and a checksum should have shown that. `leftover`: refused, but a part of the
+output is left. `internal`: any other exception. `memory`: more than `MEMORY`. `hang`: longer than `SECONDS`. `crash`:
+ended by a signal.
+"""
 
 FAULTS = ("silent", "unnamed", "leftover", "internal", "memory", "hang", "crash")
-"""Outcomes that must not be."""
+"""FAULTS are the outcomes that must not happen."""
 
 MEMORY = 500 << 20
-"""Bytes of address space a damaged file may take beyond what the child has."""
+"""MEMORY is how many bytes of address space a damaged file may take beyond what the child has."""
 
 SECONDS = 10.0
-"""Processor seconds a case may take; on a busy machine the clock may show four times as many."""
+"""SECONDS is the CPU seconds that a case may take; on a busy machine the clock may show four times as many."""
 
 _WITHOUT_MEANS = ("out of memory", "annot allocate memory", "no more threads")
 _CASES_OF_A_CHILD = 150
@@ -53,9 +54,9 @@ class Outcome:
 
     Attributes:
         reader: name of the reader.
-        seed: of the damage, or how many bytes of memory there were.
+        seed: of the damage, or the bytes of memory available.
         kind: one of OUTCOMES.
-        file: what was damaged.
+        file: the damaged file.
         damage: how.
         said: message or traceback.
     """
@@ -69,7 +70,7 @@ class Outcome:
 
 
 def fuzz(work: Path, cases: Sequence[tuple[str, int]], golden: Path | None = None) -> Iterator[Outcome]:
-    """Yield the outcome of every case (reader, seed) in the folder `work`, new or of an earlier call.
+    """Yield the outcome of every case (reader, seed) in the folder `work`, new or from an earlier call.
 
     The seed chooses the file and the damage.
     """
@@ -96,9 +97,9 @@ def fuzz(work: Path, cases: Sequence[tuple[str, int]], golden: Path | None = Non
 
 
 def starve(work: Path, readers: Sequence[str], step: int, golden: Path | None = None) -> Iterator[Outcome]:
-    """Yield what every reader makes of undamaged files with `step` bytes of memory, with twice as many, and so on.
+    """Yield every reader's outcome on undamaged files with `step` bytes of memory, with twice as many, and so on.
 
-    Until it has enough three times in a row. Each time in a new child, which has nothing in stock.
+    It stops once the memory suffices three times in a row. Each time uses a new child, without reserves.
     """
     material = _material(work, golden)
 
@@ -111,7 +112,7 @@ def starve(work: Path, readers: Sequence[str], step: int, golden: Path | None = 
         yield _read(READERS[name], wanted, False, (), memory)
 
     for name in readers:
-        if name == "begin":  # a run that has no memory to train with is there all the same: it can go on
+        if name == "begin":  # a run without memory to train still exists: it can be resumed
             continue
         [(_, undamaged)] = in_children([name], whole, of_a_child=1, patience=4 * SECONDS)
         memory, enough = 0, 0
@@ -131,7 +132,7 @@ def _material(work: Path, golden: Path | None) -> Path:
 
 
 def _lay_out(reader: Reader, material: Path, case: Path) -> None:
-    """Lay out what the reader needs in the folder `case`, and go there."""
+    """Put what the reader needs in the folder `case`, and change to it."""
 
     os.chdir(material)
     with contextlib.suppress(FileNotFoundError):
@@ -154,7 +155,9 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read(reader: Reader, wanted: str, checked: bool, names: Collection[str], memory: int) -> Told:
-    """Return how reading ends with so much memory; `names` are those of the files, `checked` is of the damaged one."""
+    """Return how reading ends with this much memory; `names` are those of the files, `checked` is for the damaged
+    one.
+    """
     with limited(memory, SECONDS):
         kind, said = "internal", ""
         try:
@@ -165,7 +168,7 @@ def _read(reader: Reader, wanted: str, checked: bool, names: Collection[str], me
             kind = "refused" if any(name in said for name in names) else "unnamed"
             if shortage(error) or any(words in said for words in _WITHOUT_MEANS):
                 kind = "memory"
-        except OSError as error:  # the command line says its file and reason
+        except OSError as error:  # the command line reports its file and reason
             said = str(error)
             kind = "refused" if error.filename else "unnamed"
         except FailedError as error:
@@ -179,7 +182,7 @@ def _read(reader: Reader, wanted: str, checked: bool, names: Collection[str], me
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Return the counts by reader as a table in Markdown."""
+    """Return the counts by reader as a Markdown table."""
     readers = list(dict.fromkeys(outcome.reader for outcome in outcomes))
     counts = {name: Counter(o.kind for o in outcomes if o.reader == name) for name in readers}
     counts["all"] = Counter(outcome.kind for outcome in outcomes)

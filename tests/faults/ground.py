@@ -1,4 +1,4 @@
-"""The ground on which commands start: corpus, store, a run, made once and copied; stand-ins for what is slow."""
+"""The ground on which commands start: corpus, store, a run, made once and copied; stand-ins for slow parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ziggurat.data.babel import generate
 
 
 def in_one_process() -> None:
-    """Let jobs be done in the process of the verb: operations of others are not seen."""
+    """Let jobs run in the verb's process, because operations of other processes are not seen."""
     from tests.corpora.synthesis import conftest
     from ziggurat.corpora.jobs import launchers
 
@@ -38,7 +38,7 @@ def on_a_small_corpus() -> None:
 
 
 def on_ready_graphs() -> None:
-    """Let the export to ONNX write graphs that were traced before, which takes a dozen seconds."""
+    """Let the ONNX export write graphs that were traced earlier, because tracing takes a dozen seconds."""
     import torch.onnx
 
     class Ready:
@@ -51,12 +51,12 @@ def on_ready_graphs() -> None:
 
 
 def with_a_server() -> None:
-    """Let the addresses of `fetch` lead to the files in `origin`, which a proxy in this process serves."""
+    """Let the addresses of `fetch` lead to the files in `origin`, served by a proxy in this process."""
     from tests.corpora.fetch.server import serving
 
     running = serving()
     server = running.__enter__()
-    atexit.register(running.__exit__, None, None, None)  # until then it must not be forgotten, which would end it
+    atexit.register(running.__exit__, None, None, None)  # until then it must stay referenced, or it would end
     for path in Path("origin", "f").iterdir():
         server.add(f"corpora.invalid/f/{path.name}", path.read_bytes())
     os.environ["http_proxy"] = server.address
@@ -64,9 +64,9 @@ def with_a_server() -> None:
 
 @dataclass
 class Ground:
-    """Makes what commands find: corpus, store, a run, text; each once, then copied.
+    """Makes what commands start from: corpus, store, a run, text; each once, then copied.
 
-    All paths are relative to the folder that the command runs in.
+    All paths are relative to the folder in which the command runs.
     """
 
     folder: Path
@@ -74,7 +74,7 @@ class Ground:
     _made: set[str] = field(default_factory=set)
 
     def lay(self, verb: Verb, folder: Path) -> None:
-        """Make `folder` anew with what is there before `verb`."""
+        """Recreate `folder` with what exists before `verb`."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for part in verb.ground:
@@ -117,7 +117,7 @@ class Ground:
         elif name == "run":
             self.part("store"), self.part("tiny.yaml")
             self._do("train", "tiny.yaml", "--run", "run", preload=TORCH)
-            # By hand, without a dev score: the one that training makes is worse than `best`, and would not be read.
+            # By hand, without a dev score: the average that training makes is worse than `best`, and would not be read.
             self._do("average", "run", "--last", "2", preload=TORCH)
         elif name == "graphs":
             self.part("run")
@@ -144,7 +144,7 @@ class Ground:
             raise KeyError(name)
 
     def configuration(self, name: str, training: Mapping[str, Any], model: Mapping[str, Any]) -> Path:
-        """Write the tiny experiment with this section `training` and changes of `model`; return the file."""
+        """Write the tiny experiment with this section `training` and changes to `model`; return the file."""
         self.part("corpus")
         tiny = tiny_experiment(self.folder / "corpus").model_dump()
         tiny["data"]["store"] = "store"
@@ -158,7 +158,7 @@ class Ground:
         assert ended.status == 0, ended.said
 
     def undisturbed(self, verb: Verb, folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]:
-        """Run the command as it is; return snapshots before and after, and its file operations."""
+        """Run the command undisturbed; return snapshots before and after, and its file operations."""
         self.lay(verb, folder)
         before = snapshot(folder, verb.timed)
         ended = self.nursery.run(

@@ -1,4 +1,4 @@
-"""Undamaged files of every kind that is read, for the fuzzer: the newest set of tests/golden, and foreign files."""
+"""Undamaged files of every kind that is read, for the fuzzer: the newest set in tests/golden, and foreign files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_material(folder: Path, golden: Path) -> None:
     )
     _write_corpora(folder, pairs)
     _write_lines(folder, pairs)
-    # That of the set may be older than the checksums of these files.
+    # The set's own may be older than the checksums of these files.
     shortlist = folder / "shortlist.safetensors"
     write_shortlist(shortlist, read_shortlist(shortlist, *load_tokenizers(folder / "run")))
     (folder / "aligner.safetensors").write_bytes(Aligner.train(pairs[:30]).content())
@@ -114,7 +114,7 @@ def _sentencepiece(kind: str, texts: list[str]) -> bytes:
 
 
 def _write_fairseq(folder: Path) -> None:
-    """Write the averaged model as fairseq would have."""
+    """Write the averaged model as fairseq would."""
     opened = open_model(folder / "run")
     config = opened.experiment.model
     anatomy = dissect(config, weights(opened.model), config.embedding.max_positions)
@@ -152,7 +152,7 @@ def _write_fairseq(folder: Path) -> None:
 
 
 def _write_marian(folder: Path) -> None:
-    """Write a model of Marian with lists of tokens and a text shortlist, and one of Firefox, half of it packed."""
+    """Write a Marian model with token lists and a text shortlist, and a Firefox one, half of it packed."""
     given = Path(__file__).parents[1] / "golden"
     (folder / "marian").mkdir()
     for name in ("model.npz", "model.npz.yml"):
@@ -179,7 +179,7 @@ def _write_marian(folder: Path) -> None:
 
 
 def _write_synthetic(folder: Path) -> None:
-    """Write a back-translation whose shards are done and not merged, as `--shard` leaves it."""
+    """Write a back-translation whose shards are done but not merged, as `--shard` leaves it."""
     job = BackTranslationJob(
         models=(str(folder / "run"),),
         inputs=(str(folder / "mono.txt"),),

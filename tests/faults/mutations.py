@@ -1,4 +1,4 @@
-"""Damage: what disks, transfers, editors and enemies do to the bytes of a file. A function of its seed alone."""
+"""Damage as disks, transfers, editors and enemies do it to a file's bytes, determined only by a seed."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 def damage(file: Path, seed: int, *, special: bool) -> str:
-    """Damage `file` in one way or, seldom, remove it or put something else in its place; return what was done.
+    """Damage `file` in one way or, rarely, remove it or replace it; return what was done.
 
-    `special`: pipes and devices too, which nobody expects inside a folder; of one who names them they can be meant.
+    `special`: pipes and devices too, which nobody expects inside a folder; a user who names one may intend it.
     """
     rng = random.Random(seed)
     if rng.random() < 0.04:
@@ -76,7 +76,7 @@ def damage(file: Path, seed: int, *, special: bool) -> str:
         change = rng.choice(changes)
         content = change(rng, content)
         said.append(change.__name__.removeprefix("_"))
-    file.unlink()  # not written in place: somebody may still have the old one mapped
+    file.unlink()  # not written in place: the old one may still be mapped
     file.write_bytes(content)
     return ", ".join(said)
 
@@ -102,7 +102,7 @@ def _replace(file: Path, kind: int) -> str:
 
 
 def _place(rng: random.Random, content: bytes) -> int:
-    """Return a place, the first and the last bytes more often than others: there the headers are."""
+    """Return an offset, the first and last bytes more often than others, because headers are there."""
     size = len(content)
     where = rng.random()
     if where < 0.3:
@@ -204,7 +204,7 @@ def _token(rng: random.Random) -> bytes:
 
 
 def _number(rng: random.Random, content: bytes) -> bytes:
-    """Put something in the place of one number."""
+    """Put something in place of one number."""
     found = list(_NUMBER.finditer(content))
     if not found:
         return _insert(rng, content)
@@ -218,7 +218,7 @@ def _insert(rng: random.Random, content: bytes) -> bytes:
 
 
 def _change_a_value(rng: random.Random, content: bytes) -> bytes:
-    """Replace all behind a colon or a blank, up to the line's end."""
+    """Replace everything after a colon or a blank, up to the end of the line."""
     lines = content.split(b"\n")
     number = rng.randrange(len(lines))
     head, sign, _ = lines[number].partition(rng.choice((b": ", b" ", b"\t")))
@@ -316,7 +316,7 @@ def _safetensors_header(rng: random.Random, content: bytes) -> bytes:
 
 
 def _inside_gzip(rng: random.Random, content: bytes) -> bytes:
-    """Damage what was compressed and compress it again, so that its checksum is right."""
+    """Damage the uncompressed content and compress it again, so that its checksum is right."""
     try:
         plain = gzip.decompress(content)
     except (OSError, EOFError, zlib.error):
@@ -325,7 +325,7 @@ def _inside_gzip(rng: random.Random, content: bytes) -> bytes:
 
 
 def _inside_zip(rng: random.Random, content: bytes) -> bytes:
-    """Damage one of the files in an archive, as checkpoints of torch are, whose checksum is right then."""
+    """Damage a file in an archive such as torch's checkpoints, with a correct checksum."""
     written = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(written, "w") as changed:

@@ -1,7 +1,7 @@
-"""Children that have imported everything already: one process waits and forks one for each command of `ziggurat`.
+"""Children that have already imported everything: one process waits and forks one for each command of `ziggurat`.
 
-A command takes seconds to import PyTorch, and milliseconds of its own on a tiny model. The waiting process computes
-nothing itself: PyTorch cannot be forked once it has. It is spoken to in lines of JSON:
+A command takes seconds to import PyTorch, and milliseconds for its own work on a tiny model. The waiting process
+computes nothing itself: PyTorch cannot be forked once it has. It communicates in lines of JSON:
 
     {"do": "start", "arguments": [...], ...} -> {"pid": 7};  {"do": "wait", "pid": 7, "seconds": 60} -> {"status": 0}
 """
@@ -29,8 +29,8 @@ class Ended(NamedTuple):
     """The end of a command.
 
     Attributes:
-        status: its exit status, or minus the number of the signal that ended it; None: it was still there when its
-            time was over, and was killed.
+        status: its exit status, or minus the number of the signal that ended it; None: it was still running when its
+        time was up, and was killed.
         said: standard output and error.
         operations: (kind, path) of every file operation (tests/faults/operations.py).
     """
@@ -46,7 +46,7 @@ class Ended(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A command under way; `pid` is also the number of its group of processes."""
+    """A running command; `pid` is also the id of its process group."""
 
     pid: int
     said: Path
@@ -54,10 +54,10 @@ class Started(NamedTuple):
 
 
 class Nursery:
-    """Starts commands in forked children. A context.
+    """Starts commands in forked children. It is a context manager.
 
     Args:
-        scratch: folder for what they print.
+        scratch: folder for their output.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -99,9 +99,9 @@ class Nursery:
 
         Args:
             fault: a tests.faults.operations.Fault to happen below `folder`.
-            watched: whether its operations are written down.
-            prepare: `module:function` that is called in the child first.
-            preload: modules that the waiting process imports first, if it has not.
+            watched: whether its operations are recorded.
+            prepare: `module:function` to call first in the child.
+            preload: modules that the waiting process imports first, unless it already has.
             environment: variables of the child.
             command: another function to call with the arguments.
         """
@@ -123,7 +123,7 @@ class Nursery:
         return Started(answer["pid"], said, operations)
 
     def wait(self, started: Started, seconds: float = 120.0) -> Ended:
-        """Wait until it has ended; after so many seconds it and all its children are killed."""
+        """Wait until it has ended; after that many seconds it and all its children are killed."""
         status = self._ask(do="wait", pid=started.pid, seconds=seconds)["status"]
         said = started.said.read_text(encoding="utf-8", errors="replace")
         lines = started.operations.read_text(encoding="utf-8").splitlines() if started.operations.is_file() else []
@@ -146,9 +146,9 @@ class Nursery:
 
 
 def _wait() -> None:
-    """Be the waiting process."""
+    """Run the waiting process."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an import prints is no answer
+    os.dup2(2, 1)  # keep the output of imports out of the answers
     import ziggurat.cli.app
 
     assert ziggurat.cli.app
@@ -172,14 +172,14 @@ def _status(pid: int, seconds: float) -> int | None:
         ended, _, _ = select.select([descriptor], [], [], seconds)
     finally:
         os.close(descriptor)
-    with contextlib.suppress(ProcessLookupError):  # and whatever it started and left
+    with contextlib.suppress(ProcessLookupError):  # and whatever it started and left behind
         os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def _be(request: dict[str, Any]) -> NoReturn:
-    """Be `ziggurat`, once."""
+    """Act as `ziggurat`, once."""
     status = 70
     try:
         os.setsid()

@@ -1,11 +1,11 @@
 """File operations of a process, counted; at the n-th one it is killed, or the operation fails.
 
-Python's audit events tell of opening, renaming, making and removing. Writing and syncing have no events, so `open` and
-`os.fsync` are replaced by forms that count as well: a file can then also be cut in the middle of a write, which is what
-a full disk or a kill leaves. What libraries in C++ write by themselves (Arrow) is not seen; for that there are small
-file systems (experiments/faults/disks.py) and kills at random times.
+Python's audit events report opening, renaming, creating and removing. Writing and syncing have no events, so
+replacements of `open` and `os.fsync` count them: a file can then also be cut in the middle of a write, as by a full
+disk or a kill. Writes by C++ libraries (Arrow) are not seen; small file systems (experiments/faults/disks.py) and kills
+at random times cover those.
 
-An audit hook cannot be taken back: this belongs into a process that ends afterwards (tests/faults/nursery.py).
+An audit hook cannot be removed: use it in a process that ends afterwards (tests/faults/nursery.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EVENTS = {
     "os.truncate",
     "os.chmod",
 }
-"""The functions that those of shutil and tempfile come down to."""
+"""_EVENTS are the functions that those of shutil and tempfile call."""
 
 ERRORS: dict[str, tuple[int, ...]] = {
     "open": (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES),
@@ -51,7 +51,7 @@ ERRORS: dict[str, tuple[int, ...]] = {
     "chmod": (errno.EIO,),
     "flock": (errno.ENOLCK, errno.EIO),
 }
-"""The errors that can meet an operation of this kind; a file system says nothing else."""
+"""ERRORS are the errors that an operation of this kind can meet; a file system raises no others."""
 
 _BY_NUMBER = {"write", "fsync", "chmod", "flock", "truncate"}
 _TAKES_ROOM = {"open", "write", "fsync", "mkdir", "link", "symlink"}
@@ -63,23 +63,23 @@ class Operation(NamedTuple):
     kind: str
     """A key of ERRORS."""
     path: str
-    """The file or folder; of a rename, the new name."""
+    """The file or folder; for a rename, the new name."""
 
 
 class Fault(NamedTuple):
-    """The disturbance at the n-th operation, from 1, of those that write (or of all, `reads`)."""
+    """The disturbance at the n-th operation, from 1, among those that write (or all, with `reads`)."""
 
     number: int
     error: int | None = None
-    """`errno` that it fails with; None: SIGKILL."""
+    """The `errno` with which it fails; None: SIGKILL."""
     lasting: bool = False
-    """Return whether all later ones that take room on the disk fail too, as where it is full."""
+    """Return whether all later ones that need disk space also fail, as on a full disk."""
     reads: bool = False
     """Return whether opening for reading counts as well."""
 
 
 def watch(folder: Path, fault: Fault | None, told: Callable[[Operation], object]) -> None:
-    """From now on, tell every operation below `folder` to `told`, and let `fault` happen."""
+    """From now on, report every operation below `folder` to `told`, and let `fault` happen."""
     watcher = _Watcher(folder, fault, told)
     sys.addaudithook(watcher.hear)
     real_fsync = os.fsync
@@ -87,7 +87,7 @@ def watch(folder: Path, fault: Fault | None, told: Callable[[Operation], object]
     def fsync(descriptor: Any) -> None:
         number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
         watcher.happens("fsync", _named(number))
-        if not watcher.holds(_named(number)):  # what is watched goes away with the machine's memory in any case
+        if not watcher.holds(_named(number)):  # the watched files disappear with the machine's memory in any case
             real_fsync(number)
 
     os.fsync = fsync  # type: ignore[assignment]
@@ -103,7 +103,7 @@ class _Watcher:
         self._fault, self._told = fault, told
         self._count = 0
         self._lock = threading.Lock()
-        self._inside = threading.local()  # looking at a path is not to be heard
+        self._inside = threading.local()  # looking at a path must not count
 
     def holds(self, path: str) -> bool:
         return path.startswith(self._folder)
@@ -122,7 +122,7 @@ class _Watcher:
             self.happens(*found)
 
     def happens(self, kind: str, path: str, before: Callable[[], object] = lambda: None) -> None:
-        """Count an operation; `before` does half of it, where half of it can be done."""
+        """Count an operation; `before` does half of it, if that is possible."""
         if not self.holds(path):
             return
         fault = self._fault
@@ -141,12 +141,12 @@ class _Watcher:
             return
         before()
         assert fault.error is not None
-        # The system names no file where it was given a number, so it must be named by who knows it.
+        # The system names no file if it was given a descriptor, so the code that knows the file must name it.
         raise OSError(fault.error, os.strerror(fault.error), *([] if kind in _BY_NUMBER else [path]))
 
 
 def _operation(event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None:
-    """Return kind and path of an audit event; None where it is of no file."""
+    """Return kind and path of an audit event; None if it concerns no file."""
     if event == "open":
         path, _, flags = arguments
         if isinstance(path, int):
@@ -163,7 +163,9 @@ def _operation(event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None
 
 
 def _absolute(path: Any, folder: int = -1) -> str:
-    """Return the path of a file that is named relative to an open folder, to the current one, or by its number."""
+    """Return the path of a file that is named relative to an open folder or to the current one, or by its
+    descriptor.
+    """
     if isinstance(path, int):
         return _named(path)
     text = os.fsdecode(path)
@@ -181,7 +183,7 @@ def _named(descriptor: int) -> str:
 
 
 class _Raw(io.FileIO):
-    """A file whose writes are counted; at one that fails, half of the bytes get through."""
+    """A file whose writes are counted; half of the bytes of a failing write get through."""
 
     def __init__(self, watcher: _Watcher, file: Any, mode: str, closefd: bool, opener: Any) -> None:
         super().__init__(file, mode, closefd, opener)

@@ -1,6 +1,6 @@
-"""Everything in this package that reads files, as functions of the folder one is in, for the fuzzer (fuzzing.py).
+"""Everything in this package that reads files, as functions that read the current folder, for the fuzzer (fuzzing.py).
 
-Most are verbs of the command line, since what a user sees is the outcome. The undamaged files are those of
+Most are verbs of the command line, because what a user sees counts. The undamaged files come from
 tests/faults/material.py.
 """
 
@@ -31,11 +31,11 @@ from ziggurat.train.checkpoint import load_checkpoint
 
 
 class RefusedError(Exception):
-    """A verb ended with status 2; what it said."""
+    """A verb ended with status 2, with this message."""
 
 
 class FailedError(Exception):
-    """A verb ended with another status than 0 and 2; what it said."""
+    """A verb ended with a status other than 0 and 2, with this message."""
 
 
 def checksummed(path: Path) -> bool:
@@ -49,11 +49,11 @@ class Reader:
 
     Attributes:
         name: of the reader.
-        parts: what of the material it needs in its folder.
+        parts: the material that it needs in its folder.
         files: patterns of the files to damage.
-        read: called in the folder; returns what is equal where the same was read.
-        checked: whether damage to this file must be noticed where it changes the result.
-        outputs: what must not be there after a refusal.
+        read: called in the folder; returns equal values if it read the same.
+        checked: whether damage to this file must be noticed if it changes the result.
+        outputs: files that must not exist after a refusal.
     """
 
     name: str
@@ -80,12 +80,12 @@ def verb(*arguments: str) -> str:
 
 
 def translated(model: str, *options: str) -> str:
-    """Translate with a model in the folder; scores are in the result, so that all weights are."""
+    """Translate with a model in the folder; the result has scores, so it depends on all weights."""
     return verb("translate", model, *options, "-i", "sources.txt", "--json", "--threads", "1", "--device", "cpu")
 
 
 def store_at(path: str) -> Any:
-    """Return all that a store holds."""
+    """Return everything in a store."""
     store = Store.open(path)
     found: list[Any] = [store.fingerprint, tokenized((store.source, store.target))]
     for table in (store.train, store.dev):
@@ -98,7 +98,7 @@ def store_at(path: str) -> Any:
 
 
 def tokenized(pair: tuple[Tokenizer, Tokenizer]) -> Any:
-    """Return what a pair of tokenizers makes of a few texts, and all their pieces."""
+    """Return a pair of tokenizers' output for a few texts, and all their pieces."""
     texts = ["Thas stailei voufali", "q\ufdd0 \u2581 \u4e00 <bt> zz", ""]
     return [
         [
@@ -158,7 +158,7 @@ def _imported(*arguments: str) -> Any:
     try:
         return translated("whole", "max_length.extra=5")
     except RefusedError as error:
-        if "not finite" not in str(error):  # as they were in the other model
+        if "not finite" not in str(error):  # as in the other model
             raise
         return str(error)
 
@@ -202,14 +202,14 @@ def _merged() -> Any:
 
 
 def _model(folder: str, read: Callable[[str], Any], outputs: tuple[str, ...] = ()) -> Iterator[Reader]:
-    """Yield two readers, of a model's folder with checksums and without."""
+    """Yield two readers, for a model folder with and without checksums."""
     for name in (folder, f"foreign-{folder}"):
         yield Reader(name, (name, "sources.txt"), (f"{name}/*",), partial(read, name), checksummed, outputs)
 
 
 _CORPORA = ("tsv", "tsv.gz", "tsv.xz", "tsv.zst", "jsonl", "parquet", "parquet.zst")
 _STATE = (".safetensors", ".spm", ".arrow", ".npy", ".yaml")
-"""Files of a run and its store whose content decides how it goes on."""
+"""_STATE are the files of a run and its store whose content determines how it resumes."""
 
 READERS: dict[str, Reader] = {
     reader.name: reader

@@ -1,4 +1,4 @@
-"""Disks that are too small for a verb: their sizes, which the campaign mounts one after the other."""
+"""Disks that are too small for a verb: their sizes, which the campaign mounts one by one."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import pytest
 
 from tests.faults.operations import Operation
 
-disks = pytest.importorskip("experiments.faults.disks", reason="experiments/ is not beside the tests")
+disks = pytest.importorskip("experiments.faults.disks", reason="experiments/ is not next to the tests")
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 1 << 20), (0, 0), (8192, 8192), (8192, 1 << 20), (1 << 20, 8192)])
 def test_every_size_is_a_limit_that_holds_what_is_there(before: int, after: int) -> None:
     found = disks.sizes(before, after)
-    assert all(size > 0 and before <= size <= max(4096, before, after) for size in found)  # 0 is no limit to tmpfs
+    assert all(size > 0 and before <= size <= max(4096, before, after) for size in found)  # 0 means no limit to tmpfs
     assert found[0] == max(4096, before)
     assert len(found) == (8 if after > 1 << 19 else 1)
 
 
-@pytest.mark.slow  # it mounts, where it may: not for every run of the suite
+@pytest.mark.slow  # it mounts file systems if permitted: not for every run of the suite
 def test_a_disk_of_every_size_is_given_its_room_back(tmp_path: Path) -> None:
     if not disks.mountable(tmp_path):
         pytest.skip("this process may not mount file systems")

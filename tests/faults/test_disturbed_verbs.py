@@ -1,7 +1,7 @@
-"""Verbs killed, or met by an error, at a file operation: the same command again gives what it would have given.
+"""Verbs killed, or hit by an error, at a file operation: repeating the command gives the undisturbed result.
 
-The whole of it, every operation of every verb, is slow; the default suite tries a few of some. With every error that an
-operation can give: `python -m experiments.faults operations`.
+Trying every operation of every verb is slow; the default suite tries a few. For every error that an operation can
+raise: `python -m experiments.faults operations`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WHOLE = {**VERBS, **EXPORTS}
 
 
 def disturbed(bench: Bench, faults: list[Fault]) -> dict[Fault, Outcome]:
-    """Disturb a verb in each of the ways; return those that it did not survive."""
+    """Disturb a verb in each of these ways; return those that it did not survive."""
     outcomes = {fault: bench.kill(fault) if fault.error is None else bench.fail(fault) for fault in faults}
     assert outcomes
     return {fault: outcome for fault, outcome in outcomes.items() if outcome.verdict != "survived"}
@@ -56,14 +56,14 @@ def test_every_verb_that_writes_is_disturbed() -> None:
     from ziggurat.cli.app import app
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    # They print, or answer; what `serve --new-key` writes is random (tests/serve). `pipeline` is made of the others,
-    # and killed in tests/corpora/pipeline.
+    # They print, or answer; what `serve --new-key` writes is random (tests/serve). `pipeline` consists of the others,
+    # and is killed in tests/corpora/pipeline.
     reading = {"recipes", "explain", "serve", "pipeline"}
     assert {word for verb in WHOLE.values() for word in verb.arguments if word in known} == known - reading
 
 
 def write_in_place() -> None:
-    """Let every file be written where it lies, as no code of ours does."""
+    """Let every file be written in place, as none of our code does."""
     import contextlib
     from collections.abc import Iterator
 
@@ -99,12 +99,12 @@ def test_a_file_written_in_place_is_found_out(ground: Ground, place: Path) -> No
 
 @pytest.mark.slow
 def test_operations_are_seen_where_they_happen(ground: Ground, place: Path) -> None:
-    """One file written whole: made, written, given its mode, synced and renamed, in this order."""
+    """A file written atomically: created, written, given its mode, synced and renamed, in this order."""
     bench = Bench(VERBS["translate-replacing"], ground, place / "work")
     writing = [one for one in bench.operations if one.kind != "read"]
     assert [one.kind for one in writing if one.kind != "flock"] == ["open", "write", "chmod", "fsync", "rename"]
     assert Operation("rename", str(place / "work" / "out")) in writing
-    # Not the first one: what mends the links of a run may fail, and the verb goes on.
+    # Not the first one: the repair of a run's links may fail, and the verb continues.
     weights = str(place / "work" / "run" / "averaged" / "model.safetensors")
     fault = Fault([one.path for one in bench.operations].index(weights) + 1, errno.EIO, reads=True)
     ended = ground.nursery.run(bench.verb.arguments, place / "work", preload=bench.verb.preload, fault=fault)

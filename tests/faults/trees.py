@@ -1,4 +1,4 @@
-"""Folders as they are compared: every file's bytes, but for what depends on the clock."""
+"""Folders as they are compared: every file's bytes, except what depends on the clock."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from typing import Any
 from ziggurat.train.records import CLOCK_FIELDS
 
 CLOCK = CLOCK_FIELDS | {"data_wait"}
-"""Fields of `metrics.jsonl`, `depth.jsonl` and a checkpoint's progress that depend on the clock, besides rates
-(`..._per_second`)."""
+"""CLOCK are the fields of `metrics.jsonl`, `depth.jsonl` and a checkpoint's progress that depend on the clock, besides
+rates (`..._per_second`).
+"""
 
 _LEFTOVER = re.compile(r"(.*\.(tmp|partial|replaced|old|new|staged|journal)|\.tmp.*|\.shared)")
 
 
 def snapshot(folder: Path, timed: Iterable[str] = ()) -> dict[str, Any]:
-    """Return what is below `folder`: path -> content, without what depends on the clock; of a link its target.
+    """Return a map from each path below `folder` to its content without what depends on the clock, or a link's target.
 
-    Of files called as in `timed` only their being there counts.
+    For files named in `timed` only their existence counts.
     """
     found: dict[str, Any] = {}
     readers = {**_READERS, **dict.fromkeys(timed, _there)}
@@ -39,7 +40,7 @@ def snapshot(folder: Path, timed: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Return what only a process under way may have: temporary files, folders half built or set aside."""
+    """Return what only a running process may have: temporary files, and folders half built or set aside."""
     names = (str(path.relative_to(folder)) for path in folder.rglob("*"))
     return sorted(name for name in names if _LEFTOVER.fullmatch(os.path.basename(name)))
 
@@ -55,7 +56,7 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 
 def _place(found: Any, expected: Any) -> str:
-    """Say what the first difference of two files is, where it can be said in a line."""
+    """Return the first difference of two files, if it can be described in a line."""
     if isinstance(found, list) and isinstance(expected, list):
         if len(found) != len(expected):
             return f": {len(found)} records instead of {len(expected)}"
@@ -81,7 +82,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 
 def _document(text: str) -> dict[str, Any]:
-    """Return a JSON object; one that is cut off stands for itself."""
+    """Return a JSON object, or the text itself if it is cut off."""
     try:
         return dict(json.loads(text))
     except ValueError:
@@ -89,9 +90,9 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def _meta(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's `meta.json`: the time trained for is in it, and a checksum over that.
+    """Return a checkpoint's `meta.json` without the training time in it, and the checksum over that.
 
-    Of the scores those count whose checkpoints are there: it may name one that was deleted right after it was written.
+    Only scores of existing checkpoints count: it may name one that was deleted right after it was written.
     """
     document = _document(path.read_text(encoding="utf-8"))
     document.pop("checksum", None)
@@ -103,7 +104,7 @@ def _meta(path: Path) -> dict[str, Any]:
 
 
 def _page(path: Path) -> str:
-    """Return a report without the minute it was made in."""
+    """Return a report without the minute in which it was made."""
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "", path.read_text(encoding="utf-8"))
 
 
@@ -116,5 +117,5 @@ _READERS: dict[str, Callable[[Path], Any]] = {
     "depth.jsonl": _records,
     "meta.json": _meta,
     ".job": _there,  # who trains
-    "log.txt": _there,  # says when, and how often the run was interrupted
+    "log.txt": _there,  # records when, and how often the run was interrupted
 }

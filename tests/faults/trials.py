@@ -1,4 +1,4 @@
-"""One disturbance of one verb, and what came of it."""
+"""One disturbance of one verb, and its outcome."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tests.faults.verbs import Verb
 _UNTOLD = re.compile(r"internal error|Traceback \(most recent|Fatal Python error|Segmentation fault")
 _SET_ASIDE = re.compile(r"damaged-step-\d+")
 _GAPPED = {"metrics.jsonl", "log.txt", "depth.jsonl"}
-"""The files that training goes on without, where it has said so."""
+"""_GAPPED are the files without which training continues, after reporting it."""
 
 
 class Outcome(NamedTuple):
     """The outcome of a disturbance.
 
     Attributes:
-        verdict: `survived`, or what went wrong: `lost` (the result is another one after the command was given again, or
-            what was there before is gone), `half` (an output was left half written), `refused` (the command given again
-            does not go on), `silent` (an error without exit status, or a result that is another one with status 0),
-            `internal` (a traceback or an internal error), `unnamed` (a message that names no file, or not the error),
-            `leftovers`, `hung`, `crashed`.
-        detail: more of it.
+        verdict: `survived`, or what went wrong: `lost` (the result of the repeated command differs, or something that
+        existed before is gone), `half` (an output was left half written), `refused` (the repeated command does not
+        continue), `silent` (an error with exit status 0, or a different result with status 0), `internal` (a traceback
+        or an internal error), `unnamed` (a message that does not name a file or the error), `leftovers`, `hung`,
+        `crashed`.
+        detail: further details.
     """
 
     verdict: str
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
 
 class Bench:
-    """Disturbs one verb over and over, in one folder.
+    """Disturbs one verb repeatedly, in one folder.
 
     Attributes:
         operations: those of the undisturbed command.
@@ -52,9 +52,9 @@ class Bench:
         self.operations = [Operation(*one) for one in found]
 
     def kill(self, fault: Fault) -> Outcome:
-        """Kill the command at an operation, type it again, compare."""
+        """Kill the command at an operation, repeat it, compare."""
         ended = self._disturbed(fault)
-        if not ended.killed:  # it ended before; asynchronous checkpoints make the number vary
+        if not ended.killed:  # it ended first; asynchronous checkpoints make the number vary
             return bad_end(ended, (0,)) or self._compared()
         if not self.verb.trains:
             torn = self._torn(snapshot(self._folder, self.verb.timed))
@@ -63,18 +63,18 @@ class Bench:
         return self._again()
 
     def _torn(self, left: dict[str, Any]) -> list[str]:
-        """Return the files that a kill has left with a content that is neither the old nor the new one."""
+        """Return the files that a kill left with content that is neither old nor new."""
         skipped = leftovers(self._folder)
         names = (name for name in left if not _is_of(name, skipped) and not self.verb.goes_on(name))
         return [name for name in names if left[name] not in (self._before.get(name), self._after.get(name))]
 
     def fail(self, fault: Fault) -> Outcome:
-        """Let an operation fail; see what is said and left, type the command again, compare."""
+        """Let an operation fail; check the message and what is left, repeat the command, compare."""
         assert fault.error is not None
         return self.judged(self._disturbed(fault), os.strerror(fault.error))
 
     def judged(self, ended: Ended, reason: str) -> Outcome:
-        """Say what came of a command that met an error: its message must give the `reason` and name a file."""
+        """Return the verdict on a command that met an error: its message must give the `reason` and name a file."""
         if bad := bad_end(ended, (0, 2)):
             return bad
         self._set_aside = set(_SET_ASIDE.findall(ended.said))
@@ -82,7 +82,7 @@ class Bench:
         unlike = self._unlike(left)
         if ended.status == 0 and unlike and reason not in ended.said + self._pages():
             return Outcome("silent", "; ".join(unlike[:3]))
-        if ended.status == 0:  # what could not be removed is removed the next time
+        if ended.status == 0:  # what could not be removed is removed next time
             told = self.verb.trains and {one.split()[0].rpartition("/")[2] for one in unlike} <= _GAPPED
             return Outcome("survived") if told and unlike else self._again()
         if not _names_a_file(ended.said, [os.path.relpath(one.path, self._folder) for one in self.operations]):
@@ -94,7 +94,9 @@ class Bench:
         return self._again()
 
     def _half(self, left: dict[str, Any]) -> str:
-        """Return in words what an error has left that is neither as before nor as it is to be; of training nothing."""
+        """Return in words what an error left that is neither as before nor as in the final result; nothing for
+        training.
+        """
         if self.verb.trains or left == self._after:
             return ""
         for said in differences(left, self._before):
@@ -105,19 +107,19 @@ class Bench:
         return ""
 
     def _pages(self) -> str:
-        """Return the reports: what could not be read is told there too."""
+        """Return the reports, which also mention what could not be read."""
         return "".join(path.read_text(encoding="utf-8") for path in self._folder.rglob("*.html"))
 
     def _unlike(self, found: dict[str, Any]) -> list[str]:
-        """Return in words where a snapshot differs from that of the undisturbed command, leftovers aside."""
+        """Return in words where a snapshot differs from the undisturbed command's, apart from leftovers."""
         left = leftovers(self._folder)
         unlike = [said for said in differences(found, self._after) if not _is_of(said, left)]
         return [said for said in unlike if not self._is_of_set_aside(said)]
 
     def _is_of_set_aside(self, said: str) -> bool:
-        """Return whether a difference is of a checkpoint that could not be read.
+        """Return whether a difference concerns a checkpoint that could not be read.
 
-        It is kept under another name, as people are told, and made again under the settings of the command.
+        It is kept under another name, which is reported, and made again with the command's settings.
         """
         anew = {f"{name.removeprefix('damaged-')}/meta.json differs: configuration" for name in self._set_aside}
         return any(name in said.split("/") for name in self._set_aside) or any(one in said for one in anew)
@@ -134,10 +136,10 @@ class Bench:
         )
 
     def _again(self) -> Outcome:
-        """Type the command again, as a user would."""
+        """Repeat the command, as a user would."""
         ended = self._run(self.verb.retyped(self._folder))
         if ended.status == 2 and not _UNTOLD.search(ended.said):
-            whole = self._compared()  # it may say that all is there already
+            whole = self._compared()  # it may report that everything exists already
             return whole if whole.verdict == "survived" else Outcome("refused", last_line(ended.said))
         return bad_end(ended, (0,)) or self._compared()
 
@@ -150,7 +152,7 @@ class Bench:
 
 
 def bad_end(ended: Ended, expected: tuple[int, ...]) -> Outcome | None:
-    """Return what is wrong with how a command ended; None where its status is one of the `expected`."""
+    """Return what is wrong with how a command ended; None if its status is one of the `expected`."""
     if ended.status is None:
         return Outcome("hung", last_line(ended.said))
     if _UNTOLD.search(ended.said):
@@ -170,14 +172,14 @@ def last_line(said: str) -> str:
 
 
 def _names_a_file(said: str, paths: Sequence[str]) -> bool:
-    """Return whether a message names one of the files, or a folder they are in."""
+    """Return whether a message names one of the files, or a folder that contains one."""
     told = last_line(said)
     parts = {part for path in paths for part in path.split("/") if part not in ("..", ".")}
     return any(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", told) for part in parts)
 
 
 def _is_of(said: str, left: Sequence[str]) -> bool:
-    """Return whether a name, or what is said of it, is of a leftover or below one."""
+    """Return whether a name, or a message about it, concerns a leftover or something below one."""
     name = said.partition(" ")[0].rstrip("/")
     return any(name == path or name.startswith(f"{path}/") for path in left)
 
@@ -185,7 +187,7 @@ def _is_of(said: str, left: Sequence[str]) -> bool:
 def faults_of(operations: Sequence[Operation], *, errors: bool, brief: bool = False) -> list[Fault]:
     """Return every fault of a command: SIGKILL at each operation that writes, or each error of each operation.
 
-    With `errors` and `brief`, one error of each operation instead of all.
+    With `errors` and `brief`, one error per operation instead of all.
     """
     if not errors:
         count = sum(one.kind != "read" for one in operations)
@@ -200,7 +202,7 @@ def faults_of(operations: Sequence[Operation], *, errors: bool, brief: bool = Fa
 
 
 def chosen(faults: Sequence[Fault], count: int, seed: str) -> list[Fault]:
-    """Return `count` of the faults, or all, in their order; the last and the first are among them."""
+    """Return `count` of the faults, or all, in their order, including the first and the last."""
     if count >= len(faults):
         return list(faults)
     middle: list[Any] = random.Random(seed).sample(list(faults[1:-1]), max(0, count - 2))

@@ -1,4 +1,4 @@
-"""Every verb that writes, as a command on a tiny corpus, store or run: what is there before, and what is typed."""
+"""Every verb that writes, as a command on a tiny corpus, store or run: what exists before it, and what is typed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from tests.small import merged
 
 UPDATES = 8
-"""Of a training that is disturbed."""
+"""UPDATES is the number of updates of a disturbed run."""
 _GROUND_UPDATES = 60
-"""Of the run that other verbs find: most of its translations end."""
+"""_GROUND_UPDATES is that of the run that other verbs use: most of its translations end."""
 
 _TRAINING: dict[str, Any] = {
     "threads": 1,
@@ -38,7 +38,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
         checkpoint={"keep_last": 9},
     ),
 }
-"""Sections `training` of the runs that are disturbed from their start."""
+"""TRAININGS are sections `training` for runs that are disturbed from their start."""
 
 GROUND_TRAINING = _settings(
     stop={"updates": _GROUND_UPDATES},
@@ -55,14 +55,14 @@ class Verb:
 
     Attributes:
         arguments: what is typed.
-        again: what is typed after it was killed or has failed; None: the same. It gets the folder.
-        ground: parts of the ground that are there before, as the Ground makes them.
-        before: commands that make the rest of what is there before.
+        again: what is typed after it was killed or failed; None: the same. It gets the folder.
+        ground: parts of the ground that exist beforehand, as the Ground makes them.
+        before: commands that make the rest of what exists beforehand.
         preload: modules that the command imports late, for the waiting process.
         prepare: called in the child before the command (tests/faults/nursery.py).
-        trains: whether it is training, which goes on in its own folder after an error.
-        timed: files that hold how long something took; they need only be there.
-        parts: what may be there in part after an error, since the same command goes on from it: beginnings of paths.
+        trains: whether it is training, which resumes in its own folder after an error.
+        timed: files that record how long something took; they need only exist.
+        parts: prefixes of paths that may be incomplete after an error, since the same command resumes from them.
     """
 
     arguments: tuple[str, ...]
@@ -76,11 +76,11 @@ class Verb:
     parts: tuple[str, ...] = ()
 
     def goes_on(self, name: str) -> bool:
-        """Return whether the command given again goes on from a file called so."""
+        """Return whether the repeated command resumes from a file of this name."""
         return name.startswith(self.parts) if self.parts else False
 
     def retyped(self, folder: Path) -> tuple[str, ...]:
-        """Return what is typed in `folder` after the command did not end well."""
+        """Return what is typed in `folder` after the command did not succeed."""
         return self.arguments if self.again is None else self.again(folder)
 
 
@@ -136,7 +136,7 @@ _FETCHING = (
 )
 
 VERBS: dict[str, Verb] = {
-    # What has arrived stays, and so does a set that is complete.
+    # What has arrived stays, and so does a complete set.
     "fetch": Verb(
         _FETCH,
         ground=("origin",),
@@ -306,7 +306,7 @@ VERBS: dict[str, Verb] = {
         preload=(*TORCH, *_TRANSLATE, *_REPORT),
     ),
 }
-"""By name. Those that need other toolkits are EXPORTS."""
+"""VERBS are the verbs by name; EXPORTS are those that need other toolkits."""
 
 _HUB = ("export", "run", "--to", "huggingface", "--out", "hub", "--lines", "4")
 _SERVED = ("export", "run", "--to", "ctranslate2", "--out", "out", "--lines", "4")
@@ -340,4 +340,4 @@ EXPORTS: dict[str, Verb] = {
         preload=(*TORCH, *_EXPORT),
     ),
 }
-"""Verbs that write or read the folders of other toolkits, by name."""
+"""EXPORTS are the verbs that write or read the folders of other toolkits, by name."""

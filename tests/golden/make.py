@@ -1,7 +1,7 @@
-"""Writes what this version writes, small: `python -m tests.golden.make tests/golden/v1` (tests/golden/README.md).
+"""Writes a small set of this version's files: `python -m tests.golden.make tests/golden/v1` (tests/golden/README.md).
 
-A set is made once, by the version whose name it bears, and never again: later versions must open it as it is. All is
-done by verbs of the command line, on sentences of the embedded language pair.
+A set is made once, by the version whose name it bears, and never again: later versions must open it unchanged.
+Everything is done by verbs of the command line, on sentences of the embedded language pair.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ziggurat.data.aligner import format_links
 from ziggurat.data.babel import AlignedPair, generate_aligned
 
 UPDATES = 400
-"""Updates of the run; its only checkpoint is of the last one."""
+"""UPDATES is the number of updates of the run; its only checkpoint is from the last one."""
 
 RESUMED_UPDATES = 408
-"""Where `expected/resumed.safetensors` stands: training went on so far, in a copy."""
+"""RESUMED_UPDATES is the update of `expected/resumed.safetensors`, to which training continued in a copy."""
 
 PAIRS, DEV_PAIRS, SHOWN = 12, 4, 12
 
@@ -34,9 +34,9 @@ EXPORTS = ("plain", "ctranslate2", "huggingface", "onnx")
 
 
 def experiment() -> Experiment:
-    """A post-norm model of a few thousand parameters, which learns two dozen short sentences by heart.
+    """Return a post-norm model of a few thousand parameters, which learns two dozen short sentences by heart.
 
-    By heart, so that the best translation is best by a margin that no order of additions can turn.
+    So the best translation wins by a margin that no order of additions can reverse.
     """
     return Experiment.model_validate(
         {
@@ -95,7 +95,7 @@ def write_corpora(pairs: Sequence[AlignedPair]) -> None:
 
 
 def make() -> None:
-    """Write a whole set into the current folder; relative paths alone, so that it can lie anywhere."""
+    """Write a whole set into the current folder, with relative paths only, so that it can be anywhere."""
     short = (pair for pair in generate_aligned(20_000, seed=5) if len(pair.low.split()) <= 5)
     pairs = [next(short) for _ in range(PAIRS + DEV_PAIRS)]
     write_corpora(pairs)

@@ -33,21 +33,23 @@ from ziggurat.translate.translator import load_translator
 SETS = sorted(path for path in Path(__file__).parent.glob("v*") if path.is_dir())
 
 CLOSE = {"abs": 1e-3}
-"""Of scores: other processors add in another order. The texts are best by more, so they are exactly the same."""
+"""CLOSE is the tolerance for scores: other processors add in a different order. The texts win by more, so they are
+exactly the same.
+"""
 
 
 @pytest.fixture(params=SETS, ids=lambda path: path.name)
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of one set, in which we stand: its configurations have relative paths."""
+    """A copy of one set as the current folder, because its configurations have relative paths."""
     copy = shutil.copytree(request.param, tmp_path / "set", symlinks=True)
-    if not (copy / "run" / "last").is_symlink():  # source archives that hatchling makes leave links to folders out
+    if not (copy / "run" / "last").is_symlink():  # hatchling's source archives leave out links to folders
         (copy / "run" / "last").symlink_to(checkpoint_folders(copy / "run")[-1].relative_to(copy / "run"))
     monkeypatch.chdir(copy)
     return copy
 
 
 def assert_translates(model: Any, folder: Path, name: str) -> None:
-    """`model` gives what the set's `name` gave."""
+    """Check that `model` gives what the set's `name` gave."""
     sources = (folder / "expected" / "sources.txt").read_text().splitlines()
     expected = json.loads((folder / "expected" / "translations.json").read_text())[name]
     found = [(t.hypotheses[0].text, t.hypotheses[0].score) for t in model.translate_stream(sources)]
@@ -68,7 +70,7 @@ def test_there_is_a_set_of_the_first_version_and_of_this_one() -> None:
         "onnx/export.json": REPORT_FORMAT,
     }
     found = {name: json.loads((newest / name).read_text())["format"] for name in formats}
-    assert found == formats, f"a new format: `python -m tests.golden.make` makes a set beside {newest.name}"
+    assert found == formats, f"a new format: `python -m tests.golden.make` makes a set next to {newest.name}"
 
 
 def test_a_store(folder: Path) -> None:
@@ -116,7 +118,7 @@ def test_word_alignments(folder: Path) -> None:
         for translation, line in zip(model.translate(sources, alignments=True), expected[name], strict=True):
             alignment = translation.hypotheses[0].alignment
             assert alignment is not None
-            # By another order of additions another source token may be ahead, by next to nothing.
+            # With a different order of additions another source token may win by a tiny margin.
             places = zip(alignment.soft, alignment.hard, map(int, line.split()), strict=True)
             assert all(row[then] > row[now] - 1e-3 for row, now, then in places)
 
@@ -133,12 +135,13 @@ def test_a_run_goes_on(folder: Path) -> None:
     assert experiment.data == load_experiment("config.yaml").data
     train(Path("run"), experiment, resume=True, console=QUIET)
     expected = everything("expected/resumed.safetensors")
-    # To the bit on the processor that made the set. Others add in another order, which the square roots of tiny second
-    # moments enlarge: they ended up to 2 % of the way off, a run that had lost its moments 100 % and more.
+    # Equal to the bit on the processor that made the set. Others add in a different order, which the square roots of
+    # tiny second moments amplify: they ended up to 2 % of the way off, and a run that had lost its moments 100 % or
+    # more.
     assert (everything("run/last/model.safetensors") - expected).norm() < 0.1 * (before - expected).norm()
 
 
 def everything(file: str) -> torch.Tensor:
-    """All numbers of a file of weights, one behind the other."""
+    """Return all numbers in a file of weights as one vector."""
     tensors = read_tensors(Path(file))
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)]).double()

@@ -1,4 +1,4 @@
-"""A browser for tests: the Chromium of the system, which may reach nothing but the file it is to show."""
+"""A browser for tests: the system's Chromium, which can reach only the file that it shows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _QUIET = (
 
 
 def chromium() -> str:
-    """Return the path of Chromium; the test is skipped where there is none."""
+    """Return the path of Chromium; skip the test if there is none."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
         pytest.skip("no Chromium on PATH; `make test` installs Debian's in CI")
@@ -35,7 +35,7 @@ class Shown:
     Attributes:
         page: Playwright's.
         said: messages and errors of the console.
-        requested: addresses that were asked for, those inside the page (`data:`) left out.
+        requested: requested addresses, without those inside the page (`data:`).
     """
 
     def __init__(self, page: Any) -> None:
@@ -78,7 +78,7 @@ def shown(browser: Any, file: Path, *, width: int = 1280, height: int = 900, dar
 
 
 def contrasts(page: Any) -> list[tuple[float, str]]:
-    """Return the contrast (WCAG 2.1) of every text on the page with what is behind it, the lowest first."""
+    """Return the contrast (WCAG 2.1) of every text on the page with its background, lowest first."""
     return sorted((float(ratio), str(text)) for ratio, text in page.evaluate(_CONTRASTS))
 
 

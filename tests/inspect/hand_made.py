@@ -31,11 +31,11 @@ EXPERIMENT = Experiment.model_validate(
         "model": {"d_model": 16, "d_ff": 32, "heads": 2, "residual": "pre"},
     }
 )
-"""Configuration of every run but for its depth and method."""
+"""EXPERIMENT is the configuration of every run, apart from its depth and method."""
 
 
 def stacks(encoder: float, decoder: float) -> dict[str, Any]:
-    """Values that fall towards the bottom by a factor for each layer."""
+    """Values that fall towards the bottom by a factor per layer."""
     return {"encoder": [encoder**i for i in reversed(range(N))], "decoder": [decoder**i for i in reversed(range(M))]}
 
 
@@ -58,7 +58,7 @@ def worth(shift: float) -> dict[str, Any]:
 
 
 def record(update: int, shift: float = 0.0) -> Record:
-    """A record with all measures; no two of its numbers need be told apart by accident."""
+    """A record with all measures; no two of its numbers can be confused by accident."""
     by_type = {kind: [1 + shift + 0.01 * layer for layer in range(layers)] for kind, layers in KINDS.items()}
     values = {
         "nll": 6.0 - shift,

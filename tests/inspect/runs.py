@@ -1,4 +1,4 @@
-"""Runs for reports, written by hand: what training would leave, without training."""
+"""Runs for reports, written by hand: the files that training would leave, without training."""
 
 from __future__ import annotations
 

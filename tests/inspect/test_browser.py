@@ -1,4 +1,4 @@
-"""The report of two real runs in a browser: plain deep post-norm beside ADMIN, on Multi30k."""
+"""The report of two real runs in a browser: plain deep post-norm next to ADMIN, on Multi30k."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.inspect import machine
-from ziggurat.inspect import machine as simulation
 from ziggurat.inspect.cost import ASSUMED_LENGTH, Batches, estimate_cost, expected_batches, time_cost
 from ziggurat.inspect.ledger import OperatorWork, Product
 from ziggurat.inspect.machine import BatchShape, Measured, SimulatedUpdate, Speed, Timer, measure_speed
@@ -74,11 +73,9 @@ def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: P
     (tmp_path / "b").write_text("A line of 24 characters.\nOne line of 16..\n" * 20)
     found = expected_batches(other)
     assert found.origin == f"estimated from the size of the text: there is no store {tmp_path}"
-    assert (found.source_length, found.target_length) == (6, 6)  # 20 bytes of the longer side, and its end
+    assert (found.source_length, found.target_length) == (6, 6)  # 20 bytes on the longer side, and its end
     assert found.largest == (BatchShape(125, 8, 8), BatchShape(3, 256, 256))
-    changed = config.model_copy(
-        update={"data": change_section(config.data, {"subword": {"vocabulary_size": 300}}, "data")}
-    )
+    changed = change_section(config, {"data": {"subword": {"vocabulary_size": 300}}}, "")
     assert "prepared with other settings" in expected_batches(changed).origin
 
 
@@ -123,7 +120,7 @@ CPU = torch.device("cpu")
 @pytest.mark.slow
 def test_the_time_of_other_programs_is_not_that_of_our_own_thread() -> None:
     def disturbed() -> None:
-        time.sleep(0.05)  # the processor is somebody else's
+        time.sleep(0.05)  # the processor is a different one
 
     by_wall, by_own = Timer(CPU), Timer(CPU, own=True)
     threads = torch.get_num_threads()
@@ -183,8 +180,7 @@ def test_what_is_simulated_and_timed_is_what_is_trained(
         def fastest(self, work: Callable[[], object]) -> float:
             return 1.0
 
-    for module in (machine, simulation):
-        monkeypatch.setattr(module, "Parallel", Watched)
+    monkeypatch.setattr(machine, "Parallel", Watched)
     config = experiment(*trained, f"data.store={tmp_path}")
     machine.slowness(config, Speed({PLAIN: 1.0, BATCHED: 1.0}, 1.0, 1.0, waits=True), CPU, Still(CPU))
     simulated, timed = found

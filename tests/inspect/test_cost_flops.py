@@ -1,4 +1,4 @@
-"""Arithmetic per token against the papers' formulas, written down here by hand."""
+"""Arithmetic per token compared with the papers' formulas, written here by hand."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def test_rnmt_is_as_counted_by_hand() -> None:
     found = forward_flops(rnmt(), (V, V), S, T)
 
     def cell(inputs: int, length: int) -> float:
-        """Of a cell at a step; before the first one the state is 0, and the product with it is left out."""
+        """Return the operations of a cell at a step; before the first step the state is 0, and the product with it is
+        omitted.
+        """
         return 4 * D * (inputs + D * (length - 1) / length)
 
     assert found.encoder == pytest.approx(2 * (2 * (cell(D, S) + 2 * cell(2 * D, S)) + 2 * D * D))
@@ -95,7 +97,7 @@ def test_rnmt_is_as_counted_by_hand() -> None:
     # The memory: its projection, and the map of each head's keys.
     head = D // H
     assert found.memory == pytest.approx(2 * (D * D + D * head))
-    # The first layer runs cell by cell and multiplies the zero state too; its attention is asked once more, at first.
+    # The first layer runs cell by cell and also multiplies the zero state; its attention runs once more at the start.
     asked = (T + 1) / T
     first, query = 4 * D * (2 * D + D), asked * (D * D + D * head)
     assert found.decoder == pytest.approx(2 * (first + 2 * cell(2 * D, T) + query))
@@ -118,16 +120,16 @@ def test_training_takes_three_times_the_products_and_recomputation_one_more(prec
     # Each product has two gradients; those of keys and values reach the encoder.
     assert (found.encoder, found.decoder) == pytest.approx((3 * forward.encoder, 3 * forward.decoder))
     assert found.encoder_attention == pytest.approx(3 * forward.encoder_attention)
-    # The loss also multiplies the summed matrix with each state, and nothing backwards.
+    # The loss also multiplies the summed matrix with each state, with nothing backwards.
     assert found.output == pytest.approx(3 * forward.output + 2 * D)
     forward, found = training(experiment(*shallow, "training.recompute.encoder=1"), shape)
-    # What no gradient needs is not computed again: the last map of each layer.
+    # The last map of each layer is not recomputed, because no gradient needs it.
     assert 3.5 * forward.encoder < found.encoder <= 4 * forward.encoder
     assert found.decoder == pytest.approx(3 * forward.decoder)
 
 
 def test_operations_are_those_of_values_too() -> None:
-    """On real tensors, with kernels in place, transposed, batched and by oneDNN or not."""
+    """This runs on real tensors, with in-place, transposed and batched kernels, with oneDNN or without."""
     a, b = torch.randn(4, 6), torch.randn(6, 5)
     batched = torch.randn(3, 4, 6)
     with Ledger() as ledger:

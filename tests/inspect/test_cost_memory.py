@@ -1,4 +1,4 @@
-"""Estimated memory against what the allocator reports while the real update runs."""
+"""Estimated memory compared with the allocator's report while the real update runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def measured_peak(config: Experiment) -> int:
-    """Return the most bytes of tensors at any time of the second update, by the allocator's own reports."""
+    """Return the peak bytes of tensors during the second update, by the allocator's own reports."""
     training = config.training
     model = build_model(config.model, V, V)
     as_trained(model, training)
@@ -78,7 +78,7 @@ MIXED = {
         "post", "relative", "merged", "muon", "inter_sim, exact dropout",
     ],
 }  # fmt: skip
-"""The choices that the quick suite tries together, and the slow one alone."""
+"""MIXED are choices that the quick suite tries together, and the slow suite one at a time."""
 CONFIGS = {
     **{name: experiment(*WIDE, *overrides) for name, overrides in TRANSFORMERS.items()},
     **{name: experiment(*WIDE, *(o for one in mixed for o in TRANSFORMERS[one])) for name, mixed in MIXED.items()},

@@ -71,7 +71,7 @@ def test_content_is_that_of_the_store(store: Store) -> None:
     )  # fmt: skip
     assert set(map(tuple, news.examples["duplicate"])) == set(zip(GERMAN[:2], ENGLISH[:2], strict=True))
     assert news.examples["identical"] == [[HOSTILE, HOSTILE]]
-    # What is shared: both sides of the first dev pair, the target of the second, and a line of the test set.
+    # Shared are both sides of the first dev pair, the target of the second, and a line of the test set.
     test = next(name for name in content.overlap if name.endswith("test.de"))
     assert content.overlap[DEV] == (4, 3, 1, 2)
     assert content.overlap[test] == (2, 1, 0, 1)
@@ -85,7 +85,7 @@ def test_content_is_that_of_the_store(store: Store) -> None:
     assert (news.sampled, source.language, target.language) == (5, "de", "en")
     lengths = store.train.source_lengths[:5]
     assert (source.pieces, source.longest) == (float(lengths.mean()), int(lengths.max()))
-    # The tag that the store puts before a source is no piece of the sentence.
+    # The tag that the store puts before a source is not a piece of the sentence.
     assert web.sides is not None
     its = len(store.source.encode(["Das ist neu hier."])[0])
     assert (web.sides[0].pieces, web.sides[0].longest, int(store.train.source_lengths[5])) == (its, its, its + 1)
@@ -193,8 +193,7 @@ def test_without_py3langid_languages_are_missing(store: Store, monkeypatch: pyte
     def absent(names: Any) -> Any:
         raise ModuleNotFoundError("py3langid")
 
-    for module in (data_content, data_content):
-        monkeypatch.setattr(module, "identifier", absent)
+    monkeypatch.setattr(data_content, "identifier", absent)
     content = gather_data(store)
     assert content.missing == ("Languages: py3langid is not installed. `pip install 'ziggurat-mt[clean]'`.",)
     assert content.corpora[0].sides is not None
@@ -210,7 +209,7 @@ def test_curves_add_up_and_stand_where_the_lengths_are() -> None:
     for series, values in zip((panel.series[0] for panel in lengths.panels), (source, 2 * source), strict=True):
         assert sum(y or 0 for y in series.y) == pytest.approx(100)
         for x, y in zip(series.x, series.y, strict=True):
-            # In the bin are the lengths nearer to x than to its neighbours, by their logarithms.
+            # The bin holds the lengths that are nearer to x than to its neighbours, by logarithm.
             near = (np.log2(values) > np.log2(x) - 0.125) & (np.log2(values) < np.log2(x) + 0.125)
             assert y == pytest.approx(100 * near.mean())
     (ratio,) = ratios.panels[0].series

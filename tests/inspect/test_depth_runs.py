@@ -1,4 +1,4 @@
-"""experiments/against-depth: every figure's runs are configurations that load, and the stages by which they grow."""
+"""experiments/against-depth: every figure's runs are configurations that load, with the right stages of growth."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ziggurat.inspect.report.against_depth import runs_by_method
 from ziggurat.inspect.report.runs import read_runs
 
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "against-depth" / "run.py"
-pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="experiments/ is not beside the tests")
+pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="experiments/ is not next to the tests")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def script() -> Any:
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module  # typing.NamedTuple and argparse look their own module up
+    sys.modules[specification.name] = module  # typing.NamedTuple and argparse look up their own module
     specification.loader.exec_module(module)
     sys.path[:] = before
     return module

@@ -1,4 +1,4 @@
-"""What layers are worth, against passes written out here: loops over layers that are skipped or exchanged."""
+"""The value of layers, compared with passes written here: loops over layers that are skipped or swapped."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_deep_stacks_are_measured_at_their_nearest_pairs(monkeypatch: pytest.Mon
 
 
 def test_effective_depth_counts_layers_until_the_loss_rises() -> None:
-    assert effective_depth([0, 0.01, 0.04, 0.06, 0.01], 1.0) == 3  # two of five are not missed
+    assert effective_depth([0, 0.01, 0.04, 0.06, 0.01], 1.0) == 3  # two of five make no difference
     assert effective_depth([0, 0.2, 0.3], 1.0) == 3
     assert effective_depth([0, -0.1, -0.1], 1.0) == 1
     assert effective_depth([0, math.nan], 1.0) == 2

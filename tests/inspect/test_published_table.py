@@ -1,4 +1,4 @@
-"""Table 1 of Zhang, Titov and Sennrich 2019 by the code of experiments/figures, on random tokens."""
+"""Table 1 of Zhang, Titov and Sennrich 2019 from the code of experiments/figures, on random tokens."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_gradients_of_a_batch_in_parts_are_those_of_the_whole(experiment: Module
 
 @pytest.mark.slow
 def test_the_base_size_agrees_with_the_table(experiment: ModuleType) -> None:
-    """Takes minutes and 9 GB; run.py itself does the same on real data, and ends with status 1 where it fails."""
+    """This takes minutes and 9 GB; run.py itself does the same on real data, and exits with status 1 if it fails."""
     found = {
         name: experiment.over_seeds(
             [

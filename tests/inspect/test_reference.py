@@ -1,4 +1,4 @@
-"""The reference of a depth check: the shallow model that deep ones are measured by."""
+"""The reference of a depth check: the shallow model with which deep ones are compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from ziggurat.inspect.trial import TrialMeasures, TrialOptions, peak_rate
 def test_it_is_pre_norm_of_three_layers_at_a_rate_that_suits_its_width(
     experiment: Experiment, store: Store, width: int, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is checked: a rate of its own, the highest up to width 128, and lower in proportion above."""
+    """Whatever is checked, the reference has its own rate: the highest up to width 128, and proportionally lower
+    above.
+    """
     seen: list[Experiment] = []
 
     def trial(

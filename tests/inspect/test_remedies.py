@@ -21,7 +21,7 @@ BY_NAME = {remedy.name.split()[0]: remedy for remedy in REMEDIES}
 
 
 def with_model(experiment: Experiment, **changes: Any) -> Experiment:
-    return experiment.model_copy(update={"model": change_section(experiment.model, changes, "model")})
+    return change_section(experiment, {"model": changes}, "")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_ranking(post: Experiment) -> None:
 
 
 def test_the_check_tries_remedies_only_where_they_are_needed(tmp_path: Path) -> None:
-    """A rate of 1e9 diverges; no remedy but those that were asked for is tried."""
+    """A rate of 1e9 diverges; only the requested remedies are tried."""
     experiment = tiny_experiment(tmp_path)
     prepare(experiment.data)
     settings = TrialOptions(updates=2, tokens=200, measured_tokens=100)
@@ -107,7 +107,7 @@ def test_the_check_tries_remedies_only_where_they_are_needed(tmp_path: Path) -> 
 
     check = check_depth(hopeless, settings, begun)
     assert check.verdict.label == "will not train"
-    # Nothing is learned in two updates: the reference takes twice as many, and twice as many again.
+    # Nothing is learned in two updates: the reference takes twice as many, and then twice as many again.
     assert names[:4] == ["a shallow model"] * 3 + ["the configuration"]
     assert check.reference.updates == check.settings.updates == 8
     assert sorted(names[4:]) == sorted(outcome.remedy.name for outcome in check.remedies)
@@ -118,9 +118,7 @@ def test_the_check_tries_remedies_only_where_they_are_needed(tmp_path: Path) -> 
     names.clear()
     data = change_section(hopeless.data, {"modifiers": {"upper_case": {"probability": 1.0}}}, "data")
     check_depth(hopeless.model_copy(update={"data": data}), settings, begun, remedies=False)
-    assert names == ["a shallow model"] * 3 + [
-        "the configuration"
-    ]  # what can be learned of other text is another thing
+    assert names == ["a shallow model"] * 3 + ["the configuration"]  # what can be learned from other text differs
     kept = json.loads((file := Path(experiment.data.store) / REFERENCES_FILE).read_text("utf-8"))
     for damaged in ("[1", "[1.0]", json.dumps(dict.fromkeys(kept, math.nan))):
         names.clear()

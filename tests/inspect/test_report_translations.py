@@ -1,4 +1,4 @@
-"""Translations for reports: of which sentences, kept when, and which are shown."""
+"""Translations for reports: of which sentences, when they are kept, and which are shown."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_run_without_a_checkpoint_is_named(trained: Path, tmp_path: Path) -> N
     run = read_run(folder)
     for name in ("best", "last", "averaged"):
         (folder / name).unlink(missing_ok=True)
-    for checkpoint in (folder / "checkpoints").iterdir():  # else the links would be mended
+    for checkpoint in (folder / "checkpoints").iterdir():  # otherwise the links would be repaired
         shutil.rmtree(checkpoint)
     with pytest.raises(CheckpointError, match="no checkpoint yet"):
         translated(run, dev_sentences([run], 2), lambda _: None)

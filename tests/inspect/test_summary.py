@@ -15,7 +15,7 @@ from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store, unigram_entropy
 from ziggurat.data.prepare import prepare
 from ziggurat.inspect.report.content import _common_weights, as_record, differing, gather, set_away, standing
-from ziggurat.inspect.report.page import answer, compared
+from ziggurat.inspect.report.page import answer, compared, differences
 from ziggurat.inspect.report.runs import read_run, read_runs
 from ziggurat.model.run_folder import MODEL_FILE
 from ziggurat.train.records import Record, write_records
@@ -29,7 +29,7 @@ def verdict_of(folder: Path, metrics: list[dict[str, Any]], floor: float | None 
 
 
 def dev(*nlls: float, bleu: float = 0.0) -> list[dict[str, Any]]:
-    """Training to update 300 with these dev losses on the way."""
+    """A run of 300 updates with these dev losses along the way."""
     places = [300 * (i + 1) // len(nlls) for i in range(len(nlls))]
     scored = [validation_record(place, nll=nll, bleu=bleu) for place, nll in zip(places, nlls, strict=True)]
     return [train_record(150), train_record(300), *scored]
@@ -40,14 +40,14 @@ def dev(*nlls: float, bleu: float = 0.0) -> list[dict[str, Any]]:
     [
         ([], {}, "no record"),
         (dev(5.2, 4.7), {}, "trains"),
-        (dev(6.1, 8.1), {}, "did not train"),  # as plain post-norm, 18-18 (experiments/depth-trainability)
+        (dev(6.1, 8.1), {}, "did not train"),  # like plain post-norm, 18-18 (experiments/depth-trainability)
         (dev(5.7), {}, "did not train"),
         ([train_record(300, nll=5.67)], {}, "did not train"),
         ([train_record(300, nll=4.0)], {}, "trains"),
         ([train_record(60, nll=6.5)], {}, "too early"),
         ([train_record(50, nll=8.6), train_record(100, nll=5.65)], {}, "too early"),
         ([train_record(101, nll=5.65)], {}, "did not train"),
-        ([train_record(1000, nll=7.0), train_record(2000, nll=5.7)], {}, "too early"),  # 0.1 to go, 1.3 since half-way
+        ([train_record(1000, nll=7.0), train_record(2000, nll=5.7)], {}, "too early"),  # 0.1 to go, 1.3 since halfway
         ([train_record(1000, nll=5.75), train_record(2000, nll=5.7)], {}, "did not train"),
         (dev(7.0, 6.3, 5.8), {}, "too early"),
         (dev(7.0, 5.8, 5.77, 5.75), {}, "did not train"),
@@ -70,7 +70,7 @@ def test_verdicts(tmp_path: Path, metrics: list[dict[str, Any]], options: dict[s
 @pytest.mark.parametrize(
     ("measured", "verdict", "unhealthy"),
     [
-        (0, "trains", 0),  # before training, the only one of a run of short updates
+        (0, "trains", 0),  # before training, the only one in a run of short updates
         (50, "trains", 0),
         (149, "trains", 0),
         (150, "ignores its source so far", 1),
@@ -100,7 +100,7 @@ def test_what_went_wrong_is_counted(tmp_path: Path) -> None:
 
 
 def test_waiting_counts_by_time_and_not_by_record(tmp_path: Path) -> None:
-    """As a short partial record at the end of a run may have it."""
+    """A short partial record at the end of a run may look like this."""
     waits = [(100.0, 0.0), (200.0, 0.0), (202.0, 0.9)]
     metrics = [train_record(n, seconds=now, data_wait_share=share) for n, (now, share) in enumerate(waits, start=1)]
     its = standing(read_run(write_run(tmp_path / "a", metrics)), 5.9)
@@ -201,6 +201,27 @@ def test_runs_of_unlike_length_and_size_are_ranked_with_a_word_on_it(
     assert len(answer(content)) == 1 + bool(found)
 
 
+@pytest.mark.parametrize(
+    ("changes", "vocabulary", "said"),
+    [
+        ({"training": {"seed": 9}}, b"a\n", []),
+        ({"data": {"train": [{"source": "x.de", "target": "x.en"}]}}, b"a\n", ["on different data"]),
+        ({"data": {"dev": [{"source": "d.de", "target": "d.en"}]}}, b"a\n", ["dev sets"]),
+        ({"model": {"d_model": 32}}, b"b\n", ["wide", "vocabularies"]),
+    ],
+)
+def test_differences_are_told_before_a_method_is_praised(
+    tmp_path: Path, changes: dict[str, Any], vocabulary: bytes, said: list[str]
+) -> None:
+    mine = tiny_experiment(tmp_path)
+    other = change_section(mine, changes, "experiment")
+    a = write_run(tmp_path / "a", dev(4.0), experiment=mine)
+    b = write_run(tmp_path / "b", dev(4.0), experiment=other, vocabulary=vocabulary)
+    found = differences(gather(read_runs([a, b]), None))
+    assert len(found) == len(said)
+    assert all(part in one for part, one in zip(said, found, strict=True))
+
+
 def test_what_did_not_train_is_not_ranked(tmp_path: Path) -> None:
     experiment = tiny_experiment(tmp_path)
     prepare(experiment.data)
@@ -215,7 +236,9 @@ def test_what_did_not_train_is_not_ranked(tmp_path: Path) -> None:
 
 
 def test_a_distilled_students_dev_loss_has_the_dev_text_as_its_yardstick(tmp_path: Path) -> None:
-    """What a weak teacher writes is so repetitive that word frequencies predict it better than any model a text."""
+    """A weak teacher's output is so repetitive that word frequencies predict it better than any model predicts a
+    text.
+    """
     experiment = tiny_experiment(tmp_path)
     words = ["".join(pair) for pair in product("abcdefgh", repeat=2)]
     texts = {  # files of the experiment
@@ -238,7 +261,7 @@ def test_a_distilled_students_dev_loss_has_the_dev_text_as_its_yardstick(tmp_pat
     assert [standing.verdict for standing in content.standings] == ["trains", "trains"]
     stalled = write_run(tmp_path / "stalled", dev(of_dev - 0.1), experiment=experiment)
     assert gather(read_runs([stalled]), None).standings[0].verdict == "did not train"
-    # A run without validations is judged by what it was trained on.
+    # A run without validations is judged by its training data.
     blind = write_run(tmp_path / "blind", [train_record(300, nll=of_dev - 1.0)], experiment=experiment)
     assert gather(read_runs([blind]), None).standings[0].verdict == "did not train"
 

@@ -1,4 +1,4 @@
-"""Trials: what is cut down and what is not, and that a trial is plain training."""
+"""Trials: what they reduce and what they keep, and that a trial is plain training."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_batch_of_a_trial_holds_the_longest_pair(experiment: Experiment, store
 
 @pytest.mark.cpu("compares with a training on one, bit by bit")
 def test_a_trial_is_plain_training(experiment: Experiment, store: Store) -> None:
-    """The losses are those of a loop written here, and measuring in between changes none of them."""
+    """The losses equal those of a loop written here, and measuring in between changes none of them."""
     torch.manual_seed(3)
     before = torch.get_rng_state()
     ticks: list[int] = []
@@ -171,9 +171,8 @@ def test_the_loss_alone_is_that_of_a_whole_trial(experiment: Experiment, store: 
 
 
 def test_a_trial_that_diverges_says_where(experiment: Experiment, store: Store) -> None:
-    schedule = experiment.training.schedule.model_copy(update={"peak": 1e9})
-    training = experiment.training.model_copy(update={"schedule": schedule})
-    trial = run_trial(experiment.model_copy(update={"training": training}), store, 5.0, SHORT)
+    diverging = change_section(experiment, {"training": {"schedule": {"peak": 1e9}}}, "")
+    trial = run_trial(diverging, store, 5.0, SHORT)
     assert trial.failed is not None
     assert trial.failed == len(trial.losses) == trial.updates
 
@@ -189,7 +188,7 @@ def test_unigram_entropy(store: Store) -> None:
     assert math.isclose(unigram_entropy(store), entropy, rel_tol=1e-9)
     assert store.dev is not None
     dev = [int(token) for ids in store.dev.pairs(range(len(store.dev)))[1] for token in (*ids, -1)]
-    of_all = total + store.target.size + 1  # each token once more, so that none is impossible
+    of_all = total + store.target.size + 1  # one more of each token, so that none is impossible
     loss = -sum(math.log((counts[token] + 1) / of_all) for token in dev) / len(dev)
     assert math.isclose(unigram_entropy(store, on_dev=True), loss, rel_tol=1e-9)
 
@@ -203,7 +202,7 @@ def test_without_a_store_the_embedded_pair_is_taken(experiment: Experiment, tmp_
         folder = opened.path
         assert len(opened.train) > 3000
         assert f"{tmp_path / 'none'} is not prepared" in said
-        # Neither these corpora nor any links are there.
+        # Neither these corpora nor any links exist.
         named = [experiment.data.train[0].model_copy(update={"name": name}) for name in ("a", "b")]
         stages = [
             {"mix": {"a": 1.0}, "until": {"epochs": 1, "corpus": "a"}},

@@ -1,4 +1,4 @@
-"""Tuning on small models: their sizes, the sweep, and the coordinate check over the sizes it is for."""
+"""Tuning on small models: their sizes, the sweep, and the coordinate check over the sizes for which it is meant."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_base_needs_a_peak_and_a_model_it_is_worked_out_for(experiment: Experi
         (2e-3, [1e-3, 2e-3, 4e-3]),
         (8e-3, [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]),
         (5e-4, [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3]),
-        (1.0, [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]),  # it does not go on for ever
+        (1.0, [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]),  # it does not continue for ever
     ],
 )
 def test_a_sweep_goes_on_until_the_best_is_inside(
@@ -130,7 +130,7 @@ def test_a_sweep_that_was_cut_off_goes_on_from_what_is_kept(
     assert go() == found, "what failed is kept, too"
     assert not trained
     assert all(one.kept for one in go())
-    # Whatever a loss depends on makes another training of it.
+    # A change in anything on which a loss depends makes it a different run.
     other = change_section(based.training, {"clip_norm": 0.5}, "training")
     for again in (
         lambda: go(updates=7),
@@ -157,7 +157,7 @@ def test_a_damaged_file_of_trainings_is_named_with_the_way_out(content: str, sai
 def test_losses_that_are_not_finite_are_never_best(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_loss", lambda sized, *_: math.inf if sized.training.schedule.peak > 1e-3 else 5.0)
     found = sweep(experiment, None, [Size(16, 2, 2)], rates=(2e-3, 4e-3))  # type: ignore[arg-type]
-    assert best(found).rate == pytest.approx(2.5e-4)  # of equals the lower one, as far down as is tried
+    assert best(found).rate == pytest.approx(2.5e-4)  # the lower one of equals, as far down as is tried
     assert best([Tried(Size(1, 1, 1), 1.0, math.inf), Tried(Size(1, 1, 1), 2.0, 3.0)]).rate == 2.0
 
 

@@ -25,9 +25,9 @@ def batch(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def check_steps_equal_full_decoding(model: Seq2Seq, data: st.DataObject, *, keep_attention: bool = False) -> None:
-    """Each hypothesis' logits equal those of a full pass over its own tokens, sentences leaving on the way.
+    """Each hypothesis's logits equal those of a full pass over its own tokens, while sentences leave.
 
-    With `keep_attention`, the attention of each step is a distribution over the real positions of the source.
+    With `keep_attention`, the attention of each step is a distribution over the source's real positions.
     """
     source, mask, _ = batch(data.draw(st.integers(0, 99)))
     beam = data.draw(st.integers(1, 3))
@@ -60,7 +60,7 @@ def check_steps_equal_full_decoding(model: Seq2Seq, data: st.DataObject, *, keep
 
 
 def check_padding_and_batch_order(model: Seq2Seq) -> None:
-    """Neither padding, nor what stands there, nor the other sentences of the batch change a sentence's output."""
+    """Neither padding, nor its content, nor the other sentences of the batch change a sentence's output."""
     source, mask, target = batch()
     full = model(source, mask, target)
     order = torch.tensor([2, 0, 1])
@@ -73,7 +73,7 @@ def check_padding_and_batch_order(model: Seq2Seq) -> None:
 
 
 def check_every_source_token_reaches_every_output(model: Seq2Seq) -> None:
-    """A changed source token changes all outputs of its sentence and none of another."""
+    """A changed source token changes all outputs of its sentence and none of the others."""
     source, mask, target = batch()
     before = model(source, mask, target)
     for sentence, length in enumerate(mask.sum(1).tolist()):

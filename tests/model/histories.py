@@ -16,7 +16,7 @@ D = 6
 
 
 class Tripled(nn.Module):
-    """Stands where dropout would, and shows it."""
+    """A stand-in for dropout that shows where it acts."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 3 * x
@@ -27,7 +27,7 @@ def combining(units: int = 4, **options: Any) -> HistoryOptions:
 
 
 def stirred(history: nn.Module, seed: int = 0) -> Any:
-    """Return the history in fp64 with every parameter and buffer moved away from where it started."""
+    """Return the history in fp64 with every parameter and buffer moved away from its initial value."""
     generator = torch.Generator().manual_seed(seed)
     history.double()
     with torch.no_grad():
@@ -41,7 +41,7 @@ def stream(seed: int = 1) -> Tensor:
 
 
 def layers(count: int) -> list[Layer]:
-    """Return layers with residual connections of their own: x + tanh(x A)."""
+    """Return layers with their own residual connections: x + tanh(x A)."""
     generator = torch.Generator().manual_seed(2)
     matrices = [torch.randn(D, D, generator=generator, dtype=torch.float64) for _ in range(count)]
     return [partial(lambda matrix, x: x + torch.tanh(x @ matrix), matrix) for matrix in matrices]
@@ -63,7 +63,7 @@ def plain(stack: Sequence[Layer], x: Tensor) -> Tensor:
 
 
 def normed(x: Tensor, gain: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
-    """LN(x) = g (x - mean) / sqrt(variance + epsilon) + b, one position after another."""
+    """LN(x) = g (x - mean) / sqrt(variance + epsilon) + b, position by position."""
     positions = []
     for vector in x.reshape(-1, D):
         mean = sum(vector) / D
@@ -85,7 +85,7 @@ def weighted(weights: Sequence[Tensor], terms: Sequence[Tensor], *, softmax: boo
 
 
 def norm_of(history: Any, k: int, x: Tensor) -> Tensor:
-    """LN_k(x), or x where there is no LN_k, from the parameters alone."""
+    """LN_k(x), or x if there is no LN_k, from the parameters alone."""
     parameters = dict(history.named_parameters())
     if f"norms.{k}.weight" not in parameters:
         return x

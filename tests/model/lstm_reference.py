@@ -1,4 +1,4 @@
-"""The layer-normalised LSTM of RNMT+ by its equations (Chen et al. 2018), one step and one gate after the other."""
+"""RNMT+'s layer-normalised LSTM from its equations (Chen et al. 2018), step by step and gate by gate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def plain_step(x: Tensor, m: Tensor, c: Tensor, cell: nn.Module) -> tuple[Tensor, Tensor]:
-    """Outputs and cells [rows, width] after one more input, with the parameters of `cell`."""
+    """Return outputs and cells [rows, width] after one more input, with the parameters of `cell`."""
     weight, gain, bias = (cell.get_parameter(name) for name in ("weight", "gain", "bias"))
     width = c.shape[-1]
     total = torch.cat([x, m], dim=-1) @ weight.T
@@ -23,7 +23,9 @@ def plain_step(x: Tensor, m: Tensor, c: Tensor, cell: nn.Module) -> tuple[Tensor
 
 
 def plain_layer(cells: nn.ModuleList, x: Tensor, mask: Tensor) -> Tensor:
-    """Outputs [batch, length, directions * width]: padded steps keep the state, the second direction runs back."""
+    """Return outputs [batch, length, directions * width]: padded steps keep the state, the second direction runs
+    backwards.
+    """
     parts = []
     for direction, cell in enumerate(cells):
         steps = list(range(x.shape[1]))

@@ -1,4 +1,6 @@
-"""Attention written out position by position, and steps against whole sequences: shared by the attention tests."""
+"""Attention written out position by position, and steps compared with whole sequences: shared by the attention
+tests.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ziggurat.model.attention.variants import WholeTarget
 
 Module = TypeVar("Module", bound=nn.Module)
 Logit = Callable[[Tensor, Tensor, int, int], float]
-"""(query, key, position of the query, position of the key) -> logit."""
+"""Logit maps (query, key, position of the query, position of the key) to a logit."""
 
 
 def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -23,7 +25,7 @@ def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 
 def randomised(module: Module, seed: int = 0) -> Module:
-    """`module` in double precision and evaluation mode, no parameter at its neutral start."""
+    """Return `module` in double precision and evaluation mode, with no parameter at its neutral initial value."""
     module.double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -37,7 +39,7 @@ def causal(length: int) -> Mask:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """W x + b at every position, number by number."""
+    """Return W x + b at every position, number by number."""
     y = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=torch.float64)
     for out in range(weight.shape[0]):
         for channel in range(weight.shape[1]):
@@ -48,7 +50,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def weights_of(query: Tensor, keys: Tensor, at: int, seen: Sequence[int], logit: Logit | None = None) -> list[float]:
-    """Softmax over the keys `seen` for the query at position `at`; `query` [d_head], `keys` [length, d_head]."""
+    """Return the softmax over the keys `seen` for the query at position `at`; `query` [d_head], `keys` [length,
+    d_head].
+    """
     root = math.sqrt(query.shape[0])
     logits = [float(query @ keys[j]) / root if logit is None else logit(query, keys[j], at, j) for j in seen]
     exponentials = [math.exp(value - max(logits)) for value in logits]
@@ -63,9 +67,9 @@ def attend_to_self(
     logit: Logit | None = None,
     attended: Callable[[Tensor], Tensor] = lambda value: value,
 ) -> Tensor:
-    """Self-attention by its formula with the maps of `module`; `seen(sentence, position)` are the keys in sight.
+    """Return self-attention by its formula with the maps of `module`; `seen(sentence, position)` are the visible keys.
 
-    `attended` gives what is attended to for a value [d_head].
+    `attended` returns the vector attended to for a value [d_head].
     """
     qkv, out, heads = module.get_submodule("qkv_proj"), module.get_submodule("out_proj"), module.heads
     d_model = x.shape[-1]
@@ -90,7 +94,7 @@ def whole(x: Tensor, memory: Tensor, padding: Mask | None = None) -> WholeTarget
 
 
 def assert_steps_equal_whole(module: OwnAttention, d_model: int, *, steps: int = 7) -> None:
-    """Every step is the last position of a whole pass, whoever comes, leaves or changes places."""
+    """Every step equals the last position of a whole pass, whatever enters, leaves or swaps places."""
     for beams in (1, 2, 3):
         generator = torch.Generator().manual_seed(9)
         live = LiveBeams(beams, slots=4)

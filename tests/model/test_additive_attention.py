@@ -1,4 +1,4 @@
-"""Additive attention against its formula (Bahdanau et al. 2015), number by number (fp64)."""
+"""Additive attention compared with its formula (Bahdanau et al. 2015), number by number (fp64)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attention(p: float = 0.0) -> AdditiveAttention:
 
 @torch.no_grad()
 def by_formula(module: AdditiveAttention, x: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Context and, per head, weights: e_s = v^T tanh(K_s A + q B), softmax over real s, values K_s."""
+    """Return the context and each head's weights: e_s = v^T tanh(K_s A + q B), softmax over real s, values K_s."""
     a = WIDTH // HEADS
     keys = memory @ module.k_proj.weight.T + module.k_proj.bias
     queries = x @ module.q_proj.weight.T + module.q_proj.bias
@@ -96,7 +96,7 @@ def test_dropout_is_on_the_weights() -> None:
             assert len(fits) == 1
             seen.add(fits[0])
     assert len(seen) > 20
-    torch.testing.assert_close(cache.weights, kept.mean(0)[None, None], **EXACT)  # what is shown is not dropped
+    torch.testing.assert_close(cache.weights, kept.mean(0)[None, None], **EXACT)  # returned without dropout
 
 
 def test_parameters_and_their_roles() -> None:
@@ -118,7 +118,7 @@ def test_parameters_and_their_roles() -> None:
 
 @pytest.mark.parametrize("heads", [1, 2, 8])
 def test_the_inner_maps_are_shared_by_the_heads(heads: int) -> None:
-    """Equal heads of keys and queries give equal contexts."""
+    """Equal key and query heads give equal contexts."""
     module = randomised(AdditiveAttention(WIDTH, heads, Dropout(0.0)))
     a = WIDTH // heads
     with torch.no_grad():

@@ -21,7 +21,7 @@ NO_DROPOUT = Dropout(0.0)
 
 
 def reference(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
-    """softmax(q k / sqrt(d)) v written out position by position; `allowed` [batch, queries, keys]."""
+    """Return softmax(q k / sqrt(d)) v, position by position; `allowed` [batch, queries, keys]."""
     batch, heads, queries, d_head = query.shape
     context = torch.zeros_like(query)
     for b in range(batch):
@@ -83,7 +83,7 @@ def test_attention_dropout_acts_only_in_training(explicit: bool, monkeypatch: py
 
 
 def test_long_sequences_leave_the_explicit_products_only_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU torch has no kernel with dropout but the slow one that writes everything out."""
+    """On a CPU torch's only kernel with dropout is the slow one that materialises everything."""
     monkeypatch.setattr(multihead, "EXPLICIT_MAX_LENGTH", 5)
     taken: list[float] = []
     genuine = torch.nn.functional.scaled_dot_product_attention
@@ -118,7 +118,9 @@ def test_self_attention_steps_equal_whole_sequences() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("project_out", [True, False])
 def test_cross_attention_leaves_its_weights_only_when_asked(project_out: bool) -> None:
-    """Weights are those of a head or the mean over heads; without an output map the joined context is returned."""
+    """Weights are those of a head or the mean over heads; without an output map the concatenated context is
+    returned.
+    """
     module = randomised(CrossAttention(6, 4, 2, NO_DROPOUT, project_out=project_out))
     x, memory = draw(2, 3, 6), draw(2, 5, 4, seed=1)
     query = linear(x, module.q_proj.weight, module.q_proj.bias)
@@ -165,13 +167,13 @@ def test_padding_of_the_memory_is_aligned() -> None:
     assert (bias[:, 0, 0] == 0).sum(1).tolist() == [3, 5, 9]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # blocks of one size, read as a whole or not
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # blocks of one size, read whole or not
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), beams=st.integers(1, 3), steps=st.integers(1, 9))
 def test_what_a_hypothesis_sees_is_its_past(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, data: st.DataObject, beams: int, steps: int
 ) -> None:
-    """Whoever comes, leaves or changes places: the entries that the mask leaves are those of the hypothesis."""
+    """Whatever enters, leaves or swaps places, the unmasked entries are those of the hypothesis."""
     for module in (cache_module, live_module):
         monkeypatch.setattr(module, "BLOCK", 3)
     monkeypatch.setattr(cache_module, "_DENSE_BLOCK", 3)
@@ -183,7 +185,7 @@ def test_what_a_hypothesis_sees_is_its_past(
         if new := data.draw(st.integers(0 if history else 1, space)) if space else 0:
             cache.admit(live.admit(torch.ones(new, 2, dtype=torch.bool), torch.empty(0)))
             history += [[[] for _ in range(beams)] for _ in range(new)]
-        # In the first step of all, the beams are fed the same.
+        # In the very first step all beams get the same input.
         numbers = [
             [1.0 + 16 * step + 4 * row + (0 if live.first else beam) for beam in range(beams)]
             for row in range(len(history))

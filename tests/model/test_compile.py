@@ -40,7 +40,7 @@ def run(model: Seq2Seq) -> Tensor:
 
 
 def compile_layers(model: Seq2Seq) -> list[fx.GraphModule]:
-    """Compile every layer in place; the list gains each graph that is made."""
+    """Compile every layer in place; each new graph is added to the list."""
     graphs: list[fx.GraphModule] = []
 
     def keep(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ def test_one_graph_serves_every_depth(name: str) -> None:
     graphs = compile_layers(model)
     torch.testing.assert_close(run(model), expected, atol=1e-10, rtol=0)
     assert list(model.state_dict()) == names
-    # For 12 layers: one per stack, and one more where what the first layer reads differs from what the others do.
+    # For 12 layers: one per stack, and another where the first layer's input differs from that of the others.
     assert 2 <= len(graphs) <= 4
 
 
@@ -85,7 +85,7 @@ def test_stochastic_sublayers_differ_by_depth_within_one_graph(unit: str) -> Non
 
 @pytest.mark.slow
 def test_many_shapes_make_a_bounded_number_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two graphs for either stack, training and evaluation, whatever sizes above 1 come; and those are used."""
+    """Each stack gets two graphs, for training and evaluation, whatever sizes above 1 occur, and uses them."""
     model = build_model(small_config(2, 2), VOCABULARY, VOCABULARY)
     graphs: list[fx.GraphModule] = []
     runs: list[int] = []
@@ -113,5 +113,5 @@ def test_many_shapes_make_a_bounded_number_of_graphs(monkeypatch: pytest.MonkeyP
     for batch, source, target in ones:
         mask = torch.ones(batch, source, dtype=torch.bool)
         model(mask.long(), mask, torch.ones(batch, target, dtype=torch.long))
-    assert len(graphs) <= 4 + 2 * len(ones)  # a size of 1 is a graph apart
+    assert len(graphs) <= 4 + 2 * len(ones)  # a size of 1 has a separate graph
     assert len(runs) == len(shapes) * 2 * 4 + len(ones) * 4

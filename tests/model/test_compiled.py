@@ -1,4 +1,4 @@
-"""The compiled loops against float64 arithmetic written out, in every precision, on any number of threads."""
+"""The compiled loops compared with float64 arithmetic, in every precision, on any number of threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ziggurat.model.attention.cache import KeyValueBlock
 from ziggurat.model.fast import compiled
 from ziggurat.model.fast.compiled import CompiledFeedForward, CompiledLinear, Precision
 
-# With gcc the library must be there: a skip would hide that it is stale or does not load.
+# With gcc the library must exist: a skip would hide that it is stale or does not load.
 pytestmark = pytest.mark.skipif(compiled._library is None and not shutil.which("gcc"), reason="there is no gcc")
 PRECISIONS: list[Precision] = [p for p in ("float32", "bfloat16", "int8") if compiled.multiplies(p)]
 LEVELS = {False: 127, True: 255}
@@ -35,7 +35,7 @@ def as_numbers(x: Tensor, precision: Precision, positive: bool = False) -> Tenso
 
 
 def tolerance(x: Tensor, weight: Tensor, precision: Precision) -> float:
-    """Return what a sum in fp32 may be off; with bytes one input may also round the other way, half a step off."""
+    """Return the tolerance for a sum in fp32; with bytes one input may also round the other way, off by half a step."""
     rounding = 1e-6 * math.sqrt(x.shape[1]) * float(x.abs().max() * weight.abs().max() * 4)
     return rounding + (float(x.abs().max() * weight.abs().max()) / 100 if precision == "int8" else 0.0)
 
@@ -55,7 +55,7 @@ def test_a_linear_map_is_the_sum_of_products(
     precision: Precision, rows: int, width: int, out: int, positive: bool, relu: bool, narrow: bool, threads: int
 ) -> None:
     weight, bias, wide = drawn(out, width), drawn(out, seed=2), drawn(rows, width + 3, seed=1)
-    x = (wide.abs() if positive else wide)[:, 1 : width + 1]  # rows that do not follow one another in memory
+    x = (wide.abs() if positive else wide)[:, 1 : width + 1]  # rows that are not contiguous in memory
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -72,7 +72,7 @@ def test_a_linear_map_is_the_sum_of_products(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_row_depends_on_no_other_row_and_on_no_number_of_threads(precision: Precision) -> None:
-    """Rows are shared out to threads in two ways, and computed six at a time or fewer: always by the same sum."""
+    """Rows are divided among threads in two ways, and computed up to six at a time: always with the same sum."""
     layer, x = CompiledLinear(drawn(100, 50), drawn(100, seed=1), precision), drawn(500, 50, seed=2)
     before = torch.get_num_threads()
     try:
@@ -104,7 +104,7 @@ def test_what_is_not_a_number_stays_visible(precision: Precision, relu: bool) ->
     assert found[1].isnan().all()
     assert found[[0, 2, 3]].isfinite().all()
     layer = CompiledLinear(torch.ones(3, 5), None, precision)
-    for tiny in (0.0, 1e-39, 1e-37):  # a row of zeros, or nearly so, has a scale all the same
+    for tiny in (0.0, 1e-39, 1e-37):  # a row of zeros, or nearly so, still has a scale
         assert layer(torch.full((2, 5), tiny)).tolist() == [[pytest.approx(5 * tiny, abs=1e-30)] * 3] * 2
     x[1, 17] = -math.inf
     assert not CompiledLinear(drawn(8, 40, seed=1), None, precision, relu=relu)(x)[1].isfinite().all()
@@ -112,7 +112,7 @@ def test_what_is_not_a_number_stays_visible(precision: Precision, relu: bool) ->
 
 @pytest.mark.parametrize(("precision", "bits"), [("float32", 32), ("bfloat16", 16), ("int8", 8)])
 def test_a_map_keeps_its_packed_matrix_alone(precision: Precision, bits: int) -> None:
-    """A view as small as can be would keep the matrix that it was made from for as long as the map lives."""
+    """Even the smallest view would keep its base matrix alive as long as the map."""
     layer = CompiledLinear(drawn(128, 64), None, precision)
     held = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in vars(layer).values() if isinstance(t, Tensor)}
     vectors = 3 if precision == "int8" else 1  # the bias; with bytes, scales and shifts
@@ -192,7 +192,7 @@ def test_attention_is_the_mean_by_the_softmax_of_products(
     weights = (logits if bias is None else logits + bias).softmax(-1)
     expected = weights @ value.double()
     if bias is not None and hiding == "by sentence":
-        # Not only without weight, but never read: other hypotheses' numbers may be anything.
+        # They are not just weightless but never read: other hypotheses' numbers may be anything.
         at = 0
         for part, n in zip(keys, entries, strict=True):
             part[:, :, :n][bias[:, 0, 0, at : at + n].isinf()[:, None].expand(-1, heads, -1)] = math.nan
@@ -210,7 +210,7 @@ def test_attention_is_the_mean_by_the_softmax_of_products(
 
 @torch.inference_mode()
 def test_attention_to_far_apart_logits() -> None:
-    """The exponential, over its whole range: weights down to the smallest number, 0 below it, NaN for NaN."""
+    """The exponential over its whole range: weights down to the smallest number, 0 below it, NaN for NaN."""
     gaps = torch.cat([torch.linspace(0, 87, 400), torch.tensor([88.0, 200.0, 1e5, 1e30])])
     key = torch.zeros(1, 1, len(gaps), 16)
     key[0, 0, :, 0] = -4 * gaps  # the query is 1, the scale a quarter
@@ -221,7 +221,7 @@ def test_attention_to_far_apart_logits() -> None:
         order = torch.arange(len(gaps)).roll(-start)
         found = compiled.attend(query, [KeyValueBlock(key[:, :, order].contiguous(), value)], None)[0, 0, 0]
         weights = (-gaps[order].double()).softmax(0)[:16]
-        assert torch.allclose(found.double(), weights, rtol=2e-5, atol=1e-38)  # a gap of 87 in fp32 is 4e-6 off
+        assert torch.allclose(found.double(), weights, rtol=2e-5, atol=1e-38)  # a gap of 87 in fp32 is off by 4e-6
     query[..., 0] = math.nan
     assert compiled.attend(query, [KeyValueBlock(key, value)], None).isnan().all()
 
@@ -271,7 +271,7 @@ def test_it_is_used_where_it_can_be_and_not_beside_amx(monkeypatch: pytest.Monke
         assert compiled.attends(query, query.bfloat16(), torch.zeros(1, 1, 1, 3))
         assert not compiled.attends(query.double(), query, None)
         assert not compiled.attends(torch.zeros(1, 2, 3, 24), query, None)
-    assert not compiled.attends(query, query, None)  # gradients may be wanted
+    assert not compiled.attends(query, query, None)  # gradients may be needed
     for amx in (False, True):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
         if compiled._library is not None and compiled._library.supported(compiled._TYPES["float32"]):

@@ -1,4 +1,4 @@
-"""Depth Growing (Wu et al. 2019): two modules in each stack, against its equations in float64."""
+"""Depth Growing (Wu et al. 2019): two modules in each stack, compared with its equations in float64."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_weights_that_do_not_fit_are_refused(directory: Path) -> None:
 
 @pytest.mark.slow
 def test_shapes_are_known_without_torchs_compiler() -> None:
-    """It takes over a second to import, at each start of every verb that opens a model."""
+    """Importing it would take over a second whenever a verb opens a model."""
     code = """
 import sys, torch
 from ziggurat.config import ModelConfig

@@ -23,7 +23,7 @@ def test_share_and_scale(p: float, exact: bool) -> None:
 
 
 def test_every_byte_of_a_draw_is_uniform() -> None:
-    """A draw without its sign bit would drop each eighth element too often."""
+    """A draw without its sign bit would drop every eighth element too often."""
     torch.manual_seed(1)
     n = 800_000
     share = (random_bytes(torch.empty(n)) < 128).double().view(-1, 8).mean(0)
@@ -52,7 +52,7 @@ def test_gradient_passes_exactly_where_the_value_did() -> None:
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_sum_with_a_residual(exact: bool, dtype: torch.dtype) -> None:
-    """The same mask, value and gradients as dropout first and the sum afterwards, in the wider of the two types."""
+    """Mask, value and gradients equal those of dropout followed by the sum, in the wider of the two types."""
     x = torch.randn(7, 13).to(dtype).requires_grad_()
     residual = torch.randn(7, 13, dtype=torch.float64 if dtype == torch.float64 else torch.float32, requires_grad=True)
     dropout = Dropout(0.25, exact)
@@ -87,7 +87,7 @@ def test_the_seed_fixes_the_mask() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_of_relu_is_relu_then_dropout(dtype: torch.dtype) -> None:
-    """Bit for bit, gradients too; NaN stays NaN, and where the gradient of 0 is asked for it is 0."""
+    """They agree bit for bit, including gradients; NaN stays NaN, and the gradient at 0 is 0."""
     dropout = Dropout(0.3)
     x = torch.randn(40, 60).to(dtype)
     x[0, :3] = torch.tensor([0.0, -0.0, float("nan")])
@@ -100,7 +100,7 @@ def test_dropout_of_relu_is_relu_then_dropout(dtype: torch.dtype) -> None:
         y = work(inner)
         y.backward(gradient)
         assert inner.grad is not None
-        inner.grad[0, 2] = 0.0  # that of NaN means nothing
+        inner.grad[0, 2] = 0.0  # that of NaN is meaningless
         found.append((y.detach(), inner.grad))
     kept = found[1][0].nan_to_num() > 0
     assert 0.25 < float(kept.float().mean()) < 0.45  # half of it is positive, seven tenths of that are kept
@@ -111,7 +111,7 @@ def test_dropout_of_relu_is_relu_then_dropout(dtype: torch.dtype) -> None:
 
 
 def test_dropout_of_relu_saves_its_result_alone() -> None:
-    """The linear map that reads the result saves it too, so that nothing is saved twice."""
+    """The linear map that reads the result also saves it, so nothing is saved twice."""
     saved: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
         y = Dropout(0.1)(torch.randn(8, 8, requires_grad=True), relu=True)

@@ -1,4 +1,4 @@
-"""Fake-quantised products: against whole numbers written out, and against the int8 engine that translates with them."""
+"""Fake-quantised products, compared with integer arithmetic and with the int8 engine that translates with them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_products_in_bf16_are_of_the_same_whole_numbers() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = quantised_linear(x, weight)
     assert found.dtype == torch.bfloat16
-    # The sums alone are rounded, to 8 bits; with factors in bf16 an ordinary product is off by more.
+    # Only the sums are rounded, to 8 bits; with factors in bf16 an ordinary product is off by more.
     assert float((found.float() - expected).detach().abs().max()) <= float(expected.detach().abs().max()) / 200
     found.float().sum().backward()
     assert x.grad is not None
@@ -138,17 +138,17 @@ def test_the_engine_computes_what_is_trained(kind: str, name: str, monkeypatch: 
     with engine(name, monkeypatch):
         fast, usual = copy.deepcopy(fake), copy.deepcopy(model)
         pack(usual, "int8")
-        # With every instruction, whatever this CPU has: nothing may be rounded to bf16 where it could be.
+        # With all instructions that this CPU has: nothing may be rounded to bf16, even where that is possible.
         monkeypatch.setattr(packed_maps, "available", lambda precision: True)
         pack(fast, "int8", as_trained=True)
         found, other = logits(fast), logits(usual)
     off, unlike = (found - trained).abs(), (other - trained).abs()
-    if name == "compiled":  # its sums end in a fused step, so that now and then a number rounds to the byte beside it
+    if name == "compiled":  # its sums end in a fused step, so a number sometimes rounds to the neighbouring byte
         assert float((off > 1e-5).float().mean()) < 0.1
         assert float(off.max()) < 0.1
     else:
         assert float(off.max()) < 1e-5
-    # By far not so without `as_trained`: unsigned bytes inside the networks, embeddings in fp32.
+    # Without `as_trained` they are far off: unsigned bytes inside the networks, embeddings in fp32.
     assert float((unlike > 1e-5).float().mean()) > 0.9
     assert float(unlike.max()) > 1e-2
     assert float((plain - trained).abs().max()) > 1e-2
@@ -177,7 +177,7 @@ def test_a_shortlist_has_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("kind", ["pre", "ssru", "merged"])
 def test_the_loss_is_that_of_the_scores(kind: str) -> None:
-    """Training projects and takes the loss in one go; validation and search do so one after the other."""
+    """Training projects and computes the loss at once; validation and search do so in turn."""
     model = small(kind)
     quantise(model)
     (batch,) = batches([7])

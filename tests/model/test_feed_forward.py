@@ -12,7 +12,7 @@ from ziggurat.model.roles import Role, assign_roles
 
 
 class Masking(nn.Module):
-    """Stands in for dropout: every other channel, doubled."""
+    """A stand-in for dropout that keeps every other channel, doubled."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * (2.0 * (torch.arange(x.shape[-1]) % 2)).to(x.dtype)
@@ -61,7 +61,7 @@ def test_silu_network_is_x_times_its_sigmoid() -> None:
 
 
 def test_shifted_network_has_a_scalar_before_each_map_and_the_activation() -> None:
-    """As modules/fixup.py of zero: shift, W_1, shift, relu, dropout, shift, W_2, and no biases."""
+    """As in zero's modules/fixup.py: shift, W_1, shift, relu, dropout, shift, W_2, and no biases."""
     network = FeedForward(4, 6, "relu", Masking(), linear=ShiftedLinear, shifted=True)
     slots = {slot.name: slot.role for slot in assign_roles(network)}
     assert slots == {

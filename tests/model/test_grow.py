@@ -1,4 +1,4 @@
-"""Growing the stacks: which layer starts as which, what stays, and what the deeper model computes."""
+"""Growing the stacks: which layer starts as which, what stays the same, and what the deeper model computes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def layer(model: Seq2Seq, number: int, stack: str = "encoder") -> dict[str, Tens
     return {n: p.detach() for n, p in model.get_submodule(f"{stack}.layers.{number}").named_parameters()}
 
 
-# Index maps written down from Li et al. 2020, section 4, for 4 layers.
+# Index maps from Li et al. 2020, section 4, for 4 layers.
 MAPS: list[tuple[CopyStrategy, int, list[int]]] = [
     ("g_top", 6, [0, 1, 2, 3, 2, 3]),
     ("g_top", 7, [0, 1, 2, 3, 1, 2, 3]),
@@ -113,7 +113,9 @@ def test_a_block_adds_its_norm_and_a_row_and_column_of_weights() -> None:
 
 
 def test_interpolation_in_the_top_block_grows_the_table_as_a_block_on_top_does() -> None:
-    """Li et al. 2020, table 3, "interpolation, g = 6", with 2 layers a block: W keeps its rows, the new one is even."""
+    """Li et al. 2020, table 3, "interpolation, g = 6", with 2 layers per block: W keeps its rows, the new one is
+    uniform.
+    """
     choices = {"residual": "pre", "encoder.history": "blocks", "combination.period": 2}
     shallow, grown, deep = pair(choices, 4, 6, "g_interpolate")
     for number, source in enumerate([0, 1, 2, 2, 3, 3]):
@@ -125,7 +127,7 @@ def test_interpolation_in_the_top_block_grows_the_table_as_a_block_on_top_does()
     assert torch.equal(new["weight"].tril(), expected.tril())
     for norm, source in ((1, 1), (2, 2), (3, 2)):
         assert torch.equal(new[f"norms.{norm}.weight"], old[f"norms.{source}.weight"])
-    # The stack's output once more in float64: a mean of the embedding and of the norms of the blocks' outputs.
+    # The stack's output again in float64: a mean of the embedding and of the norms of the blocks' outputs.
     grown = grown.double()
     x, outputs = torch.randn(1, 3, deep.d_model, dtype=torch.float64), list[Tensor]()
     [found] = grown.encoder(x, torch.ones(1, 3, dtype=torch.bool), outputs)
@@ -174,7 +176,7 @@ def test_every_history_grows(history: str, residual: str, unit: str) -> None:
 @pytest.mark.parametrize("unit", ["layer", "sublayer"])
 @pytest.mark.parametrize("history", ["attention_residuals", "block_attention_residuals"])
 def test_trained_readers_of_attention_residuals_stay_and_added_ones_are_fresh(history: str, unit: str) -> None:
-    """The reader of what was the stack's output is now the first added layer's."""
+    """The weights that read the former stack's output now belong to the first added layer."""
     stacks = {"encoder.history": history, "decoder.history": history, "combination.unit": unit}
     deep = small_model({**stacks, "encoder.layers": 4, "decoder.layers": 4})
     models = grown_from(at_depth(deep, 2, 3), deep, "g_top")
@@ -189,7 +191,9 @@ def test_trained_readers_of_attention_residuals_stay_and_added_ones_are_fresh(hi
 
 
 def test_identity_layers_added_leave_the_function_unchanged() -> None:
-    """ReZero with a = 0 makes added layers the identity: the grown model must then compute what the shallow one did."""
+    """ReZero with a = 0 makes added layers the identity: the grown model must then compute the same as the shallow
+    one.
+    """
     shallow, grown, _ = pair({"residual": "rezero"}, 2, 4, "g_top")
     with torch.no_grad():
         for number in (2, 3):
@@ -210,13 +214,13 @@ def test_constants_of_depth_stay() -> None:
 @pytest.mark.parametrize(
     ("strategy", "old", "new", "word"),
     [
-        ("g_top", 2, 5, "grow to 4 at most"),
+        ("g_top", 2, 5, "grow to at most 4"),
         ("copy_all", 2, 3, "doubles the depth"),
         ("interpolate", 3, 5, "doubles the depth"),
-        ("g_interpolate", 2, 5, "grow to 4 at most"),
-        ("midas", 2, 5, "grow to 4 at most"),
-        ("lidas", 2, 5, "grow to 4 at most"),
-        ("midas", 5, 8, "no whole blocks of 3"),
+        ("g_interpolate", 2, 5, "grow to at most 4"),
+        ("midas", 2, 5, "grow to at most 4"),
+        ("lidas", 2, 5, "grow to at most 4"),
+        ("midas", 5, 8, "do not divide into blocks of 3"),
         ("g_top", 3, 2, "must be larger"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Every history kind against its equation, written out in float64 from the table of docs/depth.md."""
+"""Every history kind compared with its equation, written in float64 from the table in docs/depth.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reader:
         self.depth = len(outputs) - 1
 
     def combined(self, weights: list[Any], sources: list[Tensor], row: int) -> Tensor:
-        """G_row: the weighted sum of `sources`, whose norms have the numbers 0, 1, ..., or whose sum has norm `row`."""
+        """G_row, the weighted sum of `sources`, whose norms have the numbers 0, 1, ..., or whose sum has norm `row`."""
         if self.norm_at == "sources":
             sources = [norm_of(self.history, k, y) for k, y in enumerate(sources)]
         total = sum(weight * y for weight, y in zip(weights, sources, strict=True))
@@ -69,13 +69,13 @@ def attended(r: Reader, sources: list[Tensor]) -> Tensor:
 
 
 def block_attended(r: Reader) -> Tensor:
-    """Sources are y_0, the sum of each block, and the sum of the layers so far of the block that has begun."""
+    """Sources are y_0, the sum of each block, and the sum of the layers so far in the current block."""
     above = [r.outputs[1 + first : 1 + first + PERIOD] for first in range(0, r.depth, PERIOD)]
     return attended(r, [r.outputs[0], *(sum(block[1:], block[0]) for block in above)])
 
 
 def mudd(r: Reader) -> Tensor:
-    """The stream; what queries, keys and values read is in tests/model/test_mudd.py."""
+    """The stream; tests/model/test_mudd.py covers what queries, keys and values read."""
     if r.depth == 0:
         return r.outputs[0]
     inner, outer, bias = (getattr(r.history, part)[r.depth - 1] for part in ("inner", "outer", "bias"))
@@ -109,11 +109,13 @@ EQUATIONS: dict[str, Callable[[Reader], Tensor]] = {
     "mudd": mudd,
     "cross_module": cross_module,
 }
-"""What layer l + 1 reads, for l < DEPTH, and what the stack gives, for l = DEPTH."""
+"""EQUATIONS give what layer l + 1 reads, for l < DEPTH, and the stack's output, for l = DEPTH."""
 
 
 def moved(history: Any) -> Any:
-    """Return `history` in fp64, its parameters away from their start; not its buffers: fixed weights must be right."""
+    """Return `history` in fp64, its parameters away from their initial values, but not its buffers: fixed weights must
+    be right.
+    """
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in history.double().parameters():
@@ -132,7 +134,7 @@ def test_every_history_follows_its_equation(kind: HistoryKind, norm_at: str) -> 
         outputs.append(layer(expected[-1]))
     expected.append(EQUATIONS[kind](Reader(history, norm_at, outputs)))
     read, output = run(history, layers(DEPTH), stream())
-    rounded = bool(list(history.buffers()))  # fixed weights such as 1/3 were made in fp32
+    rounded = bool(list(history.buffers()))  # fixed weights such as 1/3 were computed in fp32
     torch.testing.assert_close([*read, output], expected, atol=1e-6 if rounded else 1e-10, rtol=0)
     if norm_at == "none" and "attention" not in kind and kind not in ("mudd", "cross_module"):  # no numbers
         agrees(history.table(), outputs, expected)
@@ -146,7 +148,7 @@ def agrees(table: Tensor | None, outputs: list[Tensor], expected: list[Tensor]) 
         torch.testing.assert_close(total, read, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("kind", sorted({*get_args(HistoryKind)} - {"latest", "mudd"}))  # these are of whole layers
+@pytest.mark.parametrize("kind", sorted({*get_args(HistoryKind)} - {"latest", "mudd"}))  # these are for whole layers
 def test_a_history_may_act_between_sublayers(kind: HistoryKind) -> None:
     assert "combination.unit" in HISTORIES[kind].options, f"name `combination.unit` on the row of `{kind}`"
 
@@ -163,7 +165,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "period": {"period": 2},
     "dilation": {"dilation": 3},
 }
-"""Keys of `combination` and a value of each that is not the default."""
+"""CHANGES are keys of `combination` with a value that is not the default."""
 
 
 @pytest.mark.parametrize("key", CHANGES)

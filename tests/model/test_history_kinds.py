@@ -21,7 +21,7 @@ def tensors(history: nn.Module) -> dict[str, Tensor]:
 
 
 def assert_equal_with_gradients(history: Any, expected: Any, stack: list[Any], **tolerance: float) -> None:
-    """`expected` gives (what each layer reads, output) for x; compare it with what `history` does, and gradients."""
+    """`expected` returns (what each layer reads, output) for x; compare that with `history`, and gradients."""
     x = stream().requires_grad_()
     leaves = [x, *history.parameters()]
     got, wanted = run(history, stack, x), expected(x)
@@ -79,7 +79,7 @@ def test_one_block_of_the_last_layer_alone_is_plain_pre_norm(period: int) -> Non
     stack, final_norm = layers(L), nn.LayerNorm(D, eps=1e-9).double()
     without = Blocks(combining(L, period=period, start="last", norm_at="none")).double()
     assert torch.equal(run(without, stack, stream())[1], plain(stack, stream()))
-    # With its one norm the same, but for epsilon: the final norm undoes it.
+    # The same with its one norm, apart from epsilon: the final norm undoes it.
     normed = Blocks(combining(L, period=period, start="last", norm=lambda: nn.LayerNorm(D, eps=1e-9))).double()
     got, expected = final_norm(run(normed, stack, stream())[1]), final_norm(plain(stack, stream()))
     torch.testing.assert_close(got, expected, atol=1e-7, rtol=0)

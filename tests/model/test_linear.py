@@ -1,4 +1,4 @@
-"""Linear maps by either kernel against float64."""
+"""Linear maps with both kernels compared with float64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def near(got: Tensor, expected: Tensor) -> None:
 
 @pytest.fixture(autouse=True)
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Count what goes to oneDNN: equal numbers alone would not show which kernel made them."""
+    """Count the calls to oneDNN: equal numbers alone would not show which kernel computed them."""
     calls: list[str] = []
     real = module._onednn
     monkeypatch.setattr(module, "_onednn", lambda *args: (calls.append("onednn"), real(*args))[1])
@@ -118,7 +118,7 @@ def test_the_choice_ends_with_its_context() -> None:
 
 
 class _Weights(TorchDispatchMode):
-    """Records the weights that oneDNN is given."""
+    """Records the weights passed to oneDNN."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class _Weights(TorchDispatchMode):
 
 
 def test_no_product_is_left_to_the_plain_loop_of_onednn() -> None:
-    """It has no other for a matrix whose rows and columns both have gaps: part of the weight of an LSTM, say."""
+    """torch has no other for a matrix with gaps in both rows and columns, such as part of an LSTM's weight."""
     whole, x = drawn(40, 60).float().requires_grad_(), drawn(5, 24).float().requires_grad_()
     with _Weights() as seen, kernel("onednn"):
         y = linear(x, whole[:, :24])

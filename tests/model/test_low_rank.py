@@ -1,4 +1,4 @@
-"""Low-rank updates of linear maps against the equation of Hu et al. 2021, and against the library peft."""
+"""Low-rank updates of linear maps, compared with the equation of Hu et al. 2021 and with the library peft."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def updates(width_in: int, width_out: int, parts: int, chosen: list[int], dropout: float = 0.0) -> LowRank:
-    """Updates in fp64 that have left their start."""
+    """Return updates in fp64 that have left their initial values."""
     made = LowRank(
         width_in,
         width_out,
@@ -39,7 +39,7 @@ def updates(width_in: int, width_out: int, parts: int, chosen: list[int], dropou
 
 @torch.no_grad()
 def equation(x: Tensor, weight: Tensor, bias: Tensor | None, low_rank: LowRank) -> Tensor:
-    """h = W_0 x + alpha / r B A x (Hu et al. 2021, equation 3), number by number."""
+    """Return h = W_0 x + alpha / r B A x (Hu et al. 2021, equation 3), number by number."""
     height = weight.shape[0] // low_rank.parts
     rows = []
     for row in x:
@@ -105,7 +105,7 @@ def test_dropout_is_on_what_the_updates_read_alone() -> None:
     assert len({tuple(row) for row in (module(x) - plain).tolist()}) == 1
 
 
-@pytest.mark.slow  # its import takes seconds
+@pytest.mark.slow  # importing it takes seconds
 def test_the_library_peft_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     peft = pytest.importorskip("peft")

@@ -1,4 +1,4 @@
-"""Low-rank adaptation of whole models: every kind begins as it was, and merged weights compute the same."""
+"""Low-rank adaptation of whole models: every kind starts unchanged, and merged weights compute the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LORA = LoraConfig(rank=3, alpha=4.5)
 SCALE = 1.5
 COVERING = list(covering(1))
 QUICK = 5
-"""So many of the compositions that have every value are in the quick suite."""
+"""QUICK is how many of the compositions that cover every value are in the quick suite."""
 RNMT = {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}
 
 
@@ -51,7 +51,7 @@ def check(config: ModelConfig, *, steps: bool) -> None:
     assert all(role is Role.LOW_RANK for name, role in parameter_roles(adapted).items() if name in trained)
     load_weights(adapted, {**weights(plain), **updates_of(adapted)}, "both")
     before = logits(plain)
-    # Not to the last bit: some processors round an LSTM's products by where the matrices lie in memory.
+    # Not to the last bit: some processors round an LSTM's products depending on the matrices' memory addresses.
     torch.testing.assert_close(logits(adapted), before, rtol=0, atol=1e-14)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_every_kind_begins_as_it_was_and_is_merged_to_rounding(number: int) -> N
     ],
 )
 def test_maps_that_are_read_in_another_way(choices: dict[str, Any]) -> None:
-    """Shared between two attentions, part by part, with shifts, behind a norm, with a gate."""
+    """The maps are shared between two attentions, used part by part, with shifts, after a norm, or with a gate."""
     check(small_config(2, 2, **choices), steps=False)
 
 

@@ -1,4 +1,4 @@
-"""Layer-normalised LSTM layers (Chen et al. 2018; Ba et al. 2016) against a loop over steps and gates in fp64."""
+"""Layer-normalised LSTM layers (Chen et al. 2018; Ba et al. 2016) compared with a loop over steps and gates in fp64."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gradients(layer: LstmLayer, x: Tensor, y: Tensor) -> list[Tensor]:
 @settings(max_examples=12)
 @given(seed=st.integers(0, 10**6), padded=st.lists(st.booleans(), min_size=B * T, max_size=B * T))
 def test_values_and_gradients_are_those_of_a_plain_loop(directions: int, seed: int, padded: list[bool]) -> None:
-    """For any mask: padding on the right, on the left, within a sentence, none, or nothing else."""
+    """This holds for any mask: padding on the right, on the left, within a sentence, none, or only padding."""
     layer, x = random_layer(directions, seed), inputs(seed).requires_grad_()
     mask = ~torch.tensor(padded).view(B, T)
     expected = plain_layer(layer.cells, x, mask)
@@ -54,7 +54,7 @@ def test_values_and_gradients_are_those_of_a_plain_loop(directions: int, seed: i
 
 
 def test_cells_are_clipped_and_the_output_has_no_tanh() -> None:
-    """With open input and forget gates the cell gains about 1 a step; it stops at 10, and passes nothing on there."""
+    """With open input and forget gates the cell gains about 1 per step; it stops at 10, where no gradient passes."""
     layer, x = random_layer(2), inputs(length=14).requires_grad_()
     mask = torch.ones(B, 14, dtype=torch.bool)
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_the_scale_of_a_gates_weights_does_not_matter(gate: int) -> None:
     with torch.no_grad():
         for cell in layer.cells:
             cell.get_parameter("weight")[gate * C] *= 3.7
-    assert float((layer(x, order) - before).detach().abs().max()) > 1e-3  # one row alone does matter
+    assert float((layer(x, order) - before).detach().abs().max()) > 1e-3  # a single row does matter
 
 
 def test_padded_steps_keep_the_state() -> None:

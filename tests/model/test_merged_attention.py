@@ -47,7 +47,7 @@ def merged(
 
 
 def unshared_twin(module: MergedAverageAttention) -> MergedAverageAttention:
-    """The same function with a copy of the value map for the target."""
+    """Return the same function with a copy of the value map for the target."""
     twin = merged(share=False)
     assert twin.v_proj is not None
     with torch.no_grad():
@@ -165,7 +165,7 @@ def test_other_merged_kinds_add_both_outputs(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_equal_whole_sequences(kind: str) -> None:
-    """Two sentences with beams that are re-ordered; then only the second is left."""
+    """Two sentences with re-ordered beams; then only the second is left."""
     module = randomised(KINDS[kind]())
     d_memory = module.cross.kv_proj.weight.shape[1]
     memory, mask = draw(2, 5, d_memory, seed=2), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
@@ -206,7 +206,7 @@ def test_of_a_shifted_map_the_matrix_is_shared() -> None:
 
 
 def test_a_shift_of_the_memory_is_worth_the_same_shift_of_the_target() -> None:
-    """So the target needs none of its own: both enter through the same matrix with weights that sum to 1."""
+    """So the target needs no shift of its own: both enter through the same matrix with weights that sum to 1."""
     module, x, memory = merged(shifted=True), draw(2, 4, D_MODEL, seed=1), draw(2, 5, D_MODEL, seed=2)
     before = module(x, whole(x, memory))
     shift = module.cross.kv_proj.shift.detach().clone()
@@ -217,7 +217,7 @@ def test_a_shift_of_the_memory_is_worth_the_same_shift_of_the_target() -> None:
 
 
 def test_dropout_touches_the_weights_of_the_memory_only() -> None:
-    """Where the memory's values are zero, training and evaluation agree; elsewhere they do not."""
+    """Training and evaluation agree only if the memory's values are zero."""
     module, x = merged(p=0.5), draw(2, 4, D_MODEL)
     with torch.no_grad():
         module.cross.kv_proj.bias.zero_()

@@ -1,4 +1,4 @@
-"""MUDD against its equation, written out position by position in float64."""
+"""MUDD compared with its equation, position by position in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCE, MASK = torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([[True] * 3, [
 
 @torch.no_grad()
 def mixtures(history: Mudd, outputs: list[Tensor]) -> Tensor:
-    """[ways, batch, length, D] above the last of `outputs`, by the equation."""
+    """Return [ways, batch, length, D] above the last of `outputs`, from the equation."""
     row = len(outputs) - 2
     inner, outer, bias = history.inner[row], history.outer[row], history.bias[row]
     found = torch.zeros(len(bias), *outputs[0].shape, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Packed linear maps: against the plain ones, and int8 against arithmetic with whole numbers written out."""
+"""Packed linear maps, compared with plain ones, and int8 with integer arithmetic."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_packed_map_is_the_map(precision: Precision, bias: bool) -> None:
 @pytest.mark.parametrize("positive", [False, True])
 @torch.no_grad()
 def test_int8_is_arithmetic_of_whole_numbers(positive: bool) -> None:
-    """Row by row: W and x in whole steps of |largest| / 127 (255 for what is never negative), sums exact."""
+    """Compute row by row: W and x in whole steps of |largest| / 127 (255 for non-negative values), with exact sums."""
     weight, bias = drawn(6, 20), drawn(6, seed=2)
     x = drawn(4, 20, seed=1).abs() if positive else drawn(4, 20, seed=1)
     found = Int8Linear(weight, bias, positive=positive)(x)
@@ -68,7 +68,8 @@ def test_int8_is_arithmetic_of_whole_numbers(positive: bool) -> None:
             size = float(weight[out].abs().max()) / 127
             steps_of = [round(float(v) / size) for v in weight[out].double()]
             total = sum(a * b for a, b in zip(steps_in, steps_of, strict=True))
-            # A number just between two steps may go either way in single precision: at most one step of one factor.
+            # A number halfway between two steps may round either way in single precision: at most one step of one
+            # factor.
             assert abs(float(found[row, out]) - (total * step * size + float(bias[out]))) <= 128 * step * size
 
 
@@ -85,7 +86,7 @@ def test_a_row_in_int8_does_not_depend_on_the_others() -> None:
 @pytest.mark.parametrize("kind", [PackedLinear, Int8Linear][: 1 + ("int8" in PRECISIONS)])
 @torch.no_grad()
 def test_few_numbers_of_rows_reach_the_library(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps a compiled kernel for each; the results are those of the rows alone."""
+    """It keeps a compiled kernel for each; the results equal those of the rows alone."""
     seen, padded = set(), packed_module._padded
 
     def watched(x: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -102,7 +103,7 @@ def test_few_numbers_of_rows_reach_the_library(kind: type[nn.Module], monkeypatc
         assert found.shape == (rows, 6)
         assert rows == 0 or relative(found, nn.functional.linear(x[:rows], weight, bias)) < TOLERANCE["int8"]
     assert layer(x[:17].view(17, 1, 20)).shape == (17, 1, 6)
-    assert len(seen) <= 16 + 8 * 5  # up to 15 each is its own, up to 300 there are five octaves
+    assert len(seen) <= 16 + 8 * 5  # up to 15 each size has its own, up to 300 there are five octaves
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -132,7 +133,7 @@ def test_pack_replaces_what_it_can_and_nothing_else(precision: Precision) -> Non
     assert isinstance(model["relu"], networks)
     assert isinstance(model["gelu"], FeedForward)
     assert isinstance(model["gelu"].in_proj, kinds)
-    # What a second map reads is never negative: all eight bits are for its magnitude.
+    # A second map's input is never negative: all eight bits are for its magnitude.
     if isinstance(model["relu"], compiled.CompiledFeedForward):
         assert [bool(m.map.positive) for m in (model["relu"].first, model["relu"].second)] == [False, True]
     elif precision == "int8":

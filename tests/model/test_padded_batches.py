@@ -1,4 +1,4 @@
-"""Padded batches as flash attention takes them; its kernel needs a GPU, so a plain loop stands in for it."""
+"""Padded batches in the form for flash attention; its kernel needs a GPU, so a plain loop stands in for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXACT = {"atol": 1e-10, "rtol": 0.0}
 
 
 def loop(query: Tensor, key: Tensor, value: Tensor, cuts_q: Tensor, cuts_k: Tensor, max_q: int, max_k: int) -> Tensor:
-    """What `varlen_attn` is defined to be: every sequence by itself, [rows, heads, d_head]."""
+    """Return the definition of `varlen_attn`: every sequence by itself, [rows, heads, d_head]."""
     assert cuts_q.dtype == cuts_k.dtype == torch.int32
     assert (cuts_q[0], cuts_q[-1], cuts_k[0], cuts_k[-1]) == (0, len(query), 0, len(key))
     outputs = []
@@ -37,7 +37,7 @@ def loop(query: Tensor, key: Tensor, value: Tensor, cuts_q: Tensor, cuts_k: Tens
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Have padded batches go the way they go on a GPU in bf16; gains (longest query, longest key) of every call."""
+    """Treat padded batches as on a GPU in bf16; the list gains (longest query, longest key) for every call."""
     seen: list[tuple[int, int]] = []
 
     def kernel(*args: Any) -> Tensor:
@@ -57,7 +57,7 @@ def test_every_sentence_and_every_padding_is_a_sequence() -> None:
     assert own.queries is own.keys
     assert own.keys.tolist() == [0, 4, 4, 5, 8, 11, 12]  # the first sentence has no padding: an empty sequence
     cross = cache.sequence_bounds(REAL, 2)
-    assert cross.queries.tolist() == [0, 2, 2, 4, 4, 6, 6]  # nobody asks the padding
+    assert cross.queries.tolist() == [0, 2, 2, 4, 4, 6, 6]  # nobody reads the padding
     assert torch.equal(cross.keys, own.keys)
 
 
@@ -136,7 +136,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def states_and_gradients(model: Seq2Seq) -> list[Tensor]:
-    """Hidden states at real target positions, and the gradients of all parameters."""
+    """Return hidden states at real target positions, and the gradients of all parameters."""
     generator = torch.Generator().manual_seed(1)
     source, target = (torch.randint(9, (3, length), generator=generator) for length in (4, 5))
     real = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] * 5])
@@ -166,7 +166,7 @@ def test_models_compute_the_same_either_way(
 
 
 def test_the_operator_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own `varlen_attn`, forward and backward, on tensors that have shapes and no values."""
+    """Run torch's own `varlen_attn`, forward and backward, on tensors that have shapes but no values."""
     monkeypatch.setattr(multihead, "EXPLICIT_MAX_LENGTH", 0)
     monkeypatch.setattr(cache, "_takes_bounds", lambda _device: True)
     with FakeTensorMode():

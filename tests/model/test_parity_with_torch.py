@@ -1,4 +1,4 @@
-"""Layers against torch.nn's own, weights copied, in double precision: outputs and every gradient."""
+"""Layers compared with torch.nn's, with copied weights, in double precision: outputs and every gradient."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def randomise(module: nn.Module) -> None:
 
 
 def gradient_of(theirs: Tensor, layer: nn.Module) -> Tensor:
-    """Gradient of a parameter of torch's, or of the slice of it that `theirs` is."""
+    """Return the gradient of torch's parameter, or of its slice `theirs`."""
     owner = next(p for p in layer.parameters() if p.untyped_storage().data_ptr() == theirs.untyped_storage().data_ptr())
     assert owner.grad is not None
     if owner.shape == theirs.shape:

@@ -1,4 +1,4 @@
-"""Which precision is the fastest here, and what `auto` makes of it."""
+"""Which precision is fastest here, and what `auto` chooses."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_kernels_that_are_wrong_are_found(fault: str, monkeypatch: pytest.Monkey
         made_up = {"fp32": 1e9, "bf16": 2e9}
         monkeypatch.setattr(precision, "training_rates", lambda _: made_up)
         assert training_precision(CPU, (64, 64), lambda: [(40, 48)]) == "fp32"
-        right = fault in ("forward", "into the input")  # for these widths; the others are wrong in all
+        right = fault in ("forward", "into the input")  # at these widths; the others are wrong at all
         assert training_precision(CPU, (64, 64), lambda: [(32, 32)]) == ("bf16" if right else "fp32")
         monkeypatch.setattr(precision, "wrong_maps", lambda maps: [])
         assert training_precision(CPU, (64, 64), lambda: [(40, 48)]) == "bf16"
@@ -184,7 +184,7 @@ def test_auto_is_the_faster_one_and_notices_name_it(rates: dict[str, float]) -> 
     assert settled("auto", CPU, WIDTHS, []) == "bfloat16"
     assert "bf16 products are 2.0 times as fast" in precision_notice("fp32", CPU, WIDTHS)
     assert "`precision=bfloat16`" in decoding_notice("float32", "float32", CPU, WIDTHS)
-    assert decoding_notice("int8", "int8", CPU, WIDTHS) == "", "nobody is told to change translations"
+    assert decoding_notice("int8", "int8", CPU, WIDTHS) == "", "nobody is advised to change translations"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_gpu_is_faster_in_bf16_where_it_has_it(
 
 @pytest.mark.slow
 def test_a_run_keeps_what_auto_has_chosen(rates: dict[str, float], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """And goes on with it on a machine where the other is faster."""
+    """A run keeps it on a machine where the other is faster."""
     folder = tmp_path_factory.mktemp("auto")
     (folder / "data").mkdir()
     experiment = tiny_experiment(folder / "data", precision="auto", stop={"updates": 2})
@@ -229,7 +229,7 @@ def test_nothing_is_trained_in_a_precision_that_nobody_chose(tmp_path_factory: p
 def test_auto_asks_for_all_maps_of_the_model(
     rates: dict[str, float], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Or a run that begins by itself would be refused where fp32 was there to be chosen."""
+    """Otherwise an unattended run would be refused although fp32 could be chosen."""
     monkeypatch.setattr(precision, "wrong_maps", lambda maps: [str(each) for each in maps if each == (16, 50)])
     rates["bf16"] = 4e9
     experiment = tiny_experiment(tmp_path_factory.mktemp("maps"), precision="auto")

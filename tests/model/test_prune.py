@@ -57,7 +57,7 @@ def test_a_layer_that_is_left_out_passes_on_its_input(choices: dict[str, Any]) -
     assert (len(pruned.encoder.layers), len(pruned.decoder.layers)) == (3, 2)
     memory = pruned.encode(SOURCE, MASK)
     expected = whole.encode(SOURCE, MASK)
-    # A memory for every decoder layer: of those that are left.
+    # A memory for every remaining decoder layer.
     states = expected.states if len(expected.states) == 1 else [expected.states[1], expected.states[3]]
     for got, wanted in zip(memory.states, states, strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-10, rtol=0)

@@ -1,4 +1,4 @@
-"""QK-norm in both forms and the scale per dimension, against their formulas."""
+"""QK-norm in both forms and the scale per dimension, compared with their formulas."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def normalised(vector: Tensor, norm: str, gain: Tensor | None) -> Tensor:
 
 
 def logit(module: QueryKeyScaling, norm: str, query: Tensor, key: Tensor) -> float:
-    """The logit of one query and one key by the papers' formulas."""
+    """Return the logit of one query and one key from the papers' formulas."""
     gains = [None if part is None else part.weight for part in (module.query_norm, module.key_norm)]
     query, key = normalised(query, norm, gains[0]), normalised(key, norm, gains[1])
     if module.dimensions is not None:
@@ -151,7 +151,7 @@ def test_a_zero_query_stays_finite() -> None:
 
 @pytest.mark.parametrize(("norm", "per_dimension"), KINDS)
 def test_type_is_kept(norm: str, per_dimension: bool) -> None:
-    """Parameters stay in fp32 under autocast; queries and keys must come out as they came in."""
+    """Parameters stay in fp32 under autocast; queries and keys must keep their type."""
     module, x = scaling(norm, per_dimension), torch.randn(1, 2, 3, D_HEAD, dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (module.query(x).dtype, module.key(x).dtype) == (torch.bfloat16, torch.bfloat16)

@@ -53,7 +53,7 @@ RANDOM: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an inside of one input, four layers make segments of two."""
+    """If a layer's inside costs as much as one input, four layers make segments of two."""
     monkeypatch.setattr(seq2seq, "_INSIDE", 1)
 
 
@@ -64,7 +64,9 @@ def small(**choices: Any) -> Seq2Seq:
 def gradients(
     model: Seq2Seq, encoder: Recompute = None, decoder: Recompute = None, *, r_drop: float = 0.0
 ) -> dict[str, Tensor]:
-    """Gradients of two batches, with a penalty on the outputs of all encoder layers, and torch's random state after."""
+    """Return gradients of two batches, with a penalty on the outputs of all encoder layers, and torch's random state
+    afterwards.
+    """
     set_recompute(model, RecomputeConfig(encoder=encoder, decoder=decoder))
     model.train().zero_grad()
     torch.manual_seed(7)
@@ -83,7 +85,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @contextmanager
 def counted(stack: nn.Module) -> Iterator[list[int]]:
-    """Count how often each layer of a stack begins to compute."""
+    """Count how often each layer of a stack starts to compute."""
     calls = [0] * len(stack.layers)  # type: ignore[arg-type]
 
     def count(number: int) -> Any:
@@ -121,7 +123,9 @@ def test_every_kth_layer_is_a_run_of_its_own() -> None:
 
 
 def test_segments_keep_the_least_that_equal_runs_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs of runs, and the inside of the longest: within 5 % of the best number of runs, and about 2 sqrt(16 L)."""
+    """The memory is the inputs of runs plus the inside of the longest: within 5 % of the best number of runs, and about
+    2 sqrt(16 L).
+    """
     monkeypatch.undo()
 
     def kept(count: int, layers: int) -> int:
@@ -146,7 +150,7 @@ def test_gradients_are_the_same_bit_for_bit_in_every_composition(choices: dict[s
 
 
 def some_rules() -> list[Any]:
-    """Everything random under every rule, of which the quick suite tries two rules, and all of them on one model."""
+    """Everything random is tested under every rule; the quick suite tries two rules, and all of them on one model."""
     cases = []
     for name, rule in product(RANDOM, RULES):
         quick = name == "layer drop" or rule in ((1, 1), ("segments", "segments"))
@@ -182,7 +186,7 @@ def test_the_same_under_autocast_and_with_exact_dropout(precision: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [("segments", "segments"), (1, 1)], ids=str)
 def test_the_same_with_compiled_layers(rule: tuple[Recompute, Recompute]) -> None:
-    """The backend runs the graph as it is, so that compiled and plain layers agree bit for bit too."""
+    """The backend runs the graph unchanged, so compiled and plain layers also agree bit for bit."""
     graphs: list[fx.GraphModule] = []
 
     def keep(graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
@@ -198,7 +202,7 @@ def test_the_same_with_compiled_layers(rule: tuple[Recompute, Recompute]) -> Non
     made = len(graphs)
     assert made
     assert_same(gradients(model, *rule), expected)
-    assert len(graphs) == made, "recomputing compiled something anew"
+    assert len(graphs) == made, "recomputing compiled something again"
 
 
 def test_recomputed_layers_run_twice_in_training_and_once_elsewhere() -> None:
@@ -240,7 +244,7 @@ def test_names_and_saved_tensors_are_those_of_the_plain_model() -> None:
 
 
 class _Alive(TorchDispatchMode):
-    """Bytes of the tensors made within it that are still there, views of `parameters` apart."""
+    """The bytes of tensors created within it that still exist, except views of `parameters`."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         super().__init__()
@@ -262,7 +266,7 @@ class _Alive(TorchDispatchMode):
 
 
 def kept_by(layers: int, rule: Recompute) -> int:
-    """Bytes that the encoder keeps for its backward pass."""
+    """Return the bytes that the encoder keeps for its backward pass."""
     model = build_model(small_config(layers, 1, dropout=DROPOUT), V, V).train()
     set_recompute(model, RecomputeConfig(encoder=rule))
     source = torch.randint(4, V, (8, 16))

@@ -27,7 +27,7 @@ def relative(clip: int, values: bool, dropout: Dropout | None = None) -> Relativ
 
 
 class Fixed(Dropout):
-    """Multiplies by given numbers instead of random ones, and counts its uses."""
+    """A stand-in for dropout that multiplies by given numbers, and counts its uses."""
 
     def __init__(self, factors: Tensor) -> None:
         super().__init__(0.5)
@@ -101,7 +101,7 @@ def test_relative_attention_with_zero_tables_is_plain_attention(values: bool) ->
 
 @pytest.mark.parametrize("values", [False, True])
 def test_positions_beyond_the_clip_are_not_told_apart(values: bool) -> None:
-    """At position i and clip k all positions up to i - k may change places, and no two after it."""
+    """At position i and clip k all positions up to i - k may be permuted, but no two after that."""
     module, x = relative(2, values), draw(1, 7, D_MODEL)
     swapped = x[:, [1, 0, 2, 3, 4, 5, 6]]
     same = torch.isclose(module(x, None), module(swapped, None), atol=1e-10, rtol=0).all(-1)[0]
@@ -164,7 +164,7 @@ def test_gradients(values: bool) -> None:
 def test_one_graph_serves_all_lengths(values: bool) -> None:
     module, counter = relative(2, values), CompileCounter()
     compiled = torch.compile(module, fullgraph=True, backend=counter)
-    for length in (3, 4, 5, 9, 12):  # the first length is taken for a constant, the second for a variable
+    for length in (3, 4, 5, 9, 12):  # the first length is treated as a constant, the second as a variable
         x = draw(2, length, D_MODEL, seed=length)
         torch.testing.assert_close(compiled(x, causal(length)), module(x, causal(length)), **TOLERANCE)
     assert counter.frame_count <= 2

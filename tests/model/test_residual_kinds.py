@@ -1,4 +1,4 @@
-"""Every residual kind against float64 references written from the formulas."""
+"""Every residual kind compared with float64 references written from the formulas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Branch = Callable[[Tensor], Tensor]
 
 
 class Masking(nn.Module):
-    """Stands in for dropout: a fixed mask, so that a reference can say where dropout acts."""
+    """A stand-in for dropout with a fixed mask, so that a reference can show where dropout acts."""
 
     mask = torch.tensor([0.0, 2.0, 2.0, 0.0, 2.0, 2.0], dtype=torch.float64)
 
@@ -41,7 +41,7 @@ def drop(fx: Tensor) -> Tensor:
 
 
 def ln(x: Tensor, norm: nn.Module | None) -> Tensor:
-    """g (x - mean) / sqrt(variance + epsilon) + b, the variance biased, over the last axis."""
+    """g (x - mean) / sqrt(variance + epsilon) + b over the last axis, with biased variance."""
     assert isinstance(norm, nn.LayerNorm)
     mean = x.sum(-1, keepdim=True) / WIDTH
     variance = ((x - mean) ** 2).sum(-1, keepdim=True) / WIDTH
@@ -77,7 +77,7 @@ def layer_of(
     number: int = 1,
     **options: object,
 ) -> nn.ModuleList:
-    """The Residuals of one layer, every parameter drawn anew: initial ones and zeros would hide much."""
+    """The Residuals of one layer, with every parameter redrawn, because initial ones and zeros would hide mistakes."""
     shared = material(**options)
     kinds = nn.ModuleList(make(place(i, side, number), shared) for i in range(len(SIDES[side]))).double()
     generator = torch.Generator().manual_seed(number)
@@ -153,11 +153,11 @@ REFERENCES: dict[str, Callable[[Tensor, Branch, Residual, Tensor, SublayerPositi
     "hybrid": hybrid_reference,
     "fixup": lambda x, f, r, below, at: x + r.branch * drop(f(x)),  # type: ignore[operator]
 }
-"""One sub-layer of each kind: (stream, branch, the Residual for its parameters, input of the layer, place)."""
+"""REFERENCES are one sub-layer of each kind: (stream, branch, the Residual for its parameters, layer input, place)."""
 
 
 STREAMS = {"hyper", "manifold_hyper", "siamese"}
-"""Kinds whose stream is several; their references are below."""
+"""STREAMS are kinds with several streams; their references are below."""
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -177,9 +177,9 @@ STARTS: dict[str, dict[str, float]] = {
     "layer_scale": {"branch": 0.1},
     "fixup": {"branch": 1.0},
 }
-"""What a kind learns besides its norms, and the value from which it starts in a decoder of 12 layers."""
+"""STARTS are what a kind learns besides its norms, and its initial value in a decoder of 12 layers."""
 ONE_PER_LAYER = {"rezero"}
-"""Kinds whose sub-layers share what they learn with the others of their layer."""
+"""ONE_PER_LAYER are kinds whose sub-layers share what they learn with the others in their layer."""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in get_args(ResidualKind) if kind not in STREAMS])
@@ -246,7 +246,7 @@ def test_deepnorm_constants_of_60_12() -> None:
 
 @pytest.mark.parametrize(("update", "factor"), [(1, 0.01), (37, 0.37), (100, 1.0), (4000, 1.0)])
 def test_branch_norm_grows_its_branches_in_training_alone(update: int, factor: float) -> None:
-    """LN(x + min(1, t / T) f(x)); evaluated it is post-norm, and nothing of t is saved with it."""
+    """LN(x + min(1, t / T) f(x)); in evaluation it is post-norm, and t is not saved with it."""
     kind = residual.branch_norm(place(0), material(branch_updates=100)).double()
     assert isinstance(kind, residual.BranchNorm)
     x, (f,) = stream(2, 3), branches(1)
@@ -421,7 +421,7 @@ def test_streams_are_mixed_by_a_doubly_stochastic_matrix(mixing: str) -> None:
     kind = layer_of(residual.manifold_hyper, streams=4, mixing=mixing)[0]
     _, mix = kind.writing(stream(2, 3, 4))  # type: ignore[operator]
     assert (mix >= 0).all()
-    # Twenty rounds end with the rows; where the logits differ by ten or more, the columns are not there yet.
+    # Twenty rounds end with the rows; if the logits differ by ten or more, the columns have not converged.
     for axis, near in ((-1, 1e-6), (-2, 1e-6 if mixing == "permutations" else 0.1)):
         torch.testing.assert_close(mix.sum(axis), torch.ones(2, 3, 4, dtype=mix.dtype), atol=near, rtol=0)
 
@@ -465,7 +465,7 @@ def test_siamese_streams_follow_the_equations(side: str) -> None:
 
 @pytest.mark.parametrize("name", ["pre_norm", "post_norm", "peri", "deepnorm"])
 def test_a_gate_makes_the_stream_smaller_but_not_its_gradient(name: str) -> None:
-    """GPAS: the sum times 1 - silu(g), or in post-norm the skipped stream; going back, the factor is 1."""
+    """GPAS: the sum times 1 - silu(g), or in post-norm the skipped stream; in the backward pass the factor is 1."""
     kind, (f,) = layer_of(getattr(residual, name))[0], branches(1)
     x = stream(2, 3).requires_grad_()
     plain = kind(x, f(kind.enter(x)), x)

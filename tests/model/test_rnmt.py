@@ -1,8 +1,7 @@
-"""RNMT+ against its description (Chen et al. 2018; Bapna et al. 2018), written out with loops (fp64)."""
+"""RNMT+ compared with its description (Chen et al. 2018; Bapna et al. 2018), written with loops (fp64)."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.conftest import tiny_experiment
 from tests.model.checks import (
     EXACT,
     V,
@@ -24,7 +22,6 @@ from tests.model.lstm_reference import plain_layer, plain_step
 from tests.parameter_counts import rnmt
 from tests.small import merged, moved
 from tests.train.batches import batches
-from tests.train.runs import QUIET, final_bytes
 from ziggurat.config import ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.model.build import build_model, count_parameters, model_slots, parameter_roles
@@ -32,8 +29,6 @@ from ziggurat.model.dropout import Dropout
 from ziggurat.model.rnmt import RnmtEncoder, build_rnmt
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
-from ziggurat.train.average import CheckpointSelection, average_run
-from ziggurat.train.loop import train
 from ziggurat.train.objective import batch_loss
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.update import Parallel, train_update
@@ -65,12 +60,12 @@ def configured(**more: Any) -> ModelConfig:
 
 
 def tiny(**more: Any) -> Seq2Seq:
-    """In evaluation mode, every parameter away from its neutral start."""
+    """Return the model in evaluation mode, every parameter away from its neutral initial value."""
     return moved(build_model(configured(**more), V, V, seed=3).double().eval(), 0.3)
 
 
 class Written:
-    """The model by its equations, with the parameters of `model`, for one sentence pair without padding."""
+    """The model from its equations, with the parameters of `model`, for one sentence pair without padding."""
 
     def __init__(self, model: Seq2Seq, config: ModelConfig) -> None:
         self.get = model.get_parameter
@@ -110,7 +105,7 @@ class Written:
         return torch.cat(context)
 
     def logits(self, source: Tensor, target_in: Tensor) -> Tensor:
-        """[target, vocabulary]: feedback of what was attended to, all layers see it, softmax of [x; context]."""
+        """[target, vocabulary]: the context is fed back, all layers see it, softmax of [x; context]."""
         memory, layers = self.memory(source), self.config.decoder.layers
         context = self.attend(torch.zeros(WIDTH, dtype=torch.float64), memory)
         states = [torch.zeros(2, 1, WIDTH, dtype=torch.float64) for _ in range(layers)]
@@ -238,7 +233,7 @@ def test_initial_values() -> None:
     ("place", "expected"), [("residual", 7), ("attention", 1), ("embedding", 2), ("transparent", 0)]
 )
 def test_each_dropout_is_where_it_belongs(place: str, expected: int) -> None:
-    """Each alone changes what training sees: all layers' outputs but that of the decoder's first."""
+    """Each option alone changes what training sees: all layers' outputs except that of the decoder's first."""
     none = dict.fromkeys(("residual", "attention", "embedding", "transparent"), 0.0)
     model = build_model(configured(memory="transparent", dropout={**none, place: 0.5}), V, V)
     source, mask, target = batch()
@@ -248,7 +243,7 @@ def test_each_dropout_is_where_it_belongs(place: str, expected: int) -> None:
     model.train()
     torch.manual_seed(0)
     assert not torch.equal(model(source, mask, target), model(source, mask, target))
-    steps = (target.shape[1] + 1) if place == "attention" else 1  # one attention per step, and one of the zero query
+    steps = (target.shape[1] + 1) if place == "attention" else 1  # one attention per step, and one for the zero query
     assert len(calls) == 2 * expected * steps
     model.eval()
     assert torch.equal(model(source, mask, target), model(source, mask, target))
@@ -317,37 +312,3 @@ def test_what_does_not_fit_rnmt_is_refused_with_the_reason() -> None:
             configured(**values)
     with pytest.raises(ConfigError):
         build_model(ModelConfig(), 5, 6)
-
-
-@pytest.mark.slow
-def test_a_run_resumed_is_the_run_uninterrupted_and_its_checkpoints_average(tiny_folder: Path, tmp_path: Path) -> None:
-    settings_of_run: dict[str, Any] = {
-        "threads": 1,
-        "adaptive_clip": True,
-        "batch": {"max_tokens": 150, "accumulate": 2},
-        "loss": {"normalisation": "sentence_sum"},
-        "optimiser": {"betas": [0.9, 0.999], "epsilon": 1e-6, "weight_decay": 1e-5},
-        "schedule": {
-            "kind": "gnmt+",
-            "base": 1e-3,
-            "replicas": 2,
-            "warmup_updates": 1,
-            "decay_start": 6,
-            "decay_end": 20,
-        },
-        "checkpoint": {"every_updates": 4},
-        "validation": {"every_updates": 4, "max_sentences": 2},
-    }
-    model = configured(memory="transparent", encoder={"layers": 3}, decoder={"layers": 2}).model_dump()
-    ends = {}
-    for name, stops in (("whole", [8]), ("parts", [3, 8])):
-        for updates in stops:
-            experiment = tiny_experiment(tiny_folder, **settings_of_run, stop={"updates": updates})
-            experiment = experiment.model_copy(update={"model": ModelConfig.model_validate(model)})
-            run = tmp_path / name
-            train(run, experiment, resume=run.exists(), console=QUIET)
-        ends[name] = final_bytes(tmp_path / name, 8)
-    assert ends["whole"] == ends["parts"]
-    out, updates_averaged = average_run(tmp_path / "whole", CheckpointSelection("last", 2))
-    assert updates_averaged == [4, 8]
-    assert (out / "model.safetensors").is_file()

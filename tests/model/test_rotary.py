@@ -1,4 +1,4 @@
-"""Rotary positions against complex numbers and Hugging Face's formula."""
+"""Rotary positions compared with complex numbers and with Hugging Face's formula."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXACT = {"atol": 1e-12, "rtol": 0.0}
 
 
 def turned(vector: Tensor, position: int) -> Tensor:
-    """Pairs of channels as complex numbers, times e^(i position 10000^(-2 pair / d_head))."""
+    """Treat pairs of channels as complex numbers, times e^(i position 10000^(-2 pair / d_head))."""
     half = len(vector) // 2
     result = torch.empty_like(vector)
     for pair in range(half):
@@ -81,7 +81,7 @@ def test_a_table_made_while_decoding_serves_training() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_positions_apart(dtype: torch.dtype) -> None:
-    """Angles of late positions in a half type would be off by whole turns."""
+    """Angles of late positions in a 16-bit type would be off by whole turns."""
     x = draw(1, 1, 1, D_HEAD).to(dtype)
     got = Rotary(D_HEAD).to(dtype)(x, 1001)
     assert got.dtype == dtype
@@ -121,7 +121,7 @@ def test_steps_equal_whole_sequences() -> None:
 def test_one_graph_serves_all_lengths() -> None:
     module, counter = attention(Rotary(D_HEAD)), CompileCounter()
     compiled = torch.compile(module, fullgraph=True, backend=counter)
-    # The first length is taken for a constant, the second for a variable; from 257 on there is another kernel.
+    # The first length is treated as a constant, the second as a variable; from 257 on the kernel differs.
     for length in (3, 4, 5, 9, 250):
         x = draw(2, length, 12, seed=length)
         torch.testing.assert_close(compiled(x, causal(length)), module(x, causal(length)), atol=1e-10, rtol=0)

@@ -24,7 +24,7 @@ def glorot(out: int = OUT, width: int = IN) -> float:
 
 
 def drawn(role: Role, shape: tuple[int, ...] = (OUT, IN), *, config: dict[str, Any], **place: Any) -> torch.Tensor:
-    """Values of one parameter, which is 7 before it is initialised."""
+    """Return the values of one parameter, which is 7 before it is initialised."""
     depth = place.pop("depth", DEPTH)
     slot = Slot(torch.full(shape, 7.0), role, "w", **{"fused_out": 3 * OUT if role in QKV else 0, **place})
     initialise([slot], InitConfig.model_validate(config), depth, torch.Generator().manual_seed(1))
@@ -126,7 +126,7 @@ def model(init: dict[str, Any], **more: Any) -> Seq2Seq:
 @pytest.mark.parametrize("attention", ["full", "merged", "average", "merged_full", "simplified_average", "ssru"])
 @pytest.mark.parametrize(("exponent", "alpha"), [(0.25, 1.0), (0.5, 1.0), (0.25, 0.5)])
 def test_depth_scaled_is_the_plain_initialiser_shrunk_by_depth(exponent: float, alpha: float, attention: str) -> None:
-    """Each stack counts its own layers from 1; layer 1 (alpha 1) and all that is no linear map are as they were."""
+    """Each stack counts its own layers from 1; layer 1 (alpha 1) and everything but linear maps are unchanged."""
     more = {"decoder": {"layers": 4, "attention": attention}}
     plain = model_slots(model({"kind": "xavier"}, **more))
     scaled = model_slots(model({"kind": "depth_scaled", "exponent": exponent, "alpha": alpha}, **more))
@@ -148,7 +148,7 @@ def test_depth_scaled_is_the_plain_initialiser_shrunk_by_depth(exponent: float, 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 def test_the_initialisation_of_one_stack_is_of_its_layers_alone(side: str) -> None:
-    """DS-Init on one stack, against the plain initialiser; both draw the same numbers."""
+    """DS-Init on one stack, compared with the plain initialiser; both draw the same numbers."""
     layers = {"encoder": 9, "decoder": 4}[side]
     own = {"layers": layers, "init": {"kind": "depth_scaled", "exponent": 0.5}}
     plain, scaled = (model_slots(model({"kind": "xavier"}, **{side: m})) for m in ({"layers": layers}, own))
@@ -172,7 +172,9 @@ def test_a_stack_of_its_own_takes_what_it_does_not_say_from_the_model() -> None:
 
 
 def test_the_rest_of_a_model_keeps_its_initialisation_beside_that_of_a_stack() -> None:
-    """Embeddings are those of `model.init`, wherever the layers have their own; all three draw the same numbers."""
+    """Embeddings follow `model.init`, even where layers have their own initialisation; all three draw the same
+    numbers.
+    """
     own = {"residual": "no_norm", "decoder": {"layers": 4, "init": {"kind": "xavier"}}}
     both, plain = (model_slots(model({"kind": kind}, residual="no_norm")) for kind in ("t_fixup", "xavier"))
     changed = 0
@@ -187,7 +189,7 @@ def test_the_rest_of_a_model_keeps_its_initialisation_beside_that_of_a_stack() -
 def test_deepnorm_gains(decoder: bool) -> None:
     n, m = DEPTH[:2]
     beta = (12 * m) ** -0.25 if decoder else 0.87 * (n**4 * m) ** (-1 / 16)
-    std = math.sqrt(2 / (IN + OUT))  # of each of query, key and value by itself, whatever `qkv`
+    std = math.sqrt(2 / (IN + OUT))  # separately for query, key and value, whatever `qkv` is
     config = {"kind": "deepnorm", "qkv": "fused"}
     for role in (Role.ATTENTION_VALUE, Role.ATTENTION_OUT, Role.FFN_IN, Role.FFN_OUT):
         for cross in (False, True):
@@ -226,7 +228,7 @@ def test_magneto_factors() -> None:
 
 
 def test_lipschitz_bounds() -> None:
-    """Xu et al.'s code: He's bound sqrt(3 / fan_in) and Glorot's sqrt(6 / (V + d)), each by sqrt(1 / 3)."""
+    """Xu et al.'s code: He's bound sqrt(3 / fan_in) and Glorot's sqrt(6 / (V + d)), each times sqrt(1 / 3)."""
     config = {"kind": "lipschitz", "qkv": "fused"}
     for role in (*LINEAR, Role.OUTPUT):
         check_uniform(drawn(role, config=config, layer=2, decoder=True), math.sqrt(3 / IN) * math.sqrt(1 / 3))

@@ -1,4 +1,4 @@
-"""Layers as steps of Runge-Kutta methods, against the equations of Li et al. 2022 in float64."""
+"""Layers as steps of Runge-Kutta methods, compared with the equations of Li et al. 2022 in float64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(solver: str, **choices: Any) -> Seq2Seq:
 
 
 def stepped(solver: str, f: Any, y: Tensor, gate: Any) -> Tensor:
-    """One step of the method, number by number where there is a gate."""
+    """One step of the method, number by number if there is a gate."""
     one = f(y)
     if solver == "rk4":
         two = f(y + 0.5 * one)

@@ -1,7 +1,7 @@
-"""Whole stacks of every residual kind against equations: what is in a layer, before the first and after the last.
+"""Whole stacks of every residual kind compared with equations: inside a layer, before the first and after the last.
 
-The references take from the model its attention, its feed-forward network (Fixup's is written out) and its parameters;
-how they are joined is written here, from the table of docs/depth.md.
+The references take attention, the feed-forward network (Fixup's is written out) and parameters from the model; how they
+are joined is written here, from the table in docs/depth.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ GATED = ("post", "pre", "deepnorm", "ln_scaling", "peri", "sandwich", "res_post"
 
 
 def built(residual: str, **choices: Any) -> Seq2Seq:
-    """Return a small model in fp64 whose norms, scales, shifts and biases are away from their neutral start."""
+    """Return a small model in fp64 whose norms, scales, shifts and biases are away from their neutral initial
+    values.
+    """
     return moved(small_model(residual=residual, encoder__layers=N, decoder__layers=M, **choices), 0.2)
 
 
@@ -48,14 +50,14 @@ def ln(x: Tensor, norm: Any) -> Tensor:
 
 
 def opened(kind: str, x: Tensor, stack: Any) -> Tensor:
-    """What the first layer reads: the embedding, normalised (peri), or copied to the streams."""
+    """Return what the first layer reads: the embedding, normalised (peri), or copied to the streams."""
     if kind == "peri":
         return ln(x, stack.entry_norm)
     return torch.stack([x, x], dim=-2) if kind in STREAMS else x
 
 
 def closed(kind: str, x: Tensor, stack: Any, *, decoder: bool) -> Tensor:
-    """What the stack gives for what the last layer gave."""
+    """Return the stack's output for the last layer's output."""
     if kind in STREAMS:
         x = ended(kind, x, stack)
     if kind == "fixup":
@@ -64,7 +66,7 @@ def closed(kind: str, x: Tensor, stack: Any, *, decoder: bool) -> Tensor:
 
 
 def ended(kind: str, x: Tensor, stack: Any) -> Tensor:
-    """One stream of two, at the end of a stack."""
+    """Return one stream from two, at the end of a stack."""
     one, other = x.unbind(-2)
     return ln(one, stack.end.x_norm) + ln(other, stack.end.y_norm) if kind == "siamese" else one + other
 
@@ -84,9 +86,11 @@ def feed_forward(kind: str, ffn: Any) -> Callable[[Tensor], Tensor]:
 def joined(
     kind: str, x: Tensor, f: Callable[[Tensor], Tensor], r: Any, below: Tensor, *, attention: bool, decoder: bool
 ) -> Tensor:
-    """The stream after one sub-layer `f` with the parameters `r`, for the stream `x`; `below` is the layer's input."""
+    """Return the stream after one sub-layer `f` with the parameters `r`, for the stream `x`; `below` is the layer's
+    input.
+    """
     match kind:
-        case "post" | "branch_norm":  # the second one's factor is 1 unless an update has begun
+        case "post" | "branch_norm":  # the second factor is 1 unless an update has started
             return ln(x + f(x), r.out_norm)
         case "b2t":
             return ln(x + f(x) if attention else x + f(x) + below, r.out_norm)
@@ -138,7 +142,9 @@ def joined(
 def gated(
     kind: str, x: Tensor, f: Callable[[Tensor], Tensor], r: Any, below: Tensor, gate: Any, **place: bool
 ) -> Tensor:
-    """The same with a gate g of the layer (Chen et al. 2025): s - silu(g) s in place of the sum s, or of the skip."""
+    """Return the same with the layer's gate g (Chen et al. 2025): s - silu(g) s in place of the sum s, or of the
+    skip.
+    """
     if gate is None:
         return joined(kind, x, f, r, below, **place)
     smaller = 1 - gate * torch.sigmoid(gate)
@@ -238,7 +244,7 @@ def test_a_gate_of_each_layer_makes_the_stream_smaller(kind: str) -> None:
 
 @pytest.mark.parametrize(("lower", "above"), [("post", "peri"), ("peri", "post")])
 def test_kinds_may_differ_by_ranges_of_layers(lower: str, above: str) -> None:
-    """Mix-LN and its like: a stack begins as its lowest layers do, and ends as those on top, which are pre-norm."""
+    """Mix-LN and similar: a stack starts like its lowest layers, and ends like its top ones, which are pre-norm."""
     parts = [{"layers": 1, "residual": lower}, {"layers": 1, "residual": above}]
     model = built("pre", encoder__ranges=parts, decoder__ranges=parts[:1])
     x = opened(lower, model.source_embedding(SOURCE), model.encoder)
@@ -255,8 +261,8 @@ def test_kinds_may_differ_by_ranges_of_layers(lower: str, above: str) -> None:
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ([{"layers": 3, "residual": "post"}], "leaves none of 3 above"),
-        ([{"layers": 1, "residual": "siamese"}], "`siamese` mixes with no other kind: it has several streams"),
+        ([{"layers": 3, "residual": "post"}], "leaving none of the 3 above"),
+        ([{"layers": 1, "residual": "siamese"}], "`siamese` cannot be mixed with other kinds: it has several streams"),
     ],
 )
 def test_ranges_that_fit_no_stack_are_refused(parts: list[dict[str, Any]], said: str) -> None:
@@ -265,7 +271,7 @@ def test_ranges_that_fit_no_stack_are_refused(parts: list[dict[str, Any]], said:
 
 
 def test_sub_ln_has_a_norm_before_the_last_map_of_attention_and_feed_forward_networks() -> None:
-    """But not of attention to the memory (Wang et al. 2022, section 3.2)."""
+    """This excludes attention to the memory (Wang et al. 2022, section 3.2)."""
     model = built("sub_ln")
     layer: Any = model.encoder.layers[1]
     x = model.source_embedding(SOURCE)

@@ -1,4 +1,4 @@
-"""The recipes of students: their sizes, and where they can be exported to, are what their summaries say."""
+"""The recipes for students: their sizes and export targets match their summaries."""
 
 from __future__ import annotations
 

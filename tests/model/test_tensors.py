@@ -29,17 +29,17 @@ def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
     library = save(tensors, metadata={"format": "1", "more": "1"})
     header = 8 + int.from_bytes(written[:8], "little")
     assert written[header:] == library[8 + int.from_bytes(library[:8], "little") :]
-    assert len(written) == len(library)  # the library writes the entries of its own header in any order
+    assert len(written) == len(library)  # the library writes its header's entries in any order
     assert checksum == fingerprint(tmp_path / "x")
 
 
 def test_a_folder_whose_name_is_not_utf8_is_refused_before_it_is_filled(tmp_path: Path) -> None:
-    """Not called damaged: a run would set its checkpoints aside, each as whole as the one before."""
+    """It must not be called damaged: a run would set its checkpoints aside, each as intact as the previous one."""
     folder = tmp_path / "\udcff"  # the byte FF
     try:
         folder.mkdir()
     except OSError:
-        pytest.skip("this file system takes no such names")
+        pytest.skip("this file system does not accept such names")
     with pytest.raises(ConfigError, match="is not UTF-8; rename it"), building(folder / "run"):
         pass
     assert not list(folder.iterdir())
@@ -84,10 +84,10 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [read_tensors, read_shapes, import_huggingface._safetensors])
 def test_too_many_open_files_are_told_whoever_opens_them(read: Callable[[Path], Any], tmp_path: Path) -> None:
-    """The library opens the file, and PyTorch once more, which gives its error in words of its own."""
+    """The library opens the file, and then PyTorch does again, with its own error message."""
     path = tmp_path / "x.safetensors"
     write_tensors(path, {"a": torch.ones(3)})
-    read(path)  # whatever it imports is open no more
+    read(path)  # files that it opened for imports are closed again
     before, seen = resource.getrlimit(resource.RLIMIT_NOFILE), set()
     for spare in range(5):
         taken = {int(name) for name in os.listdir("/proc/self/fd")}

@@ -1,4 +1,4 @@
-"""Layers tied across depth: the same function again, what is shared, and how they are grown, pruned and folded."""
+"""Layers tied across depth: the repeated function, what is shared, and how they are grown, pruned and folded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def output(model: Seq2Seq) -> Tensor:
 
 
 def written_out(model: Seq2Seq, choices: dict[str, Any]) -> Seq2Seq:
-    """The model without ties and with the same weights: the reference, since equal layers are only written twice."""
+    """Return the model with the same weights but without ties: the reference, in which equal layers are just
+    repeated.
+    """
     config, tensors = untied(small_model({**LOOP, **choices}), weights(model))
     plain = build_model(config, V, V).double().eval()
     load_weights(plain, tensors, "untied")

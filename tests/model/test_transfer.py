@@ -1,4 +1,4 @@
-"""Transfer of a learning rate (CompleteP): factors against the paper's table, and what they are for."""
+"""Transfer of a learning rate (CompleteP): factors compared with the paper's table, and their purpose."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def trained(config: ModelConfig, rate: float, updates: int, **options: Any) -> S
 
 @pytest.mark.parametrize("moments", ["fp32", "bf16"])
 def test_at_the_size_of_the_base_nothing_changes(moments: str) -> None:
-    # Rounding of bf16 moments is drawn by the names of parameters, one of which is new, and shows from update 2 on.
+    # Rounding of bf16 moments depends on the names of parameters, one of which is new, and shows from update 2 on.
     updates = 3 if moments == "fp32" else 1
     plain, based = (trained(config_of(32, 2, 2, **base), 1e-3, updates, moments=moments) for base in ({}, BASE))
     one, other = dict(plain.named_parameters()), dict(based.named_parameters())
@@ -101,14 +101,14 @@ STATES = ("memory", "decoder", "logits")
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
-    """Of a model of width 32; heads are 16 wide."""
+    """The model has width 32; heads are 16 wide."""
     made = tiny_experiment(tmp_path_factory.mktemp("transfer"))
     prepare(made.data)
     return made.model_copy(update={"model": config_of(32, 2, 2)})
 
 
 def spreads(experiment: Experiment, sizes: list[Size]) -> list[float]:
-    """Return by how much the largest change of each of STATES exceeds the smallest; a batch holds the longest pair."""
+    """Return the ratio of the largest to the smallest change for each of STATES; a batch holds the longest pair."""
     store = Store.open(experiment.data.store)
     found = [coordinates(experiment, store, size, tokens=1) for size in sizes]
     return [spread(found, name) for name in STATES]
@@ -117,10 +117,10 @@ def spreads(experiment: Experiment, sizes: list[Size]) -> list[float]:
 @pytest.mark.parametrize("history", ["latest", pytest.param("top_only", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("axis", SIZES)
 def test_the_first_updates_change_models_of_every_size_alike(experiment: Experiment, axis: str, history: str) -> None:
-    """The coordinate check: with a base, changes stay as they are; without, they grow by three times and more.
+    """The coordinate check: with a base, changes stay the same size; without, they grow by a factor of three or more.
 
-    Logits fall a little with the width: a part of them is the sum over channels that happen to agree, as drawn at the
-    start, and that part goes with 1/sqrt(width).
+    Logits fall slightly with the width: part of them is a sum over channels that happen to agree initially, and that
+    part scales with 1/sqrt(width).
     """
     stacks = {stack: {"history": history} for stack in ("encoder", "decoder")}
     plain = change_section(experiment, {"model": stacks}, "")
@@ -152,10 +152,10 @@ def test_what_it_is_not_worked_out_for_is_refused(change: dict[str, Any], said: 
 
 
 def test_a_base_whose_heads_cannot_be_as_wide_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`transfer.width` \(24\): no base of 16 channels a head"):
+    with pytest.raises(ValueError, match=r"`transfer.width` \(24\): no base with 16 channels per head"):
         config_of(32, 2, 2, **{**BASE, "width": 24})
     with pytest.raises(ValueError, match=r"`d_model` \(8\) is not a multiple of `heads` \(16\)"):
-        small_config(2, 2, heads=16, transfer=BASE)  # no channel a head: nothing to divide by
+        small_config(2, 2, heads=16, transfer=BASE)  # no channel per head: nothing to divide by
 
 
 def test_a_schedule_that_goes_by_the_width_itself_is_refused() -> None:

@@ -19,7 +19,7 @@ def states(count: int = N + 1) -> list[Tensor]:
 
 
 def written_out(weight: Tensor, kept: Tensor, sources: list[Tensor]) -> list[Tensor]:
-    """z_j = sum_i s_ij h^i; `kept` [readers, sources] is what dropout multiplies logits by."""
+    """z_j = sum_i s_ij h^i; `kept` [readers, sources] is dropout's factor for logits."""
     memories = []
     for j in range(len(weight)):
         logits = [float((weight[j, i] + 1 / len(sources)) * kept[j, i]) for i in range(len(sources))]

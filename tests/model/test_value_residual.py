@@ -1,4 +1,4 @@
-"""Value residuals against their formula, head by head in float64, with the gradients of the first layer's values."""
+"""Value residuals compared with their formula, head by head in float64, with gradients of the first layer's values."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_learned_shares_start_as_half() -> None:
 
 
 def test_with_equal_values_in_all_layers_nothing_changes() -> None:
-    """Layers that give the same values, wherever they stand: their mean with the first one's is what they gave."""
+    """Layers that give the same values at any depth: their mean with the first one's is unchanged."""
     plain = randomised(RelativeAttention(D, HEADS, Dropout(0.0), clip=2))
     other = RelativeAttention(D, HEADS, Dropout(0.0), clip=2, residual=ValueResidual("half", first=False)).double()
     other.load_state_dict(plain.state_dict())

@@ -17,12 +17,14 @@ TABLE = {
     "ds_init": (1.10, 1.10, 1.13, 1.15, 1.11),
 }
 AS_WRITTEN = (1.07, 1.05, 1.09, 1.05, 1.05)
-"""What bounds with l^-1/2 give, by simulation; the published figures (Zhang et al. 2019) are those of l^-1/4."""
+"""AS_WRITTEN is the simulated result of bounds with l^-1/2; the published figures (Zhang et al. 2019) are those of
+l^-1/4.
+"""
 
 
 @torch.no_grad()
 def variances(init: dict[str, Any], *, width: int, sentences: int) -> tuple[float, ...]:
-    """Var(r) over features, mean over tokens and layers, of the five sub-layers of a 12L-12L post-norm model.
+    """Return Var(r) over features, mean over tokens and layers, for the five sub-layers of a 12L-12L post-norm model.
 
     As in the paper's code: query, key and value as one matrix in self-attention and three in cross-attention, one
     trained vector added to all embeddings, a zero vector for the first decoder input, and dropout 0.1.
@@ -72,7 +74,7 @@ FORMS: list[tuple[dict[str, Any], tuple[float, ...]]] = [
 
 @pytest.mark.parametrize(("init", "expected"), FORMS, ids=["base", "published", "as-written"])
 def test_variances_in_a_narrow_model(init: dict[str, Any], expected: tuple[float, ...]) -> None:
-    """Var(r) hardly depends on width, so a model of width 64 tells the exponents apart."""
+    """Var(r) hardly depends on width, so a model of width 64 can distinguish the exponents."""
     found = variances(init, width=64, sentences=40)
     assert found == pytest.approx(expected, abs=0.04)
     if "exponent" not in init:

@@ -1,4 +1,4 @@
-"""Every option of attention, combination, wiring and dropout reaches the modules it names, in both stacks."""
+"""Every option of attention, combination, wiring and dropout reaches the modules that it names, in both stacks."""
 
 from __future__ import annotations
 
@@ -415,14 +415,14 @@ RUNS, DEPTH = 80, 8
 
 
 def skipping(side: str, p: float, **more: Any) -> Seq2Seq:
-    """Return a deep encoder (or decoder) of which layers are skipped in training, nothing else being random."""
+    """Return a deep encoder (or decoder) whose layers are skipped in training, with nothing else random."""
     other = "decoder" if side == "encoder" else "encoder"
     choices = {f"{side}.layers": DEPTH, f"{other}.layers": 1, f"{side}.layer_drop": p, **STILL, **more}
     return built(choices).double().train()
 
 
 def computed(model: Seq2Seq, side: str, runs: int = RUNS) -> list[list[tuple[Tensor, Tensor]]]:
-    """Return for each layer what it read and gave, once for each run in which it was called."""
+    """Return each layer's input and output, once for each run in which it was called."""
     calls: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(DEPTH)]
     for number, layer in enumerate(found(model, f"{side}.layers.*")):
         layer.register_forward_hook(lambda _, args, y, into=calls[number]: into.append((args[0], y)))
@@ -452,7 +452,7 @@ def test_layer_drop_is_of_its_own_stack() -> None:
 
 
 def test_layer_drop_leaves_the_layers_that_are_not_skipped_as_they_are() -> None:
-    """Nothing is rescaled: a kept layer gives what it gives in evaluation, a skipped one what it reads."""
+    """Nothing is rescaled: a kept layer returns the same as in evaluation, a skipped one its input."""
     model = skipping("encoder", 0.5)
     layers = found(model, "encoder.layers.*")
     view = SourceView(padding_mask(MASK, torch.float64))
@@ -500,7 +500,7 @@ def test_layer_drop_with_combined_sublayers_skips_whole_layers() -> None:
     ids=lambda choices: "-".join(map(str, choices.values())),
 )
 def test_planned_depths_mean_something_where_they_change_a_model(choices: dict[str, Any]) -> None:
-    """Its values at the start, or what it computes with them."""
+    """Return its initial values, or what it computes with them."""
     sized = [{**choices, "encoder.layers": 2, "wiring.planned_encoder_layers": planned} for planned in (None, 30)]
     values = []
     for model in (built(each).eval() for each in sized):

@@ -22,7 +22,7 @@ from ziggurat.train.update import Parallel, train_update
 
 V = 500
 SHAPE = BatchShape(12, 14, 11)
-BF16 = "training.precision=bf16"
+BF16, INT8 = "training.precision=bf16", "training.quantise=int8"
 AGAIN = ["training.recompute.encoder=1", "training.recompute.decoder=1"]
 WIDTHS = ["model.d_model=32", "model.d_ff=96"]
 
@@ -60,9 +60,10 @@ def deep(encoder: int, decoder: int, *overrides: str, build: Callable[..., Exper
 
 
 CONFIGS = {
-    "6-6 bf16": deep(6, 6, BF16),
+    "2-2 int8 bf16": deep(2, 2, INT8, BF16),
     "3-2 merged, recomputed": deep(3, 2, "model.decoder.attention=merged", *AGAIN),
     "6-6": deep(6, 6),
+    "6-6 bf16": deep(6, 6, BF16),
     "6-6 recomputed": deep(6, 6, *AGAIN),
     "6-6 recomputed bf16": deep(6, 6, *AGAIN, BF16),
     "6-6 merged": deep(6, 6, "model.decoder.attention=merged"),
@@ -70,6 +71,9 @@ CONFIGS = {
     "6-6 relative": deep(6, 6, "model.encoder.attention=relative"),
     "6-6 pre, dlcl": deep(6, 6, "model.residual=pre", "model.encoder.history=dlcl"),
     "6-6 hyper bf16": deep(6, 6, "model.residual=hyper", BF16),
+    "6-6 int8": deep(6, 6, INT8),
+    "6-6 int8 recomputed": deep(6, 6, INT8, *AGAIN),
+    "30-6 int8 bf16": deep(30, 6, "model.residual=pre", INT8, BF16),
     "6-6 narrow moments": deep(6, 6, "training.optimiser.moments=bf16"),
     "6-6 muon": deep(6, 6, "training.optimiser.kind=muon"),
     "30-6": deep(30, 6, "model.residual=pre"),
@@ -86,11 +90,11 @@ QUICK = list(CONFIGS)[:2]
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])
-def test_memory_is_within_5_percent_of_what_is_counted(name: str) -> None:
+def test_memory_is_what_is_counted(name: str) -> None:
     update = simulate_update(CONFIGS[name], (V, V), SHAPE, torch.device("cpu"), stands_in=True)
     peak = counted_peak(CONFIGS[name])
     print(f"{name}: {peak:,} bytes counted, {update.peak:,} estimated, {update.peak / peak:.3f}")
-    assert update.peak == pytest.approx(peak, rel=0.05)
+    assert update.peak == pytest.approx(peak, rel=0.01)
     assert sum(update.at_peak.values()) == update.peak
 
 

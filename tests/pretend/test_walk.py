@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.conftest import tiny_experiment
 from tests.pretend.conftest import DEVICES, LINES, experiment_of, opened
-from tests.train.poison import planned, poison
+from tests.train.faulty_batches import planned, poison
 from tests.train.runs import QUIET, final_bytes, records, timeless_progress
 from tools.pretend_device import NAME, counted
 from ziggurat.data.corpus import Store
@@ -49,7 +49,11 @@ def test_a_run_trains_validates_and_resumes_to_the_same_bits(tiny_folder: Path, 
     assert opened("cpu", whole).translate(["Vi vados."])[0].text is not None
 
 
-PLAIN: dict[str, Any] = {"batch": {"max_tokens": 100}, "log_every_updates": 1}
+PLAIN: dict[str, Any] = {
+    "batch": {"max_tokens": 100},
+    "log_every_updates": 1,
+    "validation": {"every_updates": 1000, "decode": False},
+}
 
 
 def losses(run: Path) -> list[float]:

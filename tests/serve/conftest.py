@@ -1,4 +1,4 @@
-"""Tiny untrained models in two directions and on to a third language, and a server over them."""
+"""Tiny untrained models in two directions and to a third language, and a server over them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Exported = Callable[[str, str], Path]
 
 @pytest.fixture(scope="session")
 def exported(folders: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """CTranslate2 folders of the models, made when first asked for: it takes seconds."""
+    """CTranslate2 folders of the models, made on first use, because that takes seconds."""
     base = tmp_path_factory.mktemp("exported")
     (text := base / "text").write_text(f"{SENTENCES[0]}\n", encoding="utf-8")
 

@@ -1,6 +1,6 @@
-"""The paths that the page asks, answered from a table, so that what it shows can be predicted to the word.
+"""The paths that the page requests, answered from a table, so that its content can be predicted word for word.
 
-Alternatives, links and scores are in the form of docs/serve.md; what the server answers by models is tested elsewhere.
+Alternatives, links and scores follow docs/serve.md; other tests cover the server's answers from models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ziggurat.serve.interfaces.native import page_routes
 LANGUAGES = {"de": "German", "en": "English", "ar": "Arabic", "qlo": "Qlo"}
 PAIRS = {"de": ["en"], "en": ["de", "ar", "qlo"], "ar": ["en"]}
 
-TABLE = {  # the translations of a sentence, the best first; the dog takes two units of UTF-16
+TABLE = {  # the translations of a sentence, best first; the dog takes two units of UTF-16
     ("de", "en", "Der Hund 🐕 läuft schnell."): [
         "The dog 🐕 runs fast.",
         "The dog 🐕 walks quickly.",
@@ -36,7 +36,7 @@ TABLE = {  # the translations of a sentence, the best first; the dog takes two u
     ("en", "de", "The dog 🐕 runs fast."): ["Der Hund 🐕 läuft schnell."],
     ("en", "ar", "The dog runs."): ["الكلب يجري.", "يجري الكلب."],
 }
-ONWARDS = {  # what the model makes of a prefix
+ONWARDS = {  # the model's continuation of a prefix
     "The dog 🐕 walks": "The dog 🐕 walks briskly.",
     "It": "Its bark is loud.",
 }
@@ -58,17 +58,17 @@ class FakeServer:
 
     Attributes:
         address: where it is.
-        asked: JSON of the translations that were asked for; the form of documents.
-        failures: answers to requests for translations, before others: status, message and headers.
+        asked: JSON of the requested translations; the form of documents.
+        failures: answers to the next requests for translations: status, message and headers.
         document_failures: the same for documents.
         start_failures: the same for settings.
-        key: that is needed.
+        key: the key that is needed.
         delay: seconds before each translation is answered.
-        called_off: requests whose client went away before they were answered.
-        documents: sentences done of each; it has three.
-        gate: documents go on while it is set.
-        exported: its models refuse to tell alignments.
-        hard: the pair of languages whose model takes hard terms only.
+        called_off: requests whose client left before they were answered.
+        documents: finished sentences of each; it has three.
+        gate: documents proceed while it is set.
+        exported: its models refuse to give alignments.
+        hard: the language pair whose model accepts only hard terms.
     """
 
     address: str = ""
@@ -85,7 +85,7 @@ class FakeServer:
     hard: tuple[str, str] | None = None
 
     def reset(self) -> None:
-        """Forget all that was asked."""
+        """Forget all requests."""
         self.__dict__.update(FakeServer(self.address).__dict__)
 
     def app(self) -> Starlette:
@@ -240,10 +240,10 @@ def _failure(status: int, message: str, headers: dict[str, str]) -> Response:
 
 @contextmanager
 def served(app: Starlette) -> Iterator[str]:
-    """Serve an application at a free port of this machine; the address."""
+    """Serve an application at a free port of this machine; return the address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        listener.listen()  # before the thread of the server is ready: whoever comes now waits
+        listener.listen()  # before the server's thread is ready: clients that connect now wait
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="on"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -1,4 +1,4 @@
-"""Hostile requests, drawn at random: what strangers may send to a server, as bytes on the socket."""
+"""Random hostile requests: what strangers may send to a server, as bytes on the socket."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LARGE = 10_000_000
 
 
 class Attack(NamedTuple):
-    """What is sent, in parts with pauses between them (seconds), and how many answers are right."""
+    """The bytes to send, in parts with pauses between them (seconds), and how many answers are right."""
 
     parts: list[bytes]
     answers: int = 1
@@ -54,7 +54,7 @@ def sent(method: str, path: str, **content: Any) -> bytes:
 
 
 def fields(draw: random.Random) -> Attack:
-    """Other values than belong there, in JSON, forms, files and queries that are sound, cut off or mixed up."""
+    """Wrong values in JSON, forms, files and queries that are intact, cut off or mixed up."""
     path, method = draw.choice(PATHS), draw.choice(["POST"] * 8 + ["GET", "PUT", "DELETE"])
     given = {key: value for key, value in WHOLE.items() if draw.random() < 0.8}
     for _ in range(draw.randrange(4)):
@@ -65,7 +65,7 @@ def fields(draw: random.Random) -> Attack:
     more: dict[str, Any]
     if kind == 0:
         more = {"content": bytes(draw.randrange(256) for _ in range(draw.randrange(200)))}
-    elif kind == 1:  # JSON that ends early, or has something added
+    elif kind == 1:  # JSON that ends early, or has additions
         at = draw.randrange(len(content) + 1)
         more = {"content": content[:at] + draw.choice([b"", b"}", b"\xff", b"," * 9, b"[" * 900])}
     elif kind == 2:
@@ -89,7 +89,7 @@ def fields(draw: random.Random) -> Attack:
 
 
 def large(draw: random.Random) -> Attack:
-    """Ten megabytes: of JSON, of a form, in chunks, for a path that takes none, as a file."""
+    """Ten megabytes: as JSON, as a form, in chunks, for a path that accepts none, as a file."""
     filling = draw.choice([b"a", b"[", b"\xff", b"<b>", b"A dog runs. "])
     filling *= LARGE // len(filling)
     kind = draw.randrange(6)
@@ -110,7 +110,7 @@ def large(draw: random.Random) -> Attack:
 
 
 def flood(draw: random.Random) -> Attack:
-    """Headers without end: many, long, or a long path, in one piece or in several."""
+    """Endless headers: many, long, or a long path, in one piece or in several."""
     size = draw.choice([60_000, 70_000, 300_000, 2_000_000])
     kind = draw.randrange(4)
     lines = ["X: " + "a" * size] if kind == 0 else [f"X-{n}: a" for n in range(size // 12)] if kind == 1 else []
@@ -151,7 +151,9 @@ def deep(draw: random.Random) -> Attack:
 
 @cache
 def bombs() -> list[tuple[str, bytes]]:
-    """Archives that unpack to far more than they are, and XML that names more than it holds or files of the machine."""
+    """Archives that unpack to far more than their size, and XML that expands excessively or names files of the
+    machine.
+    """
     zeros = bytes(40 << 20)
     found = [
         ("a.docx", with_part("a.docx", "x", zeros)),
@@ -178,7 +180,7 @@ def bomb(draw: random.Random) -> Attack:
 
 
 def traversal(draw: random.Random) -> Attack:
-    """Ways out of the server's folder: in paths, in names of files, in names inside of archives."""
+    """Ways out of the server's folder: in paths, in file names, in names inside archives."""
     up = draw.choice(["../", "..%2f", "%2e%2e/", "..\\", "....//", "%00../", "/"]) * draw.randrange(1, 9) + "etc/passwd"
     if draw.random() < 0.5:
         where = draw.choice(["/", "/page.js/", "/download_file/", "/v1/documents/", "/v2/document/", "/static/"])
@@ -205,14 +207,14 @@ def smuggled(draw: random.Random) -> Attack:
         odd_size = [b"-1", b"0x5", b"5 ", b"+5", b"0" * 40 + b"5", b"f" * 16, b"5\n", b"", b"5;" + b"a" * 70_000]
         size = draw.choice(odd_size)
         return Attack([head(coding) + size + b"\r\nabcde\r\n0\r\n\r\n" + hidden], answers=2)
-    if kind == 4:  # one that is where it should be: a body, and nothing else
+    if kind == 4:  # one in its proper place: a body, and nothing else
         return Attack([head(coding, "Connection: close") + chunk])
     blank = draw.choice([coding.replace(":", " :"), f" {coding}", f"Content-Length: 5\r\n {length}"])
     return Attack([head("X: a", blank, "Connection: close") + chunk])
 
 
 def markup(draw: random.Random) -> Attack:
-    """Tags that close what was not opened, open what is not closed, or are none."""
+    """Tags that close what was not opened, open what is not closed, or are not tags."""
     text = "".join(draw.choices(BITS, k=draw.randrange(1, 25)))
     if draw.random() < 0.5:
         return Attack([sent("POST", "/translate", json={"q": text, **PAIR, "format": "html"})])
@@ -221,7 +223,7 @@ def markup(draw: random.Random) -> Attack:
 
 
 def good(draw: random.Random) -> Attack:
-    """A request among them that is to be answered."""
+    """A valid request among them."""
     return Attack([sent("POST", "/translate", json=GOOD)])
 
 
@@ -237,4 +239,4 @@ KINDS: dict[str, tuple[int, Callable[[random.Random], Attack]]] = {
     "requests hidden in others": (40, smuggled),
     "broken markup": (40, markup),
 }
-"""Kinds of requests, each with how many of a thousand there are, and what draws one."""
+"""KINDS are kinds of requests, each with its number per thousand and a function that draws one."""

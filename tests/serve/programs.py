@@ -1,4 +1,4 @@
-"""Servers in processes of their own, and what is sent to them byte by byte."""
+"""Servers in separate processes, and requests sent to them byte by byte."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def running(command: list[str], address: str, seconds: float = 60, **environment
 
 
 class Server(NamedTuple):
-    """A server of ours in a process of its own."""
+    """Our server in a separate process."""
 
     process: psutil.Process
     port: int
 
     def exchange(self, *parts: bytes, pause: float = 0.0, patience: float = 30.0) -> bytes:
-        """Send the parts with pauses between them; return all that is answered until the server closes, or is quiet."""
+        """Send the parts with pauses between them; return everything received until the server closes or is quiet."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=patience) as connection:
             answer = b""
             try:
@@ -59,12 +59,12 @@ class Server(NamedTuple):
                     time.sleep(pause)
                 while new := connection.recv(65536):
                     answer += new
-            except (ConnectionError, TimeoutError):  # closed before all was sent, or waiting
+            except (ConnectionError, TimeoutError):  # closed before everything was sent, or waiting
                 pass
             return answer
 
     def high_water(self) -> int:
-        """Return the most bytes of memory that it has ever had resident."""
+        """Return the peak of its resident memory in bytes."""
         found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text("ascii"))
         assert found is not None
         return int(found[1]) << 10
@@ -72,9 +72,9 @@ class Server(NamedTuple):
 
 @contextlib.contextmanager
 def served(folder: Path, model: Path, **settings: Any) -> Iterator[Server]:
-    """Context with a server over a model, with settings of a configuration that is written into `folder`.
+    """Context with a server over a model, with settings from a configuration that is written into `folder`.
 
-    At the end it must end as it should, and have said nothing.
+    At the end it must exit cleanly, without messages.
     """
     config = folder / "serve.yaml"
     config.write_text(

@@ -1,4 +1,4 @@
-"""What happens to requests when clients go, queues fill, models fail, change or are slow, and the server ends."""
+"""Requests when clients leave, queues fill, models fail, change or are slow, and the server ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ASKED = {"q": LINES[0], **DE_EN}
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Models open when it is set."""
+    """An event that lets models open when it is set."""
     opened, opening = threading.Event(), ModelSource.open
     monkeypatch.setattr(ModelSource, "open", lambda self: (opened.wait(30), opening(self))[1])
     yield opened
@@ -63,7 +63,7 @@ def until(found: Any, seconds: float = 30) -> None:
 
 
 def waiting(client: Any) -> dict[str, int]:
-    """The lines that wait for each model."""
+    """Return the lines that wait for each model."""
     said = client.get("/metrics").text
     return {name: int(n) for name, n in re.findall(r'ziggurat_waiting_lines\{model="([\w-]+)"\} (\d+)', said)}
 
@@ -71,12 +71,12 @@ def waiting(client: Any) -> dict[str, int]:
 def test_lines_of_a_client_that_has_gone_leave_the_search(
     folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The search is one that never ends by itself."""
+    """The search never ends by itself."""
     monkeypatch.setattr(batches.LineBatch, "step", lambda self: (time.sleep(0.005), {})[1])
     app = app_of(ServeConfig.model_validate({"models": [{"path": str(folders["de", "en"])}]}), lambda text: None)
 
     async def figures() -> str:
-        """What /metrics says."""
+        """Return what /metrics reports."""
         parts: list[bytes] = []
 
         async def receive() -> Message:
@@ -169,7 +169,7 @@ def test_what_is_late_is_504_everywhere(serve: Serve, gate: threading.Event) -> 
     assert (answer.status_code, answer.json()["error"]["type"]) == (504, "server_error")
     answer = client.post("/v2/translate", json={"text": "a", "source_lang": "DE", "target_lang": "EN"})
     assert (answer.status_code, answer.json()) == (504, {"message": "the deadline passed"})
-    assert waiting(client)["de-en"] == 0  # nobody waits for them any more
+    assert waiting(client)["de-en"] == 0  # nobody waits for them any longer
 
 
 def test_rates_count_requests(serve: Serve) -> None:
@@ -188,7 +188,7 @@ def test_a_key_can_be_revoked(serve: Serve, tmp_path: Path) -> None:
     assert client.post("/translate", json={**asked, "api_key": old}).status_code == 200
     path.write_text("damaged")
     time.sleep(1.5)
-    assert client.post("/translate", json={**asked, "api_key": old}).status_code == 200  # the old keys hold
+    assert client.post("/translate", json={**asked, "api_key": old}).status_code == 200  # the old keys stay valid
     path.unlink()
     new = new_key(path, "new")
     until(lambda: client.post("/translate", json={**asked, "api_key": old}).status_code == 403, 5)
@@ -265,7 +265,7 @@ def test_every_file_of_a_model_is_part_of_its_version(changing: Path) -> None:
 
 
 def test_a_shortlist_is_part_of_the_version(changing: Path, tmp_path: Path) -> None:
-    """Wherever it is, and whether the configuration of the model names it or that of the server."""
+    """This holds wherever it is, and whether the model's configuration names it or the server's."""
     (shortlist := tmp_path / "elsewhere").write_bytes(b"a")
     plain, named = served(changing), served(changing, decoding={"shortlist": str(shortlist)})
     before = {plain.version(), named.version()}
@@ -283,7 +283,7 @@ def test_a_shortlist_is_part_of_the_version(changing: Path, tmp_path: Path) -> N
 
 
 def test_a_checkpoint_is_served_by_what_its_run_has(changing: Path) -> None:
-    """Its configuration, and the weights that low-rank updates belong to."""
+    """Its configuration, and the weights to which low-rank updates belong."""
     wanted, folder = served(changing).experiment(), changing / "checkpoints" / "step-00000001"
     folder.mkdir(parents=True)
     (changing / "model.safetensors").rename(folder / "model.safetensors")
@@ -331,7 +331,7 @@ def test_a_model_is_replaced_under_load(serve: Serve, changing: Path, monkeypatc
             each.result(30)
     assert set(seen) == {(200, old), (200, new)}
     first = seen.index((200, new))
-    assert all(text == new for _, text in seen[first + 4 :])  # four were under way at most
+    assert all(text == new for _, text in seen[first + 4 :])  # at most four were in progress
     assert re.search(r'ziggurat_reloads_total\{model="de-en"\} [1-9]', client.get("/metrics").text)
 
 
@@ -344,7 +344,7 @@ def merged_model() -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
 def test_the_server_ends_when_it_has_answered(folders: dict[tuple[str, str], Path], number: int) -> None:
-    """Twenty requests are under way when it is told to end."""
+    """Twenty requests are in progress when it is told to end."""
     program = """
 import sys, time
 from ziggurat.serve import engine as batches
@@ -374,7 +374,7 @@ main()
 
 @pytest.mark.slow
 def test_what_is_not_done_in_time_is_refused_at_the_end(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
-    """Searches that never end, documents of such sentences or that take long to read, a body that stops coming."""
+    """They are searches that never end, documents of such sentences or slow to read, and a body that stops arriving."""
     program = """
 import sys, time
 from ziggurat.serve import documents, engine as batches
@@ -428,7 +428,7 @@ main()
 def test_two_models_that_are_opened_at_once_keep_within_the_limit_of_memory(
     folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is room for one of three, and each takes a while to open; one cannot be opened at first."""
+    """There is room for one of three, and each takes a while to open; at first one cannot be opened."""
     opening, lock, said = ModelSource.open, threading.Lock(), list[str]()
     inside, most, broken = [0], [0], [True]
 
@@ -470,7 +470,7 @@ def test_what_killed_servers_left_is_removed(serve: Serve, tmp_path: Path) -> No
     killed = Path(shutil.copytree(first, tmp_path / "ziggurat-documents-killed"))  # nobody holds the lock of the copy
     (killed / "x.in").write_text("what somebody wanted to have translated")
     kept = [first, tmp_path / "ziggurat-documents-new", tmp_path / "ziggurat-documents-link"]
-    kept[1].mkdir()  # another server that has not come to its lock yet
+    kept[1].mkdir()  # another server that has not reached its lock yet
     (outside := tmp_path / "outside").mkdir()
     (outside / "lock").touch()
     kept[2].symlink_to(outside)

@@ -1,4 +1,4 @@
-"""DeepL's glossaries, documents and settings, asked as its client libraries ask."""
+"""DeepL's glossaries, documents and settings, requested as its client libraries do."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_glossaries(serve: Serve, tmp_path: Path) -> None:
     entries = client.get(f"{path}/entries", headers={"Accept": "text/tab-separated-values"})
     assert entries.text == "a\tb, c\nd\te"
     assert client.get("/v2/glossaries").json() == {"glossaries": [told, csv]}
-    again = serve(glossaries=str(file))  # another process, say
+    again = serve(glossaries=str(file))  # another process, for example
     assert again.get("/v2/glossaries").json() == {"glossaries": [told, csv]}
     assert again.delete(path).status_code == 204
     assert again.get(path).status_code == 404
@@ -69,7 +69,7 @@ def test_a_glossary_is_used(serve: Serve, folders: dict[tuple[str, str], Path], 
     text, target = SENTENCES[0], "Haus"
     free = translated(client, text=text)
     translator = load_translator(folders["en", "de"])
-    # One term costs 6 nats a token, the other 20: the bound is 10.
+    # One term costs 6 nats per token, the other 20: the bound is 10.
     for wanted, applied in (("the", 1), ("Haus", 0)):
         assert wanted not in free
         (own,) = client.post(
@@ -196,7 +196,7 @@ def test_glossaries_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         kept.add("b", "2", "en", "de", [("x", "y" * 200)])
     assert (tmp_path / "g.json").read_bytes() == before
     assert kept.of("b") == []
-    with pytest.raises(Refused, match="no room"):  # in memory alone they take room, too
+    with pytest.raises(Refused, match="no room"):  # in memory alone they take space, too
         Glossaries().add("b", "2", "en", "de", [(str(n), "y" * 100) for n in range(6)])
     with pytest.raises(Refused, match="not 1 to"):
         read_entries("a\tb\n" * (glossaries_module.MOST_ENTRIES + 1), "tsv", ("en", "de"))
@@ -207,7 +207,7 @@ def test_glossaries_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_glossaries_are_listed_while_others_come() -> None:
     class Slow(dict[str, Any]):
-        """While the first one is read another comes, unless that has to wait."""
+        """While the first one is read another one comes, unless that has to wait."""
 
         def values(self) -> Any:
             for value in super().values():
@@ -252,7 +252,7 @@ def test_documents(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
 
 
 def asked(text: str, **settings: Any) -> tuple[list[str], str]:
-    """The sentences that XML is cut into, and what comes of it in capitals."""
+    """The sentences into which XML is cut, and its translation into capitals."""
     seen: list[str] = []
 
     def upper(sentences: list[str]) -> list[SentenceTranslation]:

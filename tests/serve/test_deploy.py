@@ -1,4 +1,4 @@
-"""The files of deploy/: their commands are run as far as a machine without Docker and systemd's own process allows."""
+"""The files of deploy/: their commands are run as far as possible without Docker and systemd's own process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_dockerfile_copies_what_there_is_and_starts_what_there_is(capsys: py
         assert all((ROOT / path).exists() for path in paths)
     entry = json.loads(dict(found)["ENTRYPOINT"])
     assert entry[:2] == ["ziggurat", "serve"]
-    with pytest.raises(SystemExit) as ended:  # the image's command without a model says which is missing
+    with pytest.raises(SystemExit) as ended:  # the image's command without a model names what is missing
         main(entry[1:])
     assert ended.value.code == 2
     assert "name at least one model" in capsys.readouterr().err
@@ -97,7 +97,7 @@ def test_the_proxy_lets_through_what_the_server_takes_and_waits_for_it() -> None
     assert int(size) << 20 >= config.limits.file_bytes + config.limits.body_bytes
     waits = dict(re.findall(r"location =? ?(\S+) \{[^}]*proxy_read_timeout (\d+)s;", text))
     assert float(waits["/"]) > config.limits.seconds
-    # A document is received for as long as it is translated at most.
+    # A document may take as long to receive as to translate.
     assert float(waits["/translate_file"]) > 2 * config.documents.seconds
 
 
@@ -105,7 +105,7 @@ def test_the_proxy_lets_through_what_the_server_takes_and_waits_for_it() -> None
 def test_the_steps_of_the_image_give_a_server_without_torch(
     folders: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
-    """Its RUN lines in a new environment, then its entry point and its check of health."""
+    """Its RUN lines run in a new environment, then its entry point and its health check."""
     (text := tmp_path / "text").write_text("A dog runs.\n", encoding="utf-8")
     export_model(folders["en", "de"], "ctranslate2", tmp_path / "served", verify=text)
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "image"], check=True)
@@ -117,7 +117,7 @@ def test_the_steps_of_the_image_give_a_server_without_torch(
             (shutil.copytree if (ROOT / path).is_dir() else shutil.copy)(ROOT / path, target)
     environment = {**os.environ, "PATH": f"{tmp_path}/image/bin:{os.environ['PATH']}"}
     environment.pop("PYTHONPATH", None)
-    (install, _) = [rest for name, rest in found if name == "RUN"]  # the other makes a user of this machine
+    (install, _) = [rest for name, rest in found if name == "RUN"]  # the other creates a user on this machine
     command = install.replace("/source", str(tmp_path / "source"))
     subprocess.run(command, shell=True, check=True, env=environment, capture_output=True, timeout=600)
     missing = subprocess.run([tmp_path / "image/bin/python", "-c", "import torch"], capture_output=True)
@@ -137,7 +137,7 @@ def test_the_steps_of_the_image_give_a_server_without_torch(
 
 @pytest.mark.slow
 def test_the_proxy_s_recipe(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
-    """Clients behind nginx have limits of their own, and nobody names itself another."""
+    """Clients behind nginx have their own limits, and none can pose as another."""
     nginx = shutil.which("nginx") or pytest.skip("no nginx on PATH")
     port, front = free_port(), free_port()
     config = tmp_path / "serve.yaml"
@@ -148,7 +148,7 @@ def test_the_proxy_s_recipe(folders: dict[tuple[str, str], Path], tmp_path: Path
     folders_of_nginx = "".join(
         f"{kind}_temp_path {tmp_path}/{kind}; " for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
-    user = "" if os.geteuid() else "user root; "  # else its workers are nobody, who may not write here
+    user = "" if os.geteuid() else "user root; "  # otherwise its workers run as nobody, who may not write here
     seen = "add_header X-Seen-By-Proxy $request_id always;"
     (tmp_path / "nginx.conf").write_text(
         f"{user}daemon off; pid {tmp_path}/pid; error_log {tmp_path}/errors; events {{}}\n"
@@ -167,7 +167,7 @@ def test_the_proxy_s_recipe(folders: dict[tuple[str, str], Path], tmp_path: Path
         for _ in range(2):
             assert httpx.post(f"{address}/translate", json=text, headers=forged).status_code == 200
         assert httpx.post(f"{address}/translate", json=text, headers=forged).status_code == 429
-        # Files as large as the server takes come through; the rest is the server's to refuse.
+        # Files as large as the server accepts pass; refusing the rest is up to the server.
         most = ServeConfig().limits.file_bytes
         other = httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), base_url=address, timeout=60)
         for content, said in (
@@ -177,10 +177,10 @@ def test_the_proxy_s_recipe(folders: dict[tuple[str, str], Path], tmp_path: Path
             file = {"file": ("f.txt", content)}
             answer = other.post("/translate_file", files=file, data=text)
             assert said in answer.json()["error"], answer.text
-        # Addresses of translated files have the proxy's port, and answers the name that the proxy gave the request.
+        # Addresses of translated files have the proxy's port, and answers have the id that the proxy gave the request.
         answer = other.post("/translate_file", files={"file": ("f.txt", b"17")}, data=text)
         assert answer.json()["translatedFileUrl"].startswith(f"{address}/download_file/")
         assert httpx.get(answer.json()["translatedFileUrl"]).content == b"17"
         assert answer.headers["x-request-id"] == answer.headers["x-seen-by-proxy"]
-        # The proxy itself is believed: another client has turns of its own.
+        # The proxy itself is trusted: another client has its own turns.
         assert httpx.post(f"{ours}/translate", json=text, headers=forged).status_code == 200

@@ -1,4 +1,4 @@
-"""/spec: it is OpenAPI, has all paths, and what the paths answer is what it says."""
+"""/spec: it is OpenAPI, has all paths, and matches the answers of the paths."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_it_is_openapi_and_has_every_path(serve: Serve) -> None:
     client = serve()
     spec = client.get("/spec").json()
     assert list(OpenAPIV31SpecValidator(spec).iter_errors()) == []
-    assert spec["info"]["title"] == "LibreTranslate"  # by which some programs know what they talk to
+    assert spec["info"]["title"] == "LibreTranslate"  # by which some programs recognise the server
     told = {(path, method) for path, methods in spec["paths"].items() for method in methods}
     every = routes(client)
     assert len(every) > 30
@@ -53,7 +53,7 @@ def test_it_is_openapi_and_has_every_path(serve: Serve) -> None:
 
 
 def strict(schema: Any) -> Any:
-    """The same schema, whose objects have no other properties than those that it names."""
+    """Return the same schema, with objects limited to the properties that it names."""
     if isinstance(schema, list):
         return [strict(each) for each in schema]
     if not isinstance(schema, dict):
@@ -63,7 +63,7 @@ def strict(schema: Any) -> Any:
 
 
 def answers(client: TestClient) -> Iterator[tuple[str, str, Any]]:
-    """Yield paths, as /spec has them, methods and answers."""
+    """Yield paths as in /spec, methods and answers."""
     want = {"alternatives": 2, "scores": True, "alignments": True, "glossary": {"dog": "Hund"}}
     message = {"role": "user", "content": LINE}
     for method, path, more in (
@@ -158,11 +158,11 @@ def test_answers_are_what_it_says(serve: Serve) -> None:
 
 
 def test_what_is_not_declared_is_not_read(serve: Serve) -> None:
-    """Which is why a path that takes something has it in /spec."""
+    """So a path that accepts something has it in /spec."""
     client = serve()
     operations = {route.path: route.operation for route in routes(client) if isinstance(route, Described)}
     assert {each.name for each in operations["/v2/usage"].takes} == {"auth_key"}
-    asked = {"q": LINE, "text": LINE, **EN_DE}  # `text` is no field of LibreTranslate's
+    asked = {"q": LINE, "text": LINE, **EN_DE}  # `text` is not a field of LibreTranslate's
     wanted = client.post("/translate", json={"q": LINE, **EN_DE}).json()
     assert client.post("/translate", json=asked).json() == wanted
     assert client.post("/translate", json={"text": LINE, **EN_DE}).status_code == 400

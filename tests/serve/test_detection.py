@@ -1,4 +1,4 @@
-"""Detection of the language of a text, where py3langid knows all languages of a server, some, or none."""
+"""Language detection, where py3langid knows all languages of a server, some, or none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BABEL = "Ma peno da Sikuna tebel sekun Nanena dinas."
 
 @pytest.fixture(scope="module")
 def invented(tmp_path_factory: pytest.TempPathFactory, vocabularies: Path) -> Path:
-    """A model like that of `make demo`: of two languages that no detector knows."""
+    """A model like that of `make demo`, with two languages that no detector knows."""
     folder = tmp_path_factory.mktemp("invented") / "model"
     write_model(folder, vocabularies, babel.SOURCE_LANGUAGE, babel.TARGET_LANGUAGE, 4)
     return folder
@@ -53,9 +53,9 @@ def test_languages_that_no_detector_knows(serve: Serve, invented: Path) -> None:
     ("text", "sources", "target", "expected"),
     [
         (GERMAN, ["de"], "en", "de"),
-        (ENGLISH, ["de"], "en", "en"),  # it is in the target language already
+        (ENGLISH, ["de"], "en", "en"),  # it is already in the target language
         ("17", ["de"], "en", "de"),  # which tells nothing
-        (BABEL, ["qlo"], "en", "qlo"),  # English is the only one that is known, but this is none
+        (BABEL, ["qlo"], "en", "qlo"),  # English is the only known language, but this is not English
         (ENGLISH, ["qlo"], "en", "en"),
         (BABEL, ["en"], "qhi", "en"),
         (GERMAN, ["de", "qlo"], "en", "de"),

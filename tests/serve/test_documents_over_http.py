@@ -1,4 +1,4 @@
-"""Documents over HTTP: the same translation as of their sentences, progress, limits, and nothing that is left over."""
+"""Documents over HTTP: the same translation as for their sentences, progress, limits, and no leftovers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def wanted(folders: dict[tuple[str, str], Path]) -> bytes:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Models open when it is set, so that documents wait until then."""
+    """An event that lets models open when it is set; documents wait until then."""
     opened = threading.Event()
     opening = ModelSource.open
     monkeypatch.setattr(ModelSource, "open", lambda self: (opened.wait(30), opening(self))[1])
@@ -71,7 +71,7 @@ def until(client: TestClient, name: str, *statuses: str) -> dict[str, Any]:
 
 
 def files(folder: Path) -> list[str]:
-    """Names of the files of documents in a server's folder in `folder`."""
+    """Return the names of document files in a server's folder in `folder`."""
     (own,) = folder.iterdir()
     return sorted(path.name for path in own.iterdir() if path.name != "lock")
 
@@ -191,7 +191,7 @@ def test_progress(serve: Serve, wanted: bytes, gate: threading.Event) -> None:
 def test_a_place_is_taken_until_the_thread_of_a_document_that_was_given_up_ends(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread cannot be cancelled: what it reads is in memory, and it computes, until it ends."""
+    """A thread cannot be cancelled: it keeps its input in memory, and computes, until it ends."""
     ended, threads = threading.Event(), list[str]()
 
     def slow(path: Path, most: int) -> bytes:
@@ -216,9 +216,9 @@ def test_a_place_is_taken_until_the_thread_of_a_document_that_was_given_up_ends(
 
 
 def test_places_for_uploads_are_shared(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strangers hold at most their part of them, so that whoever has a key still has a place."""
+    """Strangers hold at most their share, so clients with a key still have a place."""
     key = new_key(tmp_path / "keys", "a")
-    many = [("", "a"), ("x", "b"), ("", "c")]  # keys that are none, from anywhere
+    many = [("", "a"), ("x", "b"), ("", "c")]  # invalid keys, from anywhere
     places, access = ConcurrencyLimit(4, 2), Access(LimitsConfig(), tmp_path / "keys")
     with ExitStack() as held:
         for wrong, address in many[:2]:
@@ -314,7 +314,7 @@ def test_documents_are_bounded_in_number_and_size(serve: Serve, gate: threading.
     client = serve(documents={"waiting_of_client": 2, "total_bytes": 1000, "at_once": 1})
 
     def send(size: int) -> Any:
-        content = b"a\n" + b"1" * (size - 2)  # digits come through as they are
+        content = b"a\n" + b"1" * (size - 2)  # digits pass unchanged
         return client.post("/v1/documents", files={"file": ("f.txt", content)}, data=DE_EN)
 
     first, second = send(400).json()["id"], send(400).json()["id"]
@@ -341,13 +341,13 @@ def test_nothing_is_removed_where_that_is_not_enough(serve: Serve, tmp_path: Pat
     names = [send(400, 0).json()["id"], send(400, 1).json()["id"]]
     for name in names:
         until(client, name, "done")
-    answer = send(700, 0)  # which the other's 400 leave no room for
+    answer = send(700, 0)  # for which the other's 400 leave no room
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "60")
     assert [client.get(f"/v1/documents/{name}").status_code for name in names] == [200, 200]
 
 
 def test_characters_of_documents_count(serve: Serve, tmp_path: Path) -> None:
-    """Against the client's limit, that of a key before the server's, and in what it is told to have used."""
+    """They count against the client's limit, a key's before the server's, and in the reported usage."""
     path = tmp_path / "keys"
     names = {name: new_key(path, name) for name in ("a", "b")}
     stored = json.loads(path.read_text())
@@ -366,7 +366,7 @@ def test_characters_of_documents_count(serve: Serve, tmp_path: Path) -> None:
 
     four, six, ten, twenty = ("".join(f"A dog number {n:02} runs. " for n in range(count)) for count in (4, 6, 10, 20))
     size = len("A dog number 00 runs.")
-    assert send("a", four, four)["status"] == "done"  # of sentences that are equal one counts
+    assert send("a", four, four)["status"] == "done"  # equal sentences count once
     assert used("a") == 4 * size
     found = send("a", four)
     assert (found["status"], found["error"]) == ("failed", "Slowdown: 100 characters per 1 minute")
@@ -440,7 +440,7 @@ def test_documents_can_be_forbidden(serve: Serve) -> None:
 
 
 def test_a_large_document_needs_hardly_any_full_collection() -> None:
-    """They hold the lock for as long as they last, so that nobody else is answered."""
+    """They hold the lock as long as they last, so nobody else is answered."""
     thresholds, options = gc.get_threshold(), Options(sentencex_splitter("en"))
     gc.set_threshold(*COLLECTED)
     try:

@@ -1,4 +1,4 @@
-"""The engine: every line gets its own translation, whoever comes, goes or fails meanwhile."""
+"""The engine: every line gets its own translation, whatever enters, leaves or fails meanwhile."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def tokenizer() -> SentencePieceTokenizer:
 
 @pytest.fixture(scope="module")
 def copying(tokenizer: SentencePieceTokenizer) -> Translator:
-    """Gives the source back."""
+    """A translator that returns its source."""
     model = CopyModel(tokenizer.size + 2, tokenizer.eos, frozenset(tokenizer.tags.values()))
     return Translator(model, tokenizer, tokenizer, DecodingConfig(beam_size=2))  # type: ignore[arg-type]
 
 
 class Asker:
-    """Puts lines into the queue of an engine and collects what comes of them."""
+    """Puts lines into an engine's queue and collects the results."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -101,7 +101,7 @@ def test_every_line_gets_its_own_translation(make: Make) -> None:
             time.sleep(0.002)
 
     order = [n for part in range(4) for n in range(part, 60, 4)]
-    for part in range(4):  # the numbers of the asker follow the order of asking
+    for part in range(4):  # the caller's numbers follow the order of requests
         some(part)
     assert texts(asker.wait()) == [wanted[n] for n in order]
     state = asker.engine.state
@@ -240,7 +240,7 @@ def test_where_memory_runs_out_fewer_lines_are_translated_at_a_time(
     assert [n for n, found in enumerate(results) if isinstance(found, ModelFailed)] == list(range(32 + 16 + 8))
     assert texts(results[56:]) == [f"{LINES[0]} {number}" for number in range(56, 64)]
     assert sorted(set(live), reverse=True)[:4] == [32, 16, 8, 4]
-    # More failures in a row than end a model: but it was never lost.
+    # More failures in a row than end a model, but it was never lost.
     assert (asker.engine.state.status, asker.engine.state.failures) == ("ready", 3)
 
 
@@ -299,7 +299,7 @@ def test_a_changed_model_is_loaded_again_and_no_line_is_lost(
             time.sleep(0.003)
     assert texts(asker.wait()) == [f"{LINES[n % 5]} {n}" for n in range(asked)]
     assert opened[0] == 1
-    assert {2, 3} <= set(opened)  # the half-written one was tried, and the old one went on
+    assert {2, 3} <= set(opened)  # the half-written one was tried, and the old one continued
     assert asker.engine.state.reloads == opened.count(3) >= 1
 
 
@@ -327,7 +327,7 @@ def test_closing_translates_what_waits(copying: Translator) -> None:
 
 
 def test_a_line_has_its_notices() -> None:
-    """Counted for the line itself, though the lines of many requests are translated together."""
+    """It counts for the line itself, although the lines of many requests are translated together."""
     lacking = trained_tokenizer(SENTENCES, 360, ["<bt>", "<new>"], byte_fallback=False)
     model = CopyModel(lacking.size + 2, lacking.eos, frozenset(lacking.tags.values()))
     translator = Translator(model, lacking, lacking, DecodingConfig(max_source_pieces=8))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Requests that are broken or hostile: each gets a clear refusal or a right answer, and none a fault of ours.
+"""Broken or hostile requests: each gets a clear refusal or a right answer, and none causes an internal error.
 
 The slow test prints how each kind was answered:
 
@@ -21,7 +21,7 @@ from ziggurat.translate.translator import load_translator
 
 CLIENTS = 8
 MEMORY = 300 << 20
-"""Bytes of memory that hostile requests may make a server take beyond what it has when it is warm."""
+"""MEMORY is how many bytes hostile requests may add to the memory of a warm server."""
 ALLOWED = {200, 202, 204, 400, 403, 404, 405, 408, 409, 413, 415, 429, 431}
 
 
@@ -44,7 +44,7 @@ def ask(server: Server, kind: str, seed: int, right: str) -> list[int]:
 def test_hostile_requests(count: int, folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
     right = load_translator(folders["en", "de"]).translate([GOOD["q"]])[0].text
     draw = random.Random(7)
-    # One of each kind at least, and among the first, so that the server is warm after them.
+    # At least one of each kind among the first, so that the server is warm after them.
     kinds = [*KINDS, *draw.choices([*KINDS], [share for share, _ in KINDS.values()], k=count - len(KINDS))]
     limits = {"characters": 500, "texts": 5, "file_bytes": 2_000_000, "reading_seconds": 1.5}
     documents = {"keep_seconds": 1, "characters": 3000, "waiting_of_client": 50}

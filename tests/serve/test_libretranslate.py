@@ -1,4 +1,4 @@
-"""The interface of LibreTranslate: what its clients send, and the answers and errors that were observed of it."""
+"""LibreTranslate's interface: what its clients send, and the answers and errors observed from it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_alternatives_and_paragraphs(serve: Serve, german: Translator) -> None:
     client = serve()
     found = client.post("/translate", json={"q": LINES[0], "alternatives": 2, **DE_EN}).json()
     best = list(dict.fromkeys(h.text for h in german.translate([LINES[0]], n_best=3)[0].hypotheses))
-    assert len(best) > 1  # or there is nothing to see
+    assert len(best) > 1  # otherwise there is nothing to see
     assert [found["translatedText"], *found["alternatives"]] == best
     many = client.post("/translate", json={"q": [LINES[0]], "alternatives": 2, **DE_EN}).json()
     assert (many["translatedText"], many["alternatives"]) == (best[:1], [best[1:]])
@@ -162,7 +162,7 @@ def test_other_paths(serve: Serve) -> None:
 
 
 def test_a_model_from_a_language_into_itself(serve: Serve, vocabularies: Path, tmp_path: Path) -> None:
-    """One that corrects text, say. Nothing leads to another language, and a page is told so."""
+    """For example one that corrects text. Nothing leads to another language, and the page is told."""
     write_model(tmp_path, vocabularies, "de", "de", seed=4)
     client = serve(models=[{"path": str(tmp_path), "threads": 1}])
     german = {"code": "de", "name": "German"}
@@ -217,7 +217,7 @@ def test_an_exported_model_is_served(serve: Serve, exported: Exported, monkeypat
     monkeypatch.setattr(CTranslate2Translator, "translate", noted)
     marked = client.post("/translate", json={"q": "<p>A <b>dog</b> runs.</p>", "format": "html", **DE_EN})
     assert aligned
-    assert None not in aligned  # tags are placed by them
+    assert None not in aligned  # they determine the tags' places
     monkeypatch.undo()
     assert re.findall("<[^>]*>", marked.json()["translatedText"]) == ["<p>", "<b>", "</b>", "</p>"]
     best = [h.text for h in alone.translate([LINES[0]], n_best=3)[0].hypotheses]

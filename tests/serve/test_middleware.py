@@ -1,4 +1,4 @@
-"""What lies around every request: names of requests, faults, and pages of other origins."""
+"""Middleware: request ids, internal errors, and pages of other origins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TERMS = {"name": "n", "source_lang": "de", "target_lang": "en", "entries": "Hund
 
 
 class Start(Protocol):
-    """Starts a server with settings; gives a client and what the operator is told."""
+    """Starts a server with settings; returns a client and the operator's messages."""
 
     def __call__(self, **settings: Any) -> tuple[TestClient, list[str]]: ...
 
@@ -57,7 +57,7 @@ def test_requests_have_the_names_that_a_proxy_gives_them(start: Start) -> None:
     assert re.fullmatch(rf"request {given}: POST /translate 200, \d+ ms", said[0])
     assert len(said) == 6
     assert "Hund" not in "".join(said)
-    client, said = start()  # nobody's word is taken where there is no proxy
+    client, said = start()  # without a proxy no client's claim is trusted
     answer = client.post("/translate", json=ASKED, headers={"X-Request-ID": given})
     assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
     assert said == []
@@ -78,7 +78,7 @@ def test_a_fault_is_found_in_the_log_by_the_name_of_its_request(start: Start, mo
         )
         assert (answer.status_code, answer.headers["x-request-id"]) == (500, "the-proxy-s")
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["access-control-allow-origin"] == "*"  # or a page could not tell it from a broken line
+        assert answer.headers["access-control-allow-origin"] == "*"  # else it looks like a lost connection
         assert list(answer.json().values()) == ["an internal error; the server's log has more"]
     first, _ = said
     assert first.startswith("request the-proxy-s: RuntimeError: a fault\\nof ours\n")
@@ -143,7 +143,7 @@ def test_pages_of_other_origins_have_no_part_in_glossaries_without_keys(start: S
             assert client.get(path, headers={"Host": host, **origin}).status_code == status, host
         assert client.post("/translate", json=ASKED, headers={"Host": host}).status_code == 200
     assert client.delete(path, headers=own).status_code == 204
-    proxied, _ = start(proxies=["127.0.0.1"])  # which sees to it
+    proxied, _ = start(proxies=["127.0.0.1"])  # which handles it
     assert proxied.get("/v2/glossaries", headers={"Host": "translate.example"}).status_code == 200
     named, _ = start(host="translate.example")
     assert named.get("/v2/glossaries", headers={"Host": "Translate.example:80"}).status_code == 200

@@ -128,12 +128,12 @@ DIFFERENT = {
     "settings": "we read other kinds of documents",
     "health": "we also tell how each model is",
 }
-"""Case -> why we answer otherwise. That we do is asserted, so that the table stays true."""
+"""DIFFERENT maps a case to why we answer differently. The difference is asserted, so that the table stays true."""
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """Addresses of LibreTranslate and of ours."""
+    """Addresses of LibreTranslate and of our server."""
     python = os.environ.get("ZIGGURAT_LIBRETRANSLATE_PYTHON")
     if python is None:
         pytest.skip("no environment with LibreTranslate: $ZIGGURAT_LIBRETRANSLATE_PYTHON")
@@ -159,10 +159,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
 
 
 def shape(value: Any, key: str = "") -> Any:
-    """Return a value with its texts and numbers made alike; errors stay as they are.
+    """Return a value with its texts and numbers unified; errors stay unchanged.
 
-    Of alternatives only how they are nested: of those that did not end within the limit ours tells none. Languages have
-    no order: LibreTranslate begins with English.
+    Only the nesting of alternatives counts: ours omits those that did not end within the limit. Languages have no
+    order: LibreTranslate starts with English.
     """
     if isinstance(value, dict):
         return {name: shape(each, name) for name, each in value.items()}

@@ -1,4 +1,4 @@
-"""DeepL's and OpenAI's interfaces, asked as their own client libraries ask (requests captured from them)."""
+"""DeepL's and OpenAI's interfaces, with requests captured from their own client libraries."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_deepl(serve: Serve, wanted: list[str], tmp_path: Path) -> None:
     for text in ("Two dogs", "A dog"):
         everybody.post("/v2/translate", json={"text": [text], "target_lang": "DE", "source_lang": "EN"})
     assert everybody.get("/v2/usage").json()["character_count"] == len("Two dogs") + len("A dog")
-    access = Access(LimitsConfig())  # addresses are without number
+    access = Access(LimitsConfig())  # there are endless addresses
     assert {access.account(access.client(None, address)) for address in ("10.0.0.1", "10.0.0.2")} == {""}
     targets = client.get("/v2/languages", params={"type": "target"}, headers=auth).json()
     assert {"language": "DE", "name": "German", "supports_formality": False} in targets
@@ -116,7 +116,7 @@ CHAT = "/v1/chat/completions"
 
 
 def events(streamed: str) -> list[dict[str, Any]]:
-    """The chunks of a stream, which says that it has ended."""
+    """Return the chunks of a stream, which must announce its end."""
     *chunks, last = [line.removeprefix("data: ") for line in streamed.splitlines() if line]
     assert last == "[DONE]"
     return [json.loads(chunk) for chunk in chunks]
@@ -168,7 +168,7 @@ UTF8 = "Für 漢字 ☕"
 
 @pytest.mark.parametrize("path", ["/translate", "/v2/translate"])
 def test_forms_and_queries_are_utf_8(serve: Serve, path: str) -> None:
-    """Also where bytes stand for themselves, as curl's `-d` sends them."""
+    """This also holds for raw bytes, as curl's `-d` sends them."""
     client = serve()
     deepl = path.startswith("/v2")
     name, more = ("text", "source_lang=EN&target_lang=EN") if deepl else ("q", "source=en&target=en")
@@ -332,7 +332,7 @@ def test_openai(serve: Serve, wanted: list[str]) -> None:
 
 
 def test_openai_s_model_is_the_one_that_translates(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
-    """Two models of a pair: other interfaces have the first, here each has its name."""
+    """Two models for a pair: other interfaces use the first, here each has its name."""
     path = str(folders["en", "de"])
     models = [{"path": path, "name": "live"}, {"path": path, "name": "slow", "decoding": {"beam_size": 1}}]
     client = serve(models=[*models, {"path": str(folders["de", "en"])}])
@@ -359,7 +359,7 @@ def test_openai_s_model_is_the_one_that_translates(serve: Serve, folders: dict[t
     ],
 )
 def test_paths_that_there_are_not(serve: Serve, method: str, path: str, status: int, known: str) -> None:
-    """In the form in which each interface tells of errors, which its clients read."""
+    """Errors have the format of each interface, which its clients read."""
     answer = serve().request(method, path)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
     said = answer.json()[known]

@@ -1,4 +1,4 @@
-"""The server's own interface: what it tells beside the translation agrees with what the translators themselves say."""
+"""The server's own interface: everything it reports besides the translation agrees with the translators themselves."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_settings(serve: Serve, tmp_path: Path) -> None:
 def test_settings_tell_what_models_cannot_do(
     serve: Serve, folders: dict[tuple[str, str], Path], exported: Exported, tmp_path: Path
 ) -> None:
-    """As they say themselves when they are asked for it."""
+    """They are what the translators themselves return."""
     shortlist = str(tmp_path / "shortlist")
     source, target = load_tokenizers(folders["de", "en"])
     candidates = np.tile(np.arange(target.size, dtype=np.int32), (source.size, 1))
@@ -80,7 +80,7 @@ def test_settings_tell_what_models_cannot_do(
         for more, offered in ((soft, "soft_terms"), ({"prefix": "ein"}, "prefixes")):
             answer = client.post("/v1/translate", json={**asked, **more})
             assert (answer.status_code == 200) == told[offered], answer.text
-        # A term without a mode is as the model can, and the answer tells which it was.
+        # A term without a mode gets what the model supports, and the answer reports which.
         for short in ({"dog": "Hund"}, [term]):
             found = one(client.post("/v1/translate", json={**asked, "glossary": short}))
             assert found["glossary"][0]["mode"] == ("soft" if told["soft_terms"] else "hard")
@@ -121,7 +121,7 @@ NOTICED = [f"<bt> {LINES[0]} {LINES[1]}", "See https://example.org now.", "The {
 
 
 def test_notices_are_those_of_the_command_line(serve: Serve, german: Translator) -> None:
-    """As the works on the same texts and the translator count them, in every interface."""
+    """The counts equal those of the same work on the same texts and of the translator, in every interface."""
     client, header = serve(), "X-Ziggurat-Notices"
 
     for aligned in (True, False):

@@ -22,7 +22,7 @@ from ziggurat.serve.server import app_of
 FOLDER = Path(__file__).resolve().parents[2] / "ziggurat" / "serve" / "interfaces" / "static"
 GERMAN = "Der Hund 🐕 läuft schnell.\n\nEr bellt laut."
 ENGLISH = "The dog 🐕 runs fast.\n\nIt barks loudly."
-REFUSED = "Failed to load resource"  # the browser says so itself, of each answer with an error
+REFUSED = "Failed to load resource"  # the browser itself logs each answer with an error
 
 FAST = """for (const name of ["setTimeout", "setInterval"]) {
   const own = window[name];
@@ -53,11 +53,11 @@ def fake(started: FakeServer) -> FakeServer:
 
 
 def new_window(browser: Any, *, width: int = 1280, fast: bool = True, **settings: Any) -> Shown:
-    """An empty page in a profile of its own, whose timers run eight times as fast if `fast`."""
+    """An empty page in its own profile, whose timers run eight times as fast if `fast`."""
     allowed = ["clipboard-read", "clipboard-write"]
     size = {"width": width, "height": 844}
     context = browser.new_context(viewport=size, locale="en-GB", permissions=allowed, **settings)
-    context.set_default_timeout(60_000)  # of a machine that does much else
+    context.set_default_timeout(60_000)  # on a busy machine
     if fast:
         context.add_init_script(FAST)
     return Shown(context.new_page())
@@ -74,7 +74,7 @@ def usual(browser: Any) -> Iterator[Shown]:
 def visit(browser: Any, fake: FakeServer, usual: Shown) -> Iterator[Visit]:
     """Open the page: in the usual window, emptied; in one with other settings; or in another tab of `before`.
 
-    At the end nothing may have been asked of another server, and nothing been said in the console.
+    At the end there must be no requests to other servers and no messages in the console.
     """
     windows: list[tuple[Shown, str]] = []
 
@@ -114,7 +114,7 @@ TYPED = """text => {
     source.dispatchEvent(new InputEvent("input", { bubbles: true, data: letter }));
   }
 }"""
-"""Typing whose pauses do not depend on what else the machine does: there are none."""
+"""TYPED is typing without pauses, so that the machine's load does not matter."""
 
 
 def until(window: Shown, condition: Callable[[], bool]) -> None:
@@ -216,7 +216,7 @@ def test_each_side_has_its_language_and_direction(visit: Visit) -> None:
     translate(window, "The dog runs.", "الكلب يجري.")
     assert (side("source"), side("target")) == (["en", "ltr"], ["ar", "rtl"])
     window.page.focus("#target .word")
-    window.page.keyboard.press("ArrowLeft")  # as it points, which is onwards there
+    window.page.keyboard.press("ArrowLeft")  # in its direction, which is forwards there
     assert window.page.evaluate("document.activeElement.textContent") == "يجري"
     window.page.click("#swap")
     assert (side("source"), side("mirror"), side("target")) == (["ar", "rtl"], ["ar", "rtl"], ["en", "ltr"])
@@ -261,7 +261,7 @@ def test_the_pointer_shows_what_corresponds_on_either_side(visit: Visit) -> None
         )
         for name in ("source", "mirror")
     )
-    assert text == mirror, "else highlights are beside the words"
+    assert text == mirror, "otherwise highlights are off the words"
 
 
 @pytest.mark.slow
@@ -280,7 +280,7 @@ def test_another_word_is_chosen_and_translated_on_from(visit: Visit, fake: FakeS
     assert window.page.evaluate("document.activeElement.textContent") == "briskly"
     window.page.hover("#target .word >> text=briskly")
     assert lit(window, "mirror") == ["schnell"]
-    window.page.hover("#target .word >> text=barks")  # what follows has moved
+    window.page.hover("#target .word >> text=barks")  # the following text has moved
     assert lit(window, "mirror") == ["bellt"]
     window.page.click("#target .word >> text=It")
     assert menu(window) == ["He barks loudly."]
@@ -367,7 +367,7 @@ def test_models_without_alignment_have_words_and_sentences_all_the_same(visit: V
     assert [asked.get("alignments", False) for asked in fake.asked] == [True, False, False, False], "asked once"
 
 
-# What goes wrong
+# Failures
 
 
 @pytest.mark.slow
@@ -556,11 +556,11 @@ def test_text_is_in_a_link_only_if_asked_for(visit: Visit, fake: FakeServer) -> 
     assert not any("Hund" in url for url in window.requested)
 
 
-# Looks
+# Appearance
 
 
 def states(visit: Visit, fake: FakeServer, **settings: Any) -> Iterator[Shown]:
-    """Yield a page with much in it, with a menu, and with an error and a dialogue."""
+    """Yield a page with a lot of content, with a menu, and with an error and a dialogue."""
     window = visit(**settings)
     window.page.check("#unsure")
     window.page.fill("#terms input >> nth=0", "Hund")
@@ -600,7 +600,7 @@ def test_it_fits_and_can_be_read(visit: Visit, fake: FakeServer, width: int) -> 
         names = window.page.locator("#uploads .name")
         assert all(each.bounding_box()["width"] > 150 for each in names.all()), "not a letter in a line"
     window.page.evaluate("document.querySelectorAll('#mirror, noscript').forEach(e => e.remove())")  # nobody reads it
-    for scheme, expected in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(22, 24, 29)")):  # as the report has them
+    for scheme, expected in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(22, 24, 29)")):  # as in the report
         window.page.emulate_media(color_scheme=scheme)
         assert window.page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == expected
         found = contrasts(window.page)
@@ -679,7 +679,7 @@ def test_the_page_of_the_server_itself(visit: Visit, folders: dict[tuple[str, st
         window.page.select_option("#to", "qlo")
         window.page.select_option("#from", "de")  # through English
         shows(window, through.json()["translations"][0]["text"])
-        window.page.click("#target .word + .word >> nth=0")  # which something stands before
+        window.page.click("#target .word + .word >> nth=0")  # preceded by something
         window.page.wait_for_selector("#choices-said >> text=`prefix` and `next_words` need one model")
 
 

@@ -1,4 +1,4 @@
-"""The queue: bounded, fair to clients, and without those that nobody wants any more."""
+"""The queue: bounded, fair to clients, and without lines that nobody waits for any longer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_clients_take_turns(requests: list[tuple[str, int]]) -> None:
     for client, texts in expected.items():
         assert [each.text for each in taken if each.client == client] == texts  # each client's in order
         places = [place for place, each in enumerate(taken) if each.client == client]
-        for before, after in pairwise(places):  # between two of one, one of each that still waits
+        for before, after in pairwise(places):  # clients take turns
             others = {each.client for each in taken[after:]} - {client}
             between = [each.client for each in taken[before + 1 : after]]
             assert sorted(between) == sorted(others | set(between))
@@ -59,7 +59,7 @@ def test_a_request_is_taken_whole_or_not_at_all() -> None:
     with pytest.raises(QueueFull):
         queue.check("e", 1)
     FairQueue(2).check("c", 9)  # longer than the queue, but nobody else waits
-    queue.put([queued()])  # of a request that was let in
+    queue.put([queued()])  # of an admitted request
     assert len(queue) == 6
 
 
@@ -92,7 +92,7 @@ def test_lines_with_other_options_stay() -> None:
     assert queue.oldest(other_than=other) is not None
     taken = queue.take(PLAIN)
     assert taken is not None
-    assert taken.text == "3"  # the client's turn comes with its first line only: a client's lines keep their order
+    assert taken.text == "3"  # a client's turn comes with its first line: a client's lines keep their order
     assert queue.take(PLAIN) is None
     first, second = queue.take(other), queue.take(PLAIN)
     assert first is not None

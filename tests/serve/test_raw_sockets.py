@@ -1,4 +1,4 @@
-"""What no client library sends: broken HTTP, requests hidden in others, floods of headers, senders without haste."""
+"""Requests that no client library sends: broken HTTP, smuggled requests, floods of headers, slow senders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ziggurat.serve.app import LINGER
 from ziggurat.serve.server import CONNECTIONS, HEAD, connections_within, reached_from_elsewhere
 
 HURRY = 2.0
-"""Seconds that this server waits for a head or a body."""
+"""HURRY is how many seconds this server waits for a head or a body."""
 ASKED = b'{"q": "A dog", "source": "en", "target": "de"}'
 
 
@@ -95,12 +95,12 @@ BODIES = {
     "for nobody": head(JSON, "Content-Length: 10000000", path="/nowhere") + b"a" * 10_000_000,
     "a form that is none": head("Content-Length: 10000000", path="/translate_file") + b"a" * 10_000_000,
 }  # fmt: skip
-"""Ten megabytes, of which the server wants none or little."""
+"""BODIES are ten megabytes, of which the server reads little or nothing."""
 
 
 @pytest.mark.parametrize(("case", "status"), list(zip(BODIES, (413, 413, 404, 400), strict=True)))
 def test_who_sends_too_much_sees_why_it_was_refused(case: str, status: int, server: Server) -> None:
-    """Although it sends everything before it reads the answer."""
+    """This holds although the client sends everything before it reads the answer."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall(BODIES[case])
         answer = b""
@@ -113,7 +113,7 @@ def test_who_sends_too_much_sees_why_it_was_refused(case: str, status: int, serv
 
 
 def padded(size: int, *more: str) -> bytes:
-    """Return the head of a request with so many bytes."""
+    """Return the head of a request with that many bytes."""
     most = head("X: ", *more, method="GET", path="/health")
     return most.replace(b"X: ", b"X: " + b"a" * (size - len(most)))
 
@@ -128,12 +128,12 @@ def test_the_limit_of_heads_is_the_same_however_packets_fall(parts: int, server:
 
     assert answers(padded(HEAD, CLOSE)) == [200]
     assert answers(padded(HEAD + 1, CLOSE)) == [431]
-    assert answers(padded(HEAD) + padded(HEAD + 1, CLOSE)) == [200, 431]  # also where it waits for its turn
+    assert answers(padded(HEAD) + padded(HEAD + 1, CLOSE)) == [200, 431]  # also while it waits for its turn
 
 
 @pytest.mark.slow
 def test_who_does_not_read_its_answers_is_cut_off(server: Server) -> None:
-    """More answers than the system's buffers take, to a client that reads none of them for a while."""
+    """More answers than fit into the system's buffers, to a client that reads none of them for a while."""
     asked = head(method="GET", path="/page.js")
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -148,7 +148,7 @@ def test_who_does_not_read_its_answers_is_cut_off(server: Server) -> None:
                 time.sleep(0.05)
 
         until(held=True)
-        with contextlib.suppress(ConnectionError):  # it may be cut off before all is sent
+        with contextlib.suppress(ConnectionError):  # it may be cut off before everything is sent
             connection.sendall(asked * 4000)
         until(held=False)
 
@@ -186,7 +186,7 @@ def test_who_takes_too_long_is_told(server: Server) -> None:
 
 @pytest.mark.slow
 def test_many_that_dawdle_keep_out_nobody(server: Server) -> None:
-    """More connections than the server takes at a time; once their time is over, others are answered again."""
+    """More connections than the server accepts at a time; once their time is over, others are answered again."""
     waiting = []
     try:
         for _ in range(1010):
@@ -202,7 +202,7 @@ def test_many_that_dawdle_keep_out_nobody(server: Server) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_bytes_that_were_changed(count: int, server: Server) -> None:
-    """Good requests with bytes changed, left out, doubled or put elsewhere: an answer, or the end of the connection."""
+    """Good requests with bytes changed, removed, doubled or moved: an answer, or the end of the connection."""
     draw, seen = random.Random(3), Counter[int]()
     server.exchange(CASES["a good one"][0])
     before = server.process.memory_info().rss
@@ -249,7 +249,7 @@ def test_addresses_that_others_reach(address: str, elsewhere: bool) -> None:
 def test_more_connections_than_files(
     host: str, keys: bool, warned: int, folders: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
-    """The server may open 64 files, and 80 connections that ask nothing are there."""
+    """The server may open 64 files, and there are 80 idle connections."""
     command = [sys.executable, "-m", "ziggurat", "serve", str(folders["en", "de"]), "--port", "0", "--host", host]
     if keys:
         new_key(tmp_path / "keys", "cat")
@@ -270,7 +270,7 @@ def test_more_connections_than_files(
             with contextlib.ExitStack() as idle:
                 for _ in range(80):
                     idle.enter_context(contextlib.closing(socket.create_connection(address, timeout=10)))
-                with contextlib.suppress(ConnectionError):  # refused so fast that it cannot be read
+                with contextlib.suppress(ConnectionError):  # refused too fast to be read
                     assert status() == b"HTTP/1.1 503"
                 time.sleep(1.5)  # descriptors are tried again after a second
             time.sleep(1.5)

@@ -1,4 +1,4 @@
-"""Other people's client libraries against a running server, each in an environment of its own.
+"""Other people's client libraries against a running server, each in its own environment.
 
 $ZIGGURAT_CLIENTS_PYTHON is a Python with libretranslatepy, deep-translator, deepl and openai, $ZIGGURAT_ARGOS_PYTHON
 one with argostranslate, and $ZIGGURAT_CLIENTS_NODE a folder in which deepl-node is installed.
@@ -124,7 +124,7 @@ const client = new deepl.Translator(key, {serverUrl: url});
 
 @pytest.fixture(scope="module")
 def server(folders: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """A server in a process of its own: its address, and a key."""
+    """The address of a server in a separate process, and a key."""
     keys = tmp_path_factory.mktemp("clients") / "keys"
     key = new_key(keys, "client")
     command = [
@@ -154,7 +154,7 @@ def wanted(folders: dict[tuple[str, str], Path]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def glossed(folders: dict[tuple[str, str], Path], wanted: list[str]) -> list[str]:
-    """The translations of the lines with a glossary by which `little`, which the first of them has, is `the`."""
+    """Return the lines' translations with a glossary that maps `little`, which is in the first line, to `the`."""
     assert ["little" in line for line in LINES] == [True, False]
     translator = load_translator(folders["en", "de"])
     found = translator.translate([LINES[0]], constraints=[["the"]], endings="candidates", beam_size=4)[0].text

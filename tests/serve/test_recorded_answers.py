@@ -1,7 +1,7 @@
-"""Answers that LibreTranslate 1.9.6 was recorded to give, each beside ours: status, kind, shape, errors to the word.
+"""Recorded answers of LibreTranslate 1.9.6 compared with ours: status, kind, shape, and errors word for word.
 
-The recording itself lies beside the repository, where there is one; the texts of translations are the models' own, so
-that of these only the shape is compared.
+The recording itself is next to the repository, if there is one; only the shape of translations is compared, because
+their texts depend on the models.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BROKEN = "The browser (or proxy) sent a request that this server could not under
 
 
 class Case(NamedTuple):
-    """A request as curl was given it, and what LibreTranslate answered: a shape, or an error to the word."""
+    """A request as given to curl, and LibreTranslate's answer: a shape, or an error word for word."""
 
     curl: str
     status: int
@@ -154,7 +154,7 @@ def asked(client: TestClient, curl: str) -> tuple[int, str, str]:
 
 
 def shape(value: Any, key: str = "") -> Any:
-    """Return a value with its texts, numbers and flags made alike, and a list as one of each of its shapes."""
+    """Return a value with its texts, numbers and flags unified, and a list reduced to one item per shape."""
     if isinstance(value, dict):
         return {name: shape(each, name) for name, each in value.items()}
     if isinstance(value, list):
@@ -169,7 +169,7 @@ def shape(value: Any, key: str = "") -> Any:
 
 
 def seen(status: int, kind: str, text: str) -> Any:
-    """Return an answer as the table has it."""
+    """Return an answer in the table's format."""
     if kind.startswith("text/html"):
         return status, "a page"
     assert kind == "application/json"
@@ -189,9 +189,11 @@ def recorded() -> Iterator[tuple[str, int, str, str]]:
         yield found[1], int(found[3]), found[4], found[2]
 
 
-@pytest.mark.skipif(not RECORDING.exists(), reason="no recording beside the repository")
+@pytest.mark.skipif(not RECORDING.exists(), reason="no recording next to the repository")
 def test_the_recording() -> None:
-    """The table says what was recorded: the same requests but for their texts, in the same order, and their answers."""
+    """The table matches the recording: the same requests except for their texts, in the same order, and their
+    answers.
+    """
     every = list(recorded())
     assert len(every) == len(CASES)
     quoted = re.compile(r'(?<="q":)(\[.*?\]|"[^"]*"?)|(?<=\bq=)[^&]*')

@@ -1,4 +1,6 @@
-"""Soft terms: what a constrained search costs, what is dropped for it, and that the rest of the request goes on."""
+"""Soft terms: the cost of a constrained search, what is dropped because of it, and that the rest of the request
+continues.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def said(text: str, log_probability: float) -> Translation:
 
 
 class Search:
-    """A search in which each phrase costs what COST says, and a `lost` one is not in the result."""
+    """A search in which each phrase has the cost in COST, and a `lost` one is not in the result."""
 
     def __init__(self, together: float = 0.0) -> None:
         self.calls: list[list[list[str]]] = []
@@ -110,7 +112,7 @@ def test_the_loss_is_per_token_of_the_terms() -> None:
 def test_over_http(serve: Serve, folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     client = serve()
     translator = load_translator(folders["de", "en"])
-    # A model of random weights may go on inside of the word, which is then no term that is applied.
+    # A model with random weights may continue inside the word, which then does not count as an applied term.
     for text, target in itertools.product(SENTENCES, ("house", "tree", "dog", "a cat", "the")):
         free = translator.translate([text])[0].text
         wanted = translator.translate([text], constraints=[[target]], endings="candidates")[0].text

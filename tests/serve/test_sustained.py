@@ -1,6 +1,6 @@
-"""A server under load, from clients that ask, vanish, send slowly or send rubbish: no wrong answer, no leak.
+"""A server under load from clients that request, vanish, send slowly or send rubbish: no wrong answer, no leak.
 
-Each request that is answered has a sentence whose translation is known.
+Each answered request has a sentence with a known translation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def known(folders: dict[tuple[str, str], Path]) -> dict[str, str]:
 
 @pytest.fixture
 def server(folders: dict[tuple[str, str], Path]) -> Iterator[tuple[psutil.Process, int]]:
-    """A server in a process of its own, and its port."""
+    """A server in a separate process, and its port."""
     command = [sys.executable, "-m", "ziggurat", "serve", str(folders["en", "de"]), "--port", "0", "--threads", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -58,7 +58,7 @@ def request(text: str) -> bytes:
 
 
 def exchange(port: int, parts: list[bytes], pause: float, *, read: bool) -> bytes:
-    """Send the parts with pauses between them; return the answer, or nothing where the client does not wait for it."""
+    """Send the parts with pauses between them; return the answer, or nothing if the client does not wait for it."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         for part in parts:
             connection.sendall(part)
@@ -86,7 +86,7 @@ def client(port: int, count: int, seed: int, known: dict[str, str], seen: Counte
             rubbish = bytes(draw.randrange(256) for _ in range(draw.randrange(1, 400))) + b"\r\n\r\n"
             try:
                 answer = exchange(port, [rubbish], 0, read=True)
-            except ConnectionError:  # closed before all of it was sent
+            except ConnectionError:  # closed before everything was sent
                 answer = b""
             seen["rubbish " + ("refused" if b" 400 " in answer[:20] or not answer else answer[:20].decode())] += 1
             continue

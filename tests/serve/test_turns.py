@@ -97,7 +97,7 @@ def test_lines_that_are_cancelled_leave_the_queue_and_a_whole_batch(copying: Tra
     queue.remove(lines[1:3])
     assert len(queue) == 2
     queue.put([queued(), queued(-1.0)])
-    queue.check("other", 1)  # the late one gives its place up
+    queue.check("other", 1)  # the late one gives up its place
     assert len(queue) == 3
     assert [type(result) for result in results] == [DeadlineExceeded]
     batch = LineBatch(copying, TranslateOptions(next_words=True), 8)

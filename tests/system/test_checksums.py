@@ -1,4 +1,4 @@
-"""Lists of checksums: what they notice, what they let pass, and what they say."""
+"""Checksum lists: what they notice, what they accept, and what they report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pointer files of Git LFS, in the place of every kind of file that is read."""
+"""Git LFS pointer files in place of every kind of file that is read."""
 
 from __future__ import annotations
 

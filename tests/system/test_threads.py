@@ -1,4 +1,4 @@
-"""Waiting of OpenMP's threads (ziggurat/system/processes.py): when a machine is crowded; a team held and let go."""
+"""How OpenMP's threads wait (ziggurat/system/processes.py): when a machine is busy; a team held and released."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_threads_sleep_at_once_within_a_context(
 def test_a_crowded_machine_gets_a_team_for_as_long_as_it_is(
     asked: int, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = iter([0.0, 1.5, 3.0, 3.0, 3.0, *[3.0] * 5])  # CPU seconds of others: busy for two looks, then calm
+    others = iter([0.0, 1.5, 3.0, 3.0, 3.0, *[3.0] * 5])  # CPU seconds of others: busy for two checks, then calm
     clock = iter(range(100))
     events: list[str] = []
 
@@ -133,7 +133,7 @@ def test_what_the_user_has_set_stays(name: str | None, monkeypatch: pytest.Monke
     if name is not None:
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(threads, "_start", started.append)
-    monkeypatch.setattr(threads, "_watch", None)  # of earlier tests in this process
+    monkeypatch.setattr(threads, "_watch", None)  # from earlier tests in this process
     share_cores(1)
     assert not started, "one thread waits for no other"
     share_cores(2)
@@ -141,7 +141,7 @@ def test_what_the_user_has_set_stays(name: str | None, monkeypatch: pytest.Monke
 
 
 class _StartedError(Exception):
-    """The watch of so many threads has begun."""
+    """Check that that many threads are being watched."""
 
 
 def _train(folder: Path) -> None:
@@ -164,7 +164,7 @@ def test_whoever_computes_for_long_shares_cores(
         monkeypatch.delenv(setting, raising=False)
 
     def start(threads: int) -> None:
-        raise _StartedError(threads)  # what comes after it takes seconds
+        raise _StartedError(threads)  # the rest takes seconds
 
     monkeypatch.setattr(threads, "_start", start)
     monkeypatch.setattr(threads, "_watch", None)

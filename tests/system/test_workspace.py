@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all; the sweep removes what dead processes left and nothing of living ones."""
+"""Folders that appear whole or not at all; the sweep removes leftovers of dead processes and nothing of live ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def build(target: Path, content: str) -> None:
 
 
 def held_by_another(folder: Path, code: str) -> subprocess.Popen[str]:
-    """Start a process that does `code` in the folder and then waits, holding what it holds; give it when it waits."""
+    """Start a process that runs `code` in the folder and then waits with its locks; return it once it waits."""
     begin = "from pathlib import Path\nfrom ziggurat.system.files import *\nfrom ziggurat.system.staging import *\n"
     program = f"{begin}{code}\nprint('there', flush=True)\ninput()"
     process = subprocess.Popen(
@@ -46,7 +46,7 @@ def ended(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path) -> None:
-    """And whoever opens it next, reader or writer, finds it there, with nothing beside it once it is written again."""
+    """The next process to open it, reader or writer, finds it there, and only it once it is rewritten."""
     target, operation, missing = tmp_path / "x", 0, 0
     build(target, "old")
     while run_and_kill(lambda: build(target, "new"), str(tmp_path), operation := operation + 1):
@@ -108,8 +108,8 @@ def test_the_sweep_takes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> 
     mine = {"stages/.hidden.tmp", ".a.b.tmp", "notes.tmp", ".rsync.abcdef", ".x.ABCDEFGH.tmp", "x.abcdefgh.tmp"}
     for name in mine:
         (tmp_path / "run" / name).write_text("mine")
-    (tmp_path / "run" / ".dir.abcdefgh.tmp").mkdir()  # no name that we give to folders
-    os.mkfifo(tmp_path / "run" / ".pipe.abcdefgh.tmp")  # to be opened by nobody
+    (tmp_path / "run" / ".dir.abcdefgh.tmp").mkdir()  # not a name that we give to folders
+    os.mkfifo(tmp_path / "run" / ".pipe.abcdefgh.tmp")  # nobody can open it
     (tmp_path / "run" / ".link.abcdefgh.tmp").symlink_to("notes.tmp")
     before = set(tree(tmp_path / "run", contents=bool))
     try:
@@ -141,7 +141,7 @@ def test_in_folders_of_others_only_what_was_to_have_the_name_goes(tmp_path: Path
 
 
 def test_a_sweep_between_making_and_locking_takes_no_live_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sweep may come first: then the writer makes another file, and it never writes into one that is gone."""
+    """The sweep may come first: then the writer makes another file, and never writes into one that is gone."""
     sweeps = []
     original = fcntl.flock
 
@@ -160,7 +160,7 @@ def test_a_sweep_between_making_and_locking_takes_no_live_file(tmp_path: Path, m
 
 @pytest.mark.slow
 def test_two_threads_that_build_one_folder(tmp_path: Path) -> None:
-    """Over and over: each time one builds or both do one after the other; refused ones leave nothing behind."""
+    """Repeat: each time one builds, or both do in turn; refused ones leave nothing behind."""
     refused: list[bool] = []
 
     def often() -> None:
@@ -245,7 +245,9 @@ def test_a_file_in_the_way_stays(tmp_path: Path) -> None:
 
 
 def test_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file before the rename, the folder after it: else a power cut leaves a name with nothing behind it."""
+    """Each file is synced before the rename and the folder after it: otherwise a power cut leaves a name without
+    content.
+    """
     done: list[str] = []
     inode_of = {}
 
@@ -275,7 +277,7 @@ def test_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("kind", ["partial", "replaced"])
 @pytest.mark.parametrize("there", [True, False])
 def test_folders_of_like_names_stay(tmp_path: Path, kind: str, there: bool) -> None:
-    """Whole models among them: people call copies and unfinished downloads so."""
+    """Whole models may have such names: people use them for copies and unfinished downloads."""
     if there:
         build(tmp_path / "x", "old")
     (tmp_path / f"x.{kind}").mkdir()

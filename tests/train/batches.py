@@ -11,13 +11,13 @@ from ziggurat.data.word_links import PieceLinks
 
 SPECIAL = SpecialIds(0, 3, 0, 2, 3)
 LENGTHS = [(3, 4), (5, 2), (1, 6), (4, 4), (2, 1), (6, 5), (3, 3)]
-"""Source and target tokens of each pair, without end-of-sentence."""
+"""LENGTHS are source and target tokens of each pair, without end-of-sentence."""
 LINKS = [[(0, 0), (2, 0), (1, 3)], [(4, 1)], [(0, 0), (0, 5)], [(3, 3), (2, 2), (1, 2), (0, 2)], [(1, 0)], [(5, 4)], []]
-"""Links of (source token, target token) of each pair; nine target tokens have some."""
+"""LINKS are pairs of (source token, target token) for each sentence pair; nine target tokens have some."""
 
 
 def batches(sizes: list[int], *, linked: bool = False) -> list[Batch]:
-    """The first pairs of the seven, always the same ones, cut into batches of `sizes`; with their links if `linked`."""
+    """Return the first pairs of the same seven, cut into batches of `sizes`, with their links if `linked`."""
     rng = np.random.default_rng(0)
     pairs = [[rng.integers(4, 20, n).astype(np.int32) for n in lengths] for lengths in LENGTHS]
     cuts = np.cumsum([0, *sizes])

@@ -1,6 +1,6 @@
 """Runs a function of a test module in several processes, as torchrun would start them, over gloo.
 
-They are forked from a server that has imported torch already, which saves each of them seconds.
+They are forked from a server that has already imported torch, which saves seconds for each of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Started(NamedTuple):
-    """A process and what it writes."""
+    """A process and its output."""
 
     process: ForkServerProcess
     output: Path
@@ -99,7 +99,7 @@ def finish(started: list[Started], timeout: float = 240.0) -> list[tuple[int, st
 
 
 def run_together(module: str, function: str, count: int, *arguments: str, timeout: float = 240.0) -> list[str]:
-    """Run `function(*arguments)` in `count` processes, all of which must succeed; return what each printed."""
+    """Run `function(*arguments)` in `count` processes, all of which must succeed; return each one's output."""
     ended = finish(launch(module, function, count, *arguments), timeout)
     assert [status for status, _, _ in ended] == [0] * count, "\n".join(errors for _, _, errors in ended)
     return [output for _, output, _ in ended]

@@ -1,4 +1,4 @@
-"""Training runs: what they leave in their folder, and the matrix of runs that must not feel an interruption."""
+"""Training runs: the files that they leave, and the matrix of runs that an interruption must not affect."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from ziggurat.train.loop import train
 from ziggurat.train.records import CLOCK_FIELDS, DEPTH_FILE
 
 QUIET = Console(file=io.StringIO())
-"""Takes what a run would print."""
+"""QUIET swallows a run's output."""
 
 
 def records(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl, of one kind where it is given."""
+    """Return the lines of metrics.jsonl, only of one kind if it is given."""
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [record for record in found if kind in (None, record["kind"])]
 
 
 def final_bytes(run: Path, updates: int) -> dict[str, bytes]:
-    """Return the tensors of the newest checkpoint, that of `updates`, as they are on disk: file -> content."""
+    """Return the tensor files of the newest checkpoint, at `updates`, as they are on disk: file -> content."""
     last = checkpoint_folders(run)[-1]
     assert last.name == f"step-{updates:08d}"
     return {str(p.relative_to(last)): p.read_bytes() for p in sorted(last.rglob("*.safetensors"))}
@@ -43,15 +43,15 @@ _TIMES = ("seconds", "data_wait", "checkpoint_wait")
 
 
 def timeless_progress(folder: Path) -> dict[str, Any]:
-    """Return the progress of a checkpoint without what the clock decides."""
+    """Return the progress of a checkpoint without clock-dependent values."""
     found = {**asdict(read_progress(folder)), "seconds": 0}
     return {**found, "window": {key: value for key, value in found["window"].items() if key not in _TIMES}}
 
 
 def same_records(expected: Path, found: Path) -> None:
-    """Assert that two runs have the same records, one by one and in order, but for the values that the clock decides.
+    """Assert that two runs have the same records in order, apart from clock-dependent values.
 
-    Looks at `metrics.jsonl` and at warnings and measures of depth (those are the same only with
+    It compares `metrics.jsonl`, and warnings and depth measures (which are equal only with
     `training.diagnostics.max_share: null`).
     """
     for name in ("metrics.jsonl", str(DEPTH_FILE), str(WARNINGS_FILE)):
@@ -67,8 +67,9 @@ def same_records(expected: Path, found: Path) -> None:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """Return all that a run leaves and the clock has no part in: tensors (weights, moments) of every
-    checkpoint kept by their fingerprint, progress, links, averages, records."""
+    """Return everything that a run leaves and that does not depend on the clock: fingerprints of tensors (weights,
+    moments) of every kept checkpoint, progress, links, averages, records.
+    """
     kept = checkpoint_folders(run)
     tensors = [path for folder in (*kept, run / "averaged") for path in sorted(folder.rglob("*.safetensors"))]
     return {
@@ -80,7 +81,7 @@ def outcome(run: Path) -> dict[str, Any]:
 
 
 class Case(NamedTuple):
-    """One cell of the matrix that exact resuming must hold for."""
+    """One cell of the matrix for which resuming must be exact."""
 
     precision: str = "fp32"
     growth: bool = False
@@ -94,8 +95,9 @@ class Case(NamedTuple):
 
     def experiment(self, folder: Path, updates: int) -> Experiment:
         """Return a run of so many updates on the store in `folder`; it grows before the middle and after."""
-        found = tiny_experiment(
+        deep = tiny_experiment(
             folder,
+            {"encoder": {"layers": 3}},
             precision=self.precision,
             compile=self.compile,
             batch={"max_tokens": 150, "accumulate": self.accumulate},
@@ -106,25 +108,24 @@ class Case(NamedTuple):
             validation={"every_updates": 4, "decode": False},
             log_every_updates=4,
         )
-        deep = found.model_copy(update={"model": change_section(found.model, {"encoder": {"layers": 3}}, "model")})
         if not self.growth:
             return deep
         stages = [{"layers": 1, "updates": 5}, {"layers": 2, "updates": 11}]
         growth = {"growth": {"stages": stages, "moments": "copy", "keep_stages": False}}
-        return deep.model_copy(update={"training": change_section(deep.training, growth, "training")})
+        return change_section(deep, {"training": growth}, "")
 
 
 def train_part(run: str, document: str, resume: str) -> None:
-    """Train with the configuration in a JSON document; for tests.train.launch too, which passes texts only."""
+    """Train with the configuration in a JSON document; also for tests.train.launch, which passes only texts."""
     train(Path(run), Experiment.model_validate_json(document), resume=resume == "resume", console=QUIET)
 
 
 def assert_resumed_equals_whole(
     case: Case, corpus: Path, folder: Path, start: Callable[[str, str, str], object] = train_part
 ) -> None:
-    """Assert that 8 updates, a new start and 8 more leave what 16 at once do, bit for bit.
+    """Assert that 8 updates, a restart and 8 more leave the same as 16 at once, bit for bit.
 
-    `start` trains as `train_part` does, in whatever processes.
+    `start` trains like `train_part`, in whatever processes.
     """
     whole, parts = folder / "whole", folder / "parts"
     long = case.experiment(corpus, 16).model_dump_json()

@@ -1,4 +1,4 @@
-"""Freed memory stays in the process, or leaves it at once, as asked."""
+"""Freed memory stays in the process or leaves it at once, as requested."""
 
 from __future__ import annotations
 

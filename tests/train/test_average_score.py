@@ -1,4 +1,4 @@
-"""The average at the end of a run: its score on the dev set decides whether it is taken by default."""
+"""The average at the end of a run: its score on the dev set decides whether it is the default."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ HERE = "tests.train.test_average_score"
 
 
 def short(folder: Path, updates: int = 12, metric: str = "loss", kind: str = "ddp") -> Experiment:
-    """A run that learns fast until its end, so that the mean of its checkpoints is worse than the last one."""
+    """A run that learns fast until its end, so that the average of its checkpoints is worse than the last one."""
     return tiny_experiment(
         folder,
         batch={"max_tokens": 200, "accumulate": 2},
         schedule={"peak": 3e-2, "warmup_updates": 12},
-        validation={"every_updates": 4, "metric": metric, "max_sentences": 4},
+        validation={"every_updates": 4, "metric": metric, "max_sentences": 4, "decode": metric != "loss"},
         checkpoint={"every_updates": 4, "keep_last": 3, "average_last": 3},
         stop={"updates": updates},
         distributed={"kind": kind},
@@ -37,7 +37,7 @@ def short(folder: Path, updates: int = 12, metric: str = "loss", kind: str = "dd
 
 @pytest.fixture(scope="module")
 def ended(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run that has ended, and what it said."""
+    """A finished run, and its messages."""
     run, said = tmp_path_factory.mktemp("ended") / "run", io.StringIO()
     train(run, short(tiny_folder), console=Console(file=said, width=1000))
     return run, said.getvalue()
@@ -71,10 +71,10 @@ def test_an_average_that_is_worse_is_passed_over_and_everybody_says_so(ended: tu
 def test_the_value_is_that_of_the_averaged_model_and_again_when_the_run_is_resumed(
     ended: tuple[Path, str], tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """A run whose only update is one of the average's weights finds the same loss on the same dev set."""
+    """A run whose only update starts from the average's weights finds the same loss on the same dev set."""
     run = shutil.copytree(ended[0], tmp_path / "run", symlinks=True)
     before, found = outcome(run), score_of(run)
-    (run / "averaged" / "validation.json").unlink()  # as of a run that was killed before
+    (run / "averaged" / "validation.json").unlink()  # as of a run that was killed earlier
     train(run, short(tiny_folder), resume=True, console=QUIET)
     assert (outcome(run), score_of(run)) == (before, found)
     tuned = tiny_experiment(
@@ -137,7 +137,7 @@ def test_a_metric_of_translations_is_measured_by_translating(tiny_folder: Path, 
 
 
 def go(run: str, config: str) -> None:
-    """Run in every process: train as `config` says."""
+    """Run in every process: train with `config`."""
     train(Path(run), load_experiment(Path(config)), console=QUIET)
 
 

@@ -15,12 +15,14 @@ from tests.train.runs import QUIET, records
 from tests.train.test_step import tiny
 from ziggurat.config.train import LossConfig
 from ziggurat.model.run_folder import checkpoint_folders
+from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train import update
 from ziggurat.train.checkpoint import RunProgress, read_progress
 from ziggurat.train.clipping import AdaptiveClipper
 from ziggurat.train.loop import train
+from ziggurat.train.optim import Optimiser
 from ziggurat.train.recovery import count_skipped
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.update import Parallel, UpdateResult, train_update
 
 
 def norms(count: int, seed: int = 0) -> list[float]:
@@ -29,7 +31,9 @@ def norms(count: int, seed: int = 0) -> list[float]:
 
 
 def decisions(values: list[float]) -> tuple[list[bool], list[float]]:
-    """Admitted or not, and thresholds, by the rule: weighted sums over all norms so far, each capped at its own one."""
+    """Return admissions and thresholds by the rule: weighted sums over all norms so far, each capped at its own
+    threshold.
+    """
     capped: list[float] = []
     admitted, thresholds = [], []
     for norm in values:
@@ -79,18 +83,16 @@ def test_a_lasting_change_is_followed() -> None:
     assert all(after[100:])
 
 
+def updated(model: Seq2Seq, optimiser: Optimiser, clipper: AdaptiveClipper | None) -> UpdateResult:
+    parallel = Parallel(model, LossConfig())
+    return train_update(parallel, batches([7]), optimiser, rate=1e-2, clip_norm=None, clipper=clipper)
+
+
 def test_an_update_that_is_not_admitted_changes_nothing_and_is_counted_apart() -> None:
     model, optimiser = tiny()
     before = [p.detach().clone() for p in model.parameters()]
     sums = [1.0, 0.01, 0.01**2]  # the usual norm is tiny
-    result = train_update(
-        Parallel(model, LossConfig()),
-        batches([7]),
-        optimiser,
-        rate=1e-2,
-        clip_norm=None,
-        clipper=AdaptiveClipper(sums),
-    )
+    result = updated(model, optimiser, AdaptiveClipper(sums))
     assert result.finite
     assert not result.admitted
     assert optimiser.state() == {}
@@ -110,14 +112,7 @@ def test_a_non_finite_norm_is_not_counted_in_the_statistics() -> None:
     with torch.no_grad():
         model.decoder.layers[0].get_parameter("ffn.in_proj.weight")[0, 0] = float("nan")  # type: ignore[union-attr]
     sums = [0.0, 0.0, 0.0]
-    result = train_update(
-        Parallel(model, LossConfig()),
-        batches([7]),
-        optimiser,
-        rate=1e-2,
-        clip_norm=None,
-        clipper=AdaptiveClipper(sums),
-    )
+    result = updated(model, optimiser, AdaptiveClipper(sums))
     assert not result.finite
     assert result.admitted
     assert sums == [0.0, 0.0, 0.0]
@@ -130,9 +125,7 @@ def test_an_admitted_update_is_taken_as_without_a_clipper() -> None:
     plain, optimiser = tiny()
     clipped, other = tiny()
     for model, optimise, clipper in ((plain, optimiser, None), (clipped, other, AdaptiveClipper([0.0, 0.0, 0.0]))):
-        result = train_update(
-            Parallel(model, LossConfig()), batches([7]), optimise, rate=1e-2, clip_norm=None, clipper=clipper
-        )
+        result = updated(model, optimise, clipper)
         assert result.admitted
         assert count_skipped(RunProgress(), result) is None
     for a, b in zip(plain.parameters(), clipped.parameters(), strict=True):
@@ -143,7 +136,9 @@ def test_an_admitted_update_is_taken_as_without_a_clipper() -> None:
 def test_statistics_and_decisions_survive_a_resume(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run stopped and resumed ends like one that was not, with skipped updates on both sides of the stop."""
+    """A run that is stopped and resumed ends like an uninterrupted one, with skipped updates on both sides of the
+    stop.
+    """
     monkeypatch.setattr(update, "_DECAY", 0.5)  # a short memory and no tolerance: of 10 updates some are skipped
     monkeypatch.setattr(update, "_DEVIATIONS", 0.0)
     ends, rejected = {}, []

@@ -1,4 +1,4 @@
-"""The curve of a run that was killed or stopped and resumed is that of one that never was, record by record."""
+"""The curve of a run that was killed or stopped and resumed equals that of an uninterrupted one, record by record."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import tiny_experiment
+from tests.train.faulty_batches import planned, poison
 from tests.train.launch import launch, run_together
-from tests.train.poison import planned, poison
 from tests.train.runs import QUIET, records, same_records
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Killed(BaseException):
-    """Ends a run as SIGKILL does: nothing that catches errors catches it."""
+    """Ends a run like SIGKILL: nothing that catches errors catches it."""
 
 
 def experiment(folder: Path, **training: Any) -> Experiment:
@@ -46,7 +46,7 @@ def experiment(folder: Path, **training: Any) -> Experiment:
 
 
 def deeper(found: Experiment, **training: Any) -> Experiment:
-    """Return it with three layers in the encoder, and with further settings that need them."""
+    """Return it with three encoder layers, and with further settings that need them."""
     model = change_section(found.model, {"encoder": {"layers": 3}}, "model")
     return found.model_copy(update={"model": model, "training": change_section(found.training, training, "training")})
 
@@ -68,7 +68,7 @@ CASES: dict[str, Callable[[Path], Experiment]] = {
 
 
 def killed_before(number: int, patch: pytest.MonkeyPatch) -> None:
-    """Have runs die before their `number`-th update, counted from here on."""
+    """Let runs die before their `number`-th update, counted from here on."""
     updates = count(1)
 
     def update(*arguments: Any, **options: Any) -> Any:
@@ -92,7 +92,7 @@ def poisoned(case: str, configuration: Experiment, patch: pytest.MonkeyPatch) ->
     "case", [pytest.param(c, marks=[pytest.mark.slow] * (c not in ("growth", "roll-back"))) for c in CASES]
 )
 def test_records_after_kills(case: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run is killed again and again: on its way to a record, behind one, around a roll-back or a stage."""
+    """One run is killed repeatedly: on its way to a record, after one, around a roll-back or a stage."""
     configuration, run = CASES[case](tiny_folder), tmp_path / "run"
     poisoned(case, configuration, monkeypatch)
     train(tmp_path / "whole", configuration, console=QUIET)
@@ -142,7 +142,7 @@ def stopped_in(number: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def stop_again_and_again(run: Path, configuration: Experiment, *numbers: int) -> None:
-    """Stop the run in the `numbers`-th update of each of its parts, then let it come to its end."""
+    """Stop the run in the `numbers`-th update of each of its parts, then let it finish."""
     for number in numbers:
         with pytest.MonkeyPatch.context() as patch:
             stopped_in(number, patch)
@@ -153,7 +153,7 @@ def stop_again_and_again(run: Path, configuration: Experiment, *numbers: int) ->
 
 @pytest.mark.slow
 def test_records_after_signals(tiny_folder: Path, tmp_path: Path) -> None:
-    """What a stop recorded of an open window is taken back: twice in one window, before a validation, at the end."""
+    """A stop's record of an open window is withdrawn: twice in one window, before a validation, at the end."""
     configuration = experiment(tiny_folder)
     train(tmp_path / "whole", configuration, console=QUIET)
     stop_again_and_again(tmp_path / "run", configuration, 2, 1, 3, 5, 11, 1)
@@ -164,7 +164,7 @@ def test_records_after_signals(tiny_folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_records_of_a_run_whose_end_a_resumed_validation_finds(tiny_folder: Path, tmp_path: Path) -> None:
-    """The signal comes in the update before that validation, which ends the training; then nothing is left to do."""
+    """The signal comes in the update before the validation that ends training; then nothing is left to do."""
     stuck = experiment(
         tiny_folder,
         schedule={"kind": "constant", "peak": 1e-30, "warmup_updates": 0, "initial": 0.0},
@@ -181,7 +181,7 @@ def test_records_of_a_run_whose_end_a_resumed_validation_finds(tiny_folder: Path
 
 @pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version_has_no_sums(tiny_folder: Path, tmp_path: Path) -> None:
-    """It opens, and the record that lacks what came before says that it is partial."""
+    """It opens, and the record that lacks the earlier updates is marked as partial."""
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         stopped_in(7, patch)
@@ -216,7 +216,7 @@ def test_trackers_hear_of_no_record_that_will_be_taken_back(tiny_folder: Path, t
 
 @pytest.mark.slow
 def test_what_the_clock_asked_for_is_not_averaged(tiny_folder: Path, tmp_path: Path) -> None:
-    """However slow the machine: the same checkpoints are kept for averages, and those of the clock come on top."""
+    """However slow the machine, the same checkpoints are kept for averages, in addition to those due by the clock."""
     settings = {**SETTINGS["checkpoint"], "average_last": 2}
     counted = experiment(tiny_folder, checkpoint=settings)
     train(tmp_path / "counted", counted, console=QUIET)

@@ -1,4 +1,4 @@
-"""Every file of a checkpoint cut short or with a bit turned; other formats; which checkpoints are passed over."""
+"""Every file of a checkpoint cut short or with a bit flipped; other formats; which checkpoints are skipped."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.conftest import tiny_experiment
 from tests.train.runs import QUIET, final_bytes
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.lifecycle import CheckpointConfig
+from ziggurat.config.load import change_section
 from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import checkpoint_folders, locked, read_meta, write_meta
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, MachineError
@@ -49,7 +50,7 @@ def experiment(tiny_folder: Path) -> Experiment:
 
 @pytest.fixture(scope="module")
 def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six updates with checkpoints of updates 2, 4 and 6."""
+    """A run of six updates with checkpoints at updates 2, 4 and 6."""
     run = tmp_path_factory.mktemp("whole") / "run"
     train(run, experiment, console=QUIET)
     return run
@@ -75,7 +76,7 @@ def test_a_file_cut_short_or_missing_is_named(name: str, checkpoint: Path) -> No
         with pytest.raises(CheckpointError, match=f"{name}: damaged"):
             load_checkpoint(checkpoint)
     file.write_bytes(content + b" ")
-    if name != "meta.json":  # a blank after the document means nothing
+    if name != "meta.json":  # a blank after the document has no effect
         with pytest.raises(CheckpointError, match=f"{name}: damaged"):
             load_checkpoint(checkpoint)
     file.unlink()
@@ -85,7 +86,7 @@ def test_a_file_cut_short_or_missing_is_named(name: str, checkpoint: Path) -> No
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_turned_bit_is_found(name: str, checkpoint: Path) -> None:
-    """One bit of every byte of `meta.json`, and of bytes all over the files of tensors."""
+    """Flip one bit in every byte of `meta.json`, and in bytes throughout the tensor files."""
     file = checkpoint / name
     content = file.read_bytes()
     step = 1 if name == "meta.json" else max(1, len(content) // 60)
@@ -118,6 +119,14 @@ def test_a_run_goes_on_from_the_checkpoint_before(
     assert [f.name[-1] for f in checkpoint_folders(run)] == ["2", "4", "6"]
 
 
+def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
+    for folder in checkpoint_folders(run):
+        (folder / "meta.json").write_text("{")
+    with pytest.raises(CheckpointError, match="all 3 checkpoints are damaged"):
+        train(run, experiment, resume=True, console=QUIET)
+
+
 def test_a_damaged_model_is_not_translated_with_or_averaged(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run, symlinks=True)
@@ -135,7 +144,7 @@ def test_a_checkpoint_of_another_run_is_not_averaged_with_ours(whole: Path, tmp_
     shutil.copytree(whole, run, symlinks=True)
     newest = checkpoint_folders(run)[-1]
     meta = {key: value for key, value in read_meta(newest).items() if key != "checksum"}
-    meta["configuration"]["training"]["seed"] += 1  # as the other run's would be: of the same shape
+    meta["configuration"]["training"]["seed"] += 1  # like the other run's: of the same shape
     write_meta(newest, meta)
     with pytest.raises(CheckpointError, match=r"not a checkpoint of this run.*seed"):
         average_run(run, CheckpointSelection("last", 2), out=tmp_path / "out")
@@ -157,7 +166,7 @@ def test_another_format_is_refused_by_its_number(version: int, checkpoint: Path)
 
 
 def test_damaged_checkpoints_push_no_whole_one_out(tmp_path: Path) -> None:
-    """With the newest one damaged and one kept, training on must not delete the one that it went on from."""
+    """With the newest one damaged and one kept, further training must not delete the one from which it resumed."""
     for update in (14, 16):
         save_checkpoint(tmp_path, Checkpoint(RunProgress(update=update), {"w": torch.ones(1)}, {}, "store"), (2, 2))
     assert set_aside(tmp_path, after=14) == [tmp_path / "checkpoints" / "damaged-step-00000016"]
@@ -170,7 +179,7 @@ def test_damaged_checkpoints_push_no_whole_one_out(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_the_place_of_a_link_is_named(experiment: Experiment, whole: Path, tmp_path: Path) -> None:
-    """`cp -rL`, a zip file or a cloud's storage follow links."""
+    """`cp -rL`, zip files and cloud storage follow links."""
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     with pytest.raises(CheckpointError, match=r"last: is a folder where the link .* belongs.*remove it \(`rm -r "):
@@ -185,11 +194,10 @@ def test_a_folder_in_the_place_of_a_link_is_named(experiment: Experiment, whole:
 def test_an_average_that_somebody_else_makes_is_waited_for(
     experiment: Experiment, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training has ended well then, and must not say otherwise."""
+    """In that case training has succeeded, and must not report otherwise."""
     run = tmp_path / "run"
     shutil.copytree(whole, run, symlinks=True)
-    wanted = experiment.training.checkpoint.model_copy(update={"average_last": 3})
-    config = experiment.training.model_copy(update={"checkpoint": wanted})
+    config = change_section(experiment.training, {"checkpoint": {"average_last": 3}}, "training")
     other = building(run / "averaged")
     other.__enter__()
     with monkeypatch.context() as patched:
@@ -214,9 +222,7 @@ def test_an_average_that_cannot_be_made_is_no_failure_of_the_run(
     else:
         full = OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
         monkeypatch.setattr(average, "fill_model_directory", lambda *_, **__: (_ for _ in ()).throw(full))
-    wanted = experiment.training.checkpoint.model_copy(update={"average_last": 3})
-    training = experiment.training.model_copy(update={"checkpoint": wanted})
-    again = experiment.model_copy(update={"training": training})
+    again = change_section(experiment, {"training": {"checkpoint": {"average_last": 3}}}, "")
     train(run, again, resume=True, console=Console(file=said, width=500))
     assert "\nNOT AVERAGED: " in said.getvalue()
     assert {"damaged": "step-00000004", "full": "No space left"}[kind] in said.getvalue()
@@ -225,7 +231,7 @@ def test_an_average_that_cannot_be_made_is_no_failure_of_the_run(
 def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(
     experiment: Experiment, whole: Path, tmp_path: Path
 ) -> None:
-    """By the metric of the scores: that of the configuration may have no score yet (`--resume` has changed it)."""
+    """The scores' own metric decides: the configuration's may have no score yet (`--resume` has changed it)."""
     run = tmp_path / "run"
     shutil.copytree(whole, run, symlinks=True)
     newest = run / "checkpoints" / "step-00000006"
@@ -253,7 +259,7 @@ def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(
     open_model(run, which="best")
     assert lead() == ["step-00000006", "step-00000004"]
     behind()
-    with locked(run):  # who trains there mends them himself
+    with locked(run):  # training in that folder repairs them itself
         assert open_model(run, which="best").origin.endswith("best, update 2")
     assert lead() == ["step-00000002", "step-00000002"]
     (newest / "meta.json").write_text("{")  # damaged: no reason to refuse another one
@@ -279,7 +285,7 @@ def test_a_checkpoint_too_many_goes_when_the_run_is_resumed(whole: Path, tmp_pat
 def test_errors_of_the_machine_are_no_damage(
     experiment: Experiment, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many open files must not set the newest checkpoint aside."""
+    """Too many open files must not lead to setting the newest checkpoint aside."""
     run = tmp_path / "run"
     shutil.copytree(whole, run, symlinks=True)
     original = Path.open

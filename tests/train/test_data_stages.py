@@ -1,4 +1,4 @@
-"""Runs whose data come in stages and are modified: when a stage ends, and what an interruption changes: nothing."""
+"""Runs with staged and modified data: when a stage ends, and that an interruption changes nothing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
         stop={"updates": 1000},
         checkpoint={"every_updates": 3, "keep_last": 50},
         validation={"every_updates": 2, "decode": False},
-        # So high that the loss soon gets no better.
+        # So high that the loss soon stops improving.
         schedule={"peak": 1.0, "warmup_updates": 1},
         loss={"alignment": {}},
         threads=1,
@@ -112,7 +112,7 @@ def test_an_interrupted_run_ends_the_same(experiment: Experiment, whole: Path, t
     run = tmp_path / "run"
     known = [read_progress(folder) for folder in checkpoint_folders(whole)]
     updates = known[-1].update
-    # At validations: a limit that is reached at another update would add one, and patience counts them.
+    # At validations: a limit that is reached at any other update would add one, and patience counts them.
     stops = [min(p.update for p in known if len(p.data_stages) == stage) // 2 * 2 + 2 for stage in (1, 3)]
     for number, stop in enumerate([*stops, 1000]):
         training = change_section(experiment.training, {"stop": {"updates": stop}}, "training")
@@ -131,7 +131,7 @@ def test_an_interrupted_run_ends_the_same(experiment: Experiment, whole: Path, t
 
 @pytest.mark.slow
 def test_a_store_whose_corpora_have_changed_names_is_refused(experiment: Experiment, tmp_path: Path) -> None:
-    """The names of two corpora are swapped: the same pairs, under another plan."""
+    """The names of two corpora are swapped: the same pairs, with a different plan."""
     run, store = tmp_path / "run", tmp_path / "store"
     shutil.copytree(experiment.data.store, store)
     data = experiment.data.model_copy(update={"store": str(store)})
@@ -153,7 +153,7 @@ def test_patience_of_the_run_counts_in_the_last_stage_alone(experiment: Experime
     assert (p.stages_to_come, finished(p, training)) == (2, None)
     p.advance(1, LoaderState(1, 0, (0, 1)), stages)
     assert (p.stages_to_come, p.validations_since_best) == (1, 0)
-    p.validations_since_best = 2  # by a validation of the stage before
+    p.validations_since_best = 2  # by a validation of the previous stage
     assert not p.lose_patience(stages)
     assert p.validations_since_best == 0
     p.advance(1, LoaderState(1, 2, (0, 1)), stages)
@@ -166,7 +166,7 @@ def test_patience_of_the_run_counts_in_the_last_stage_alone(experiment: Experime
 
 
 def test_the_batches_tried_are_those_of_the_stage(experiment: Experiment) -> None:
-    """The second stage reads one of the two corpora alone."""
+    """The second stage reads only one of the two corpora."""
     store = Store.open(experiment.data.store)
     place = LoaderState(1, 0, (0, 1))
     loader = loader_of(experiment, store)
@@ -176,7 +176,7 @@ def test_the_batches_tried_are_those_of_the_stage(experiment: Experiment) -> Non
 
 
 def test_an_epoch_is_planned_by_its_own_pairs_alone(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the batches that lengths of all pairs would give; to draw for those takes as long as to read the store."""
+    """Batches must equal those from the lengths of all pairs; drawing for all takes as long as reading the store."""
     loader, begin = loader_of(experiment, Store.open(experiment.data.store)), LoaderState()
     chosen, batch = loader.chosen(begin), experiment.training.batch
     seen: list[int] = []

@@ -1,10 +1,9 @@
-"""Measures of depth while a model trains."""
+"""Depth measures while a model trains."""
 
 from __future__ import annotations
 
 import io
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.train.batches import batches
 from tests.train.launch import run_together
 from tests.train.runs import QUIET, final_bytes, outcome
 from ziggurat.config import Experiment
-from ziggurat.config.load import change_section
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.data.corpus import Store
 from ziggurat.model.build import build_model, parameter_roles
@@ -32,20 +30,12 @@ from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
 from ziggurat.train.objective import probe_loss, profile_batch
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.records import DEPTH_FILE, Record, read_records
+from ziggurat.train.records import Record, read_records
 from ziggurat.train.update import Parallel, train_update
 
 EVERY: dict[str, Any] = {"every_updates": 2, "tokens": 100, "max_share": None}
 MEASURED = set(MEASURES) - {"beta_ln", "history_weights", "transparent_weights"}
 CHANGED = {"scaled_gradient_norm", "update_ratio"}
-
-
-def without_time(records: list[Record]) -> list[Record]:
-    return [replace(record, time=0.0) for record in records]
-
-
-def with_model(experiment: Experiment, **model: Any) -> Experiment:
-    return experiment.model_copy(update={"model": change_section(experiment.model, model, "model")})
 
 
 def test_training_is_the_same_bit_for_bit_and_leaves_records(tiny_folder: Path, tmp_path: Path) -> None:
@@ -80,8 +70,7 @@ def test_training_stays_the_same_under(choices: dict[str, Any], tiny_folder: Pat
     found = []
     for name, watching in (("plain", {"every_updates": None}), ("watched", EVERY)):
         training = {"stop": {"updates": 6}, "diagnostics": watching, **choices.get("training", {})}
-        experiment = with_model(tiny_experiment(tiny_folder, **training), **choices.get("model", {}))
-        train(tmp_path / name, experiment, console=QUIET)
+        train(tmp_path / name, tiny_experiment(tiny_folder, choices.get("model"), **training), console=QUIET)
         found.append(final_bytes(tmp_path / name, 6))
     assert found[0] == found[1]
     records = read_records(tmp_path / "watched")
@@ -91,23 +80,8 @@ def test_training_stays_the_same_under(choices: dict[str, Any], tiny_folder: Pat
     assert all(math.isfinite(v) for r in records for v in r.values["gradient_norm"]["encoder"])
 
 
-@pytest.mark.slow
-def test_a_resumed_run_ends_with_the_records_of_a_whole_one(tiny_folder: Path, tmp_path: Path) -> None:
-    checkpoints = {"every_updates": 4}
-    whole = tiny_experiment(tiny_folder, diagnostics=EVERY, checkpoint=checkpoints)
-    train(tmp_path / "whole", whole, console=QUIET)
-    part = tiny_experiment(tiny_folder, diagnostics=EVERY, checkpoint=checkpoints, stop={"updates": 4})
-    run = tmp_path / "parts"
-    train(run, part, console=QUIET)
-    with (run / DEPTH_FILE).open("a", encoding="utf-8") as file:  # of updates after the checkpoint, before a kill
-        file.write(Record(6, 1.0, {"encoder": 2, "decoder": 2}, {"nll": 1.0}).line())
-        file.write('{"format": 1, "upda')
-    train(run, whole, resume=True, console=QUIET)
-    assert without_time(read_records(run)) == without_time(read_records(tmp_path / "whole"))
-
-
 def test_measuring_keeps_to_its_share(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that stands still but for measurements of a second, and updates of ten."""
+    """A clock that advances only for measurements, by one second, and updates, by ten."""
     now = [0.0]
     monkeypatch.setattr(depth_records.time, "perf_counter", lambda: now[0])
     real = depth_records.measure
@@ -128,7 +102,8 @@ def test_measuring_keeps_to_its_share(tiny_folder: Path, tmp_path: Path, monkeyp
 
     monkeypatch.setattr("ziggurat.train.loop.train_update", timed)
     train(tmp_path / "run", experiment, console=QUIET)
-    # Two measurements are 3 % of 66.7 s, three of 100 s: 1 + 70 s are past before update 8, 2 + 100 s before update 11.
+    # Two measurements are 3 % of 66.7 s, three of 100 s: 1 + 70 s have passed before update 8, 2 + 100 s before update
+    # 11.
     assert [r.update for r in read_records(tmp_path / "run")] == [0, 8, 11]
 
 

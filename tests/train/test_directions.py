@@ -1,4 +1,6 @@
-"""Models of several directions of translation: the multilingual recipe on a little of Multi30k, zero-shot pairs too."""
+"""Models for several translation directions: the multilingual recipe on a little of Multi30k, including zero-shot
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from tests.conftest import tiny_experiment
 from tests.docs.pages import blocks
 from tests.train.runs import QUIET, outcome, records
 from ziggurat.config import Experiment, parse_experiment
+from ziggurat.config.load import change_section
 from ziggurat.config.notices import data_notices
 from ziggurat.config.recipes import load_named
 from ziggurat.data.batching import CorpusMix
@@ -99,9 +102,9 @@ def test_the_store_has_tags_directions_and_no_complaint(recipe: Experiment) -> N
         *((name, True) for name in TRAINED),
         *((name, False) for name in UNSEEN),
     ]
-    # Reports and warnings tell corpora by their names, and several files are called alike.
+    # Reports and warnings identify corpora by their names, and several files have the same name.
     assert [corpus["name"] for corpus in store.manifest["corpora"]["dev"]] == [*TRAINED, *UNSEEN]
-    # Files of one direction are those of the other, exchanged: none is taken for a mistake.
+    # Files of one direction are the other's, swapped: none is mistaken for an error.
     assert store.manifest["notices"] == []
     first = store.train.pairs(np.flatnonzero(store.train.corpora == 3)[:1])[0][0]
     assert store.source.pieces(first[:1].tolist()) == ["<2en>"]
@@ -157,7 +160,7 @@ def test_bleu_without_layers_is_the_mean_of_the_directions_by_their_tags(
     store = Store.open(recipe.data.store)
     assert store.dev is not None
     trained = [direction for direction in directions_of(store) if direction.trained]
-    # A translator that knows the references, and is wrong where it translates from German into English.
+    # A translator that knows the references, and is wrong when it translates from German into English.
     answers: dict[tuple[str | None, str], str] = {}
     for direction in trained:
         for source, reference in zip(*store.dev.texts(direction.rows), strict=True):
@@ -196,21 +199,11 @@ def test_each_direction_keeps_its_best_checkpoint(run: Path, recipe: Experiment,
     mend_links(run)
     assert (run / "best-en-de").is_symlink()
     parts = tmp_path / "parts"
-    train(
-        parts,
-        recipe.model_copy(update={"training": recipe.training.model_copy(update={"stop": _stop(4)})}),
-        console=QUIET,
-    )
+    train(parts, change_section(recipe, {"training": {"stop": {"updates": 4}}}, ""), console=QUIET)
     train(parts, reopen_run(parts, ["training.stop.updates=6"]), resume=True, console=QUIET)
     assert outcome(parts) == outcome(run)
     links = [{p.name: os.readlink(p) for p in folder.glob("best*")} for folder in (run, parts)]
     assert links[0] == links[1]
-
-
-def _stop(updates: int) -> Any:
-    from ziggurat.config.lifecycle import StopConfig
-
-    return StopConfig(updates=updates)
 
 
 @pytest.mark.slow

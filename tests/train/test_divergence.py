@@ -1,11 +1,10 @@
-"""Spikes, and naming the first layer and tensor that is not finite."""
+"""Spikes, and naming the first layer and tensor with non-finite values."""
 
 from __future__ import annotations
 
 import math
 import random as stdlib_random
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from tests.composition import covering, model
 from tests.small import moved, small_config
 from tests.train.batches import batches
 from ziggurat.config.lifecycle import DivergenceConfig
+from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.model.build import build_model, compile_layers
 from ziggurat.model.seq2seq import Seq2Seq
@@ -32,7 +32,7 @@ def fault(model: Seq2Seq, precision: str = "fp32", seed: int = 0) -> str:
 
 
 def spoil(model: Seq2Seq, name: str, value: float) -> None:
-    """One element of what a module returns is `value`."""
+    """Set one element of a module's output to `value`."""
 
     def hook(_module: object, _inputs: object, output: Tensor) -> Tensor:
         spoilt = output.clone()
@@ -68,7 +68,7 @@ def test_a_parameter_that_is_itself_not_finite_comes_before_all_else() -> None:
 
 
 def test_the_gradient_named_is_where_the_backward_pass_first_fails() -> None:
-    """Everything below inherits it, so the last layer in the order of the modules is the one at fault."""
+    """Everything below inherits it, so the last layer in module order is at fault."""
     model = small()
 
     def hook(_module: object, _inputs: object, output: Tensor) -> None:
@@ -104,7 +104,7 @@ def test_a_spike_or_an_overflowing_norm_names_the_largest_gradient() -> None:
 
 
 def test_the_dropout_masks_are_those_of_the_update_and_nothing_is_left_behind() -> None:
-    """With NaN under only half the seeds of batches, it is found just there."""
+    """With NaN for only half the batch seeds, it is found exactly there."""
     model = small().train()
 
     def hook(_module: object, _inputs: object, output: Tensor) -> Tensor | None:
@@ -128,23 +128,18 @@ def test_the_dropout_masks_are_those_of_the_update_and_nothing_is_left_behind() 
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
-RNMT = {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}
+RNMT = small_config(2, 2, family="rnmt", embedding={"positions": "none", "sharing": "none"})
 
 
-@pytest.mark.parametrize("choices", list(covering(1)), ids=lambda c: "-".join(map(str, c.values()))[:60])
-def test_a_healthy_model_shows_no_fault(choices: dict[str, Any]) -> None:
+@pytest.mark.parametrize("config", [RNMT, *map(model, covering(1))])
+def test_a_healthy_model_shows_no_fault(config: ModelConfig) -> None:
     """Whatever it is made of: no bias of -inf is taken for a fault."""
-    found = fault(build_model(model(choices), 20, 20))
-    assert found.startswith("run again, every state and gradient is finite")
-
-
-def test_a_healthy_rnmt_shows_no_fault() -> None:
-    assert fault(build_model(small_config(2, 2, **RNMT), 20, 20)).startswith("run again, every state and gradient")
+    assert fault(build_model(config, 20, 20)).startswith("run again, every state and gradient is finite")
 
 
 @pytest.mark.slow
 def test_inner_modules_of_compiled_layers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layers are marked, nothing is compiled: the second run goes without the compiler."""
+    """The layers are marked, but nothing is compiled: the second run works without the compiler."""
     model = small()
     compile_layers(model)
     spoil(model, "decoder.layers.1.ffn.in_proj", math.nan)

@@ -1,4 +1,4 @@
-"""Under torchrun: a killed worker leads to a new start that goes on by itself, and to the same weights."""
+"""Under torchrun: a killed worker leads to a restart that resumes by itself, and to the same weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def workers(agent: int) -> list[int]:
     return [child.pid for child in psutil.Process(agent).children() if "ziggurat" in child.cmdline()]
 
 
-@pytest.mark.slow  # five processes import torch; the parts of it are in the tests below and in test_parallel.py
+@pytest.mark.slow  # five processes import torch; the tests below and test_parallel.py cover its parts
 def test_a_killed_worker_leads_to_the_weights_of_a_run_that_was_not(data: Path, tmp_path: Path) -> None:
     experiment = tiny(
         data,
@@ -81,7 +81,7 @@ def test_a_killed_worker_leads_to_the_weights_of_a_run_that_was_not(data: Path, 
 
 @pytest.mark.slow
 def test_workers_end_when_torchrun_is_killed(data: Path, tmp_path: Path) -> None:
-    """Within seconds, and as after SIGTERM: with a checkpoint of the update that they were at, from which all go on."""
+    """They end within seconds, as after SIGTERM, with a checkpoint of their current update, from which all resume."""
     experiment = tiny(
         data,
         batch={"max_tokens": 200, "accumulate": 2},
@@ -127,7 +127,7 @@ def metrics_of(run: Path) -> list[dict[str, float]]:
 def test_the_same_command_started_again_by_torchrun_goes_on_with_the_run(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ziggurat.cli.training.leave_with_launcher", lambda: None)  # the launcher is no process here
+    monkeypatch.setattr("ziggurat.cli.training.leave_with_launcher", lambda: None)  # the launcher is not a process here
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(dump(tiny_experiment(tiny_folder, stop={"updates": 4}, checkpoint={"every_updates": 2})))
@@ -136,9 +136,9 @@ def test_the_same_command_started_again_by_torchrun_goes_on_with_the_run(
             main(["train", str(config), "--run", str(run)])
         said = capsys.readouterr().err
         assert not stop.value.code, said
-        assert (f"this job made {run}:" in said) == ("resumed after update 2" in said) == (start == 1)
+        assert (f"{run} was started by this job:" in said) == ("resumed after update 2" in said) == (start == 1)
         assert [folder.name for folder in checkpoint_folders(run)] == ["step-00000002", "step-00000004"]
-        shutil.rmtree(run / "checkpoints" / "step-00000004")  # as if it had been killed before
+        shutil.rmtree(run / "checkpoints" / "step-00000004")  # as if it had been killed earlier
 
 
 def test_only_the_job_that_made_a_run_goes_on_with_it_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_only_the_job_that_made_a_run_goes_on_with_it_unasked(tmp_path: Path, mo
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
     assert not was_requeued(run)
     assert not was_requeued(tmp_path / "nowhere")
-    for name in ("my job", b"caf\xe9".decode("utf-8", "surrogateescape")):  # as the environment hands on other bytes
+    for name in ("my job", b"caf\xe9".decode("utf-8", "surrogateescape")):  # as the environment passes other bytes
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
         with run_lock(run):
             assert was_requeued(run)

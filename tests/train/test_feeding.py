@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU; streams and page-locked memory are stood in for."""
+"""Batches on their way to a GPU, with stand-ins for streams and page-locked memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tests.conftest import tiny_experiment
-from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, LoaderState
 from ziggurat.train import device as feeding
@@ -23,7 +22,7 @@ TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask")
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens, in its order, where there is no GPU."""
+    """The order of events without a GPU."""
     events: list[str] = []
     current = ["main"]
 
@@ -108,7 +107,7 @@ def test_pages_are_locked_in_the_thread_on_the_run_s_own_gpu(
 def test_sentences_are_as_long_as_learned_positions_allow(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeding, "Loader", lambda *_, longest, **__: longest)
     plain = tiny_experiment(tiny_folder)
-    learned = change_section(plain.model, {"embedding": {"positions": "learned", "max_positions": 60}}, "model")
+    learned = tiny_experiment(tiny_folder, {"embedding": {"positions": "learned", "max_positions": 60}})
     store = Store.open(plain.data.store)
     assert feeding.loader_of(plain, store) is None
-    assert feeding.loader_of(plain.model_copy(update={"model": learned}), store) == 59  # and end-of-sentence
+    assert feeding.loader_of(learned, store) == 59  # and end-of-sentence

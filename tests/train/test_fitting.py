@@ -1,4 +1,4 @@
-"""Memory: what there is, trials of the largest batches, and the token budget found by them."""
+"""Memory: how much there is, trials of the largest batches, and the token budget that they find."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from tests.conftest import tiny_experiment
 from tests.train.runs import QUIET, final_bytes
 from ziggurat.config import Experiment, load_experiment
+from ziggurat.config.load import change_section
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
@@ -38,7 +39,7 @@ CPU = torch.device("cpu")
 
 
 def padded_shape(loader: Any, indices: np.ndarray, store: Store, multiple: int) -> tuple[int, int, int]:
-    """Sentences, source and target length of a planned batch, by a plain loop."""
+    """Return the sentences, source and target length of a planned batch, by a plain loop."""
     longest = [0, 0]
     for index in indices:
         for side, lengths in enumerate((store.train.source_lengths, store.train.target_lengths)):
@@ -83,9 +84,8 @@ def test_a_trial_takes_the_room_that_an_update_takes(
     accumulate: int, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moments are there, every layer is, and with several batches per update so are the gradients of the first."""
-    experiment = tiny_experiment(tiny_folder, batch={"max_tokens": 400, "accumulate": accumulate})
-    dropped = experiment.model.encoder.model_copy(update={"layer_drop": 0.9})
-    experiment = experiment.model_copy(update={"model": experiment.model.model_copy(update={"encoder": dropped})})
+    batch = {"max_tokens": 400, "accumulate": accumulate}
+    experiment = tiny_experiment(tiny_folder, {"encoder": {"layer_drop": 0.9}}, batch=batch)
     learner = Learner(experiment, Store.open(experiment.data.store), CPU)
     reserved: list[int] = []
     reserve = learner.optimiser.reserve
@@ -146,7 +146,7 @@ def test_the_budget_is_the_largest_that_fits(limit: int, lowest: int) -> None:
 
 
 def only_fits(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """Batches of more than so many padded tokens on their longer side are too large."""
+    """Batches with more than that many padded tokens on their longer side are too large."""
 
     def judge(_learner: Learner, batches: list[Any], _config: Any, **_options: Any) -> setup.TooLarge | None:
         for batch in batches:
@@ -171,8 +171,8 @@ def test_the_budget_found_is_that_of_the_run_and_of_its_resumption(
     saved = load_experiment(run / "config.yaml")
     assert saved.training.batch == BatchConfig(max_tokens=768)
     monkeypatch.setattr("ziggurat.train.setup.fit_batches", lambda *_: pytest.fail("searched again"))
-    longer = saved.training.model_copy(update={"stop": saved.training.stop.model_copy(update={"updates": 4})})
-    train(run, saved.model_copy(update={"training": longer}), resume=True, console=QUIET)
+    longer = change_section(saved, {"training": {"stop": {"updates": 4}}}, "")
+    train(run, longer, resume=True, console=QUIET)
     plain = tiny_experiment(tiny_folder, batch={"max_tokens": 768}, stop={"updates": 4})
     train(tmp_path / "plain", plain, console=QUIET)
     assert final_bytes(run, 4) == final_bytes(tmp_path / "plain", 4)
@@ -181,7 +181,7 @@ def test_the_budget_found_is_that_of_the_run_and_of_its_resumption(
 def test_a_run_goes_on_with_what_was_found_when_it_began(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who calls with the configuration that it began with, as pipelines do, asks for no second search."""
+    """A call with the original configuration, as from pipelines, does not repeat the search."""
     only_fits(monkeypatch, 1300)
     monkeypatch.setattr("ziggurat.train.objective.training_precision", lambda *_: "bf16")
 
@@ -310,7 +310,7 @@ MEMINFO = "MemTotal:  900 kB\nMemAvailable:   800 kB\n"
         ("0::/\n", {}, 800 << 10),
         ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/b/memory.current": "5\n"}, 800 << 10),
         (
-            "0::/a/b\n",  # the group around it is the tighter one; its dropped pages count as free
+            "0::/a/b\n",  # the enclosing group is tighter; its reclaimable pages count as free
             {
                 "a/b/memory.max": "700000\n",
                 "a/b/memory.current": "100000\n",
@@ -360,9 +360,8 @@ folder, runs = Path(sys.argv[1]), Path(sys.argv[2])
 
 
 def experiment(**batch):
-    tiny = tiny_experiment(folder, batch=batch, stop={"updates": 1}, threads=1)
-    encoder = tiny.model.encoder.model_copy(update={"layers": 8})
-    return tiny.model_copy(update={"model": tiny.model.model_copy(update={"d_ff": 2048, "encoder": encoder})})
+    model = {"d_ff": 2048, "encoder": {"layers": 8}}
+    return tiny_experiment(folder, model, batch=batch, stop={"updates": 1}, threads=1)
 
 
 loop.train(runs / "warm", experiment(max_tokens=256), console=QUIET)
@@ -383,7 +382,9 @@ except TrainingError as error:
 def test_under_a_real_limit_a_budget_is_found_and_a_run_that_cannot_fit_leaves_no_folder(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """With 500 MiB to grow into, half of it for the trial; ten inner states of 2,048 values take 80 KiB per token."""
+    """There are 500 MiB to grow into, half of it for the trial; ten inner states of 2,048 values take 80 KiB per
+    token.
+    """
     command = [sys.executable, "-c", CHILD, str(tiny_folder), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     budget, said = done.stdout.splitlines()
@@ -406,5 +407,5 @@ def test_the_limit_is_that_part_of_what_is_free_and_is_lifted_afterwards(
     with limited_to_available_memory(CPU, share):
         assert resource.getrlimit(resource.RLIMIT_AS) == ((5 << 30) + int(share * (64 << 30)), before[1])
     assert resource.getrlimit(resource.RLIMIT_AS) == before
-    with limited_to_available_memory(torch.device("cuda"), share):  # its reservations are no memory
+    with limited_to_available_memory(torch.device("cuda"), share):  # its reservations are not memory
         assert resource.getrlimit(resource.RLIMIT_AS) == before

@@ -1,6 +1,6 @@
-"""Writers of folders, killed at every file operation and run again: they end with the tree of one never killed.
+"""Writers of folders, killed at every file operation and run again: they end with the tree of an undisturbed one.
 
-Some of the operations here, all of them in the slow suite.
+The quick suite tries some of the operations, the slow suite all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def experiment(tiny_folder: Path) -> Experiment:
 
 @pytest.fixture(scope="module")
 def run(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six updates with checkpoints of updates 2, 4 and 6."""
+    """A run of six updates with checkpoints at updates 2, 4 and 6."""
     folder = tmp_path_factory.mktemp("done") / "run"
     train(folder, experiment, console=QUIET)
     return folder
@@ -56,14 +56,14 @@ def saved(folder: Path, update: int) -> None:
 
 
 def left(folder: Path) -> dict[str, object]:
-    """The tree, without what says when and where it was written."""
+    """Return the tree, without what depends on when and where it was written."""
     found = tree(folder)
     found.pop("out/export.json", None)
     return found
 
 
 def killed_everywhere(work: Work, folder: Path, begin: Work, look: Work, every: int) -> int:
-    """Kill `work` at one file operation of so many, then do it again; return how many kills there were."""
+    """Kill `work` at one file operation in that many, then repeat it; return how many kills there were."""
 
     def fresh() -> Path:
         shutil.rmtree(folder, ignore_errors=True)
@@ -83,11 +83,11 @@ def killed_everywhere(work: Work, folder: Path, begin: Work, look: Work, every: 
 
 
 def nothing(folder: Path) -> None:
-    """There is nothing to begin with, or to look at."""
+    """There is nothing to start from, or to check."""
 
 
 def opens(folder: Path) -> None:
-    """What is at its place is whole."""
+    """Check that the final path holds something whole."""
     if (folder / "out").exists():
         open_model(folder / "out")
 
@@ -102,7 +102,7 @@ EVERY = [pytest.param(29, id="sample"), pytest.param(1, id="all", marks=pytest.m
 @pytest.fixture(autouse=True)
 def _forks_have_one_thread() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: the child computes with one
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads: the child computes with one
         yield
 
 
@@ -115,7 +115,7 @@ def test_average(run: Path, tmp_path: Path, replacing: bool, every: int) -> None
     begin = an_older_one(run) if replacing else nothing
 
     def average(folder: Path) -> None:
-        # What has this name is whole; killed between two renames the older one is put back by whoever writes next.
+        # Anything of this name is whole; after a kill between two renames the next writer restores the older one.
         force = replacing or (folder / "out").exists()
         average_run(run, CheckpointSelection("last", 3), out=folder / "out", force=force)
 
@@ -152,7 +152,7 @@ def test_a_new_run(experiment: Experiment, tmp_path: Path, every: int) -> None:
     def create(folder: Path) -> None:
         if not (folder / "run" / "checkpoints").exists():
             create_run(folder / "run", experiment, store)
-        clear_leftovers(folder / "run")  # as `train` and `train --resume` do
+        clear_leftovers(folder / "run")  # like `train` and `train --resume`
 
     assert killed_everywhere(create, tmp_path / "trial", nothing, nothing, every) >= 40 / every
 

@@ -1,4 +1,4 @@
-"""Runs in which parts of the model are frozen: what stays, what is trained, and what cannot be frozen."""
+"""Runs with frozen parts of the model: what stays, what is trained, and what cannot be frozen."""
 
 from __future__ import annotations
 
@@ -45,17 +45,12 @@ def freezing(
     folder: Path, names: list[str], updates: int = 8, model: dict[str, Any] | None = None, **training: Any
 ) -> Experiment:
     """The tiny experiment, two layers in each stack and one matrix for all embeddings, with frozen parts."""
-    values = {**SETTINGS, "stop": {"updates": updates}}
-    content = tiny_experiment(folder, **values).model_dump()
-    content["training"] |= {"freeze": names, **training}
-    for key, value in (model or {}).items():
-        content["model"][key] = {**content["model"][key], **value} if isinstance(value, dict) else value
-    return Experiment.model_validate(content)
+    return tiny_experiment(folder, model, **{**SETTINGS, "stop": {"updates": updates}, "freeze": names, **training})
 
 
 @pytest.fixture(scope="module")
 def start(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose model is trained on."""
+    """A run whose model is trained further."""
     run = tmp_path_factory.mktemp("trained") / "run"
     train(run, tiny_experiment(tiny_folder, stop={"updates": 3}), console=QUIET)
     return run
@@ -85,7 +80,7 @@ def test_frozen_weights_stay_as_they_are_and_have_no_moments(frozen: Path, start
 
 
 def test_what_is_not_frozen_is_trained_as_if_all_were(tiny_folder: Path, start: Path, tmp_path: Path) -> None:
-    """Gradients of the first update do not depend on what is frozen; their norm is of the trained ones alone."""
+    """Gradients of the first update do not depend on what is frozen; their norm includes only trained parameters."""
     more: dict[str, Any] = {"start_from": str(start), "clip_norm": None}
     for name, names in (("all", []), ("some", NAMES)):
         train(tmp_path / name, freezing(tiny_folder, names, 1, **more), console=QUIET)
@@ -174,7 +169,7 @@ def test_layers_without_gradients_are_no_warning(tiny_folder: Path, start: Path,
 def test_a_grown_model_is_trained_above_its_old_layers(
     strategy: Any, tiny_folder: Path, start: Path, tmp_path: Path
 ) -> None:
-    """As the 12-layer model of Li et al. 2020 that is stacked on a trained one of 6 layers."""
+    """Like the 12-layer model of Li et al. 2020 that is stacked on a trained 6-layer one."""
     grow_model(start, tmp_path / "grown", layers=4, strategy=strategy)
     more: dict[str, Any] = {"start_from": str(tmp_path / "grown"), "model": {"encoder": {"layers": 4}}}
     run = tmp_path / "run"
@@ -203,7 +198,7 @@ def test_a_growing_run_keeps_the_layers_that_it_began_with(tiny_folder: Path, st
     [
         ({"freeze": ["encoders.1"]}, r"`encoders\.1` is not a part of a model; did you mean `encoder`"),
         ({"freeze": ["source"]}, r"did you mean `source_embedding`\?"),
-        ({"freeze": ["encoder.0-5"]}, r"`encoder\.0-5` is not a part .* the lowest is 1"),
+        ({"freeze": ["encoder.0-5"]}, r"`encoder\.0-5` is not a part .* where 1 is the lowest"),
         ({"freeze": ["encoder.2-3"]}, "the encoder has 2 layers, no layer 3"),
         ({"freeze": ["output"]}, "`model.embedding.sharing: all` .* name all of them or none"),
         ({"freeze": ["output"], "model": {"embedding": {"sharing": "decoder"}}}, "target_embedding, output share"),
@@ -215,9 +210,9 @@ def test_a_growing_run_keeps_the_layers_that_it_began_with(tiny_folder: Path, st
          r"set `model\.encoder\.layer_drop: 0`"),
         ({"freeze": ["encoder"], "lora": {"rank": 2}, "start_from": "model"}, "leave `training.freeze` out"),
         ({"freeze": ["encoder.2"], "growth": {"stages": [{"layers": 1, "updates": 2}]}}, "name layers up to 1"),
-        ({"freeze": ["encoder"], "growth": {"stages": [{"layers": 1, "updates": 2}]}}, "would never be trained"),
+        ({"freeze": ["encoder"], "growth": {"stages": [{"layers": 1, "updates": 2}]}}, "be frozen and never trained"),
         *(({"freeze": ["encoder.1"], "growth": {"stages": [{"layers": 1, "updates": 2}], "copy_strategy": strategy}},
-           "other numbers") for strategy in ("interpolate", "g_interpolate")),
+           "renumbers") for strategy in ("interpolate", "g_interpolate")),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(changes: dict[str, Any], reason: str, tiny_folder: Path) -> None:

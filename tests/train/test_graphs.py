@@ -1,4 +1,4 @@
-"""CUDA graphs; a stand-in runs recorded work again, so that all but the capturing itself is tested without a GPU."""
+"""CUDA graphs; a stand-in reruns recorded work, so everything except capturing is tested without a GPU."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ziggurat.train.optim import Optimiser
 from ziggurat.train.update import Parallel, train_update
 
 CUTS = [[3, 4], [7], [3, 4], [7], [3, 4], [2, 5], [3, 4]]
-"""How the seven pairs are cut into the batches of each update."""
+"""CUTS are the sizes of the batches into which each update cuts the seven pairs."""
 
 
 class Work:
-    """A CUDAGraph's place: work that changed nothing when it was recorded, and is done at every replay."""
+    """A stand-in for CUDAGraph: work that changed nothing when it was recorded, and is done at every replay."""
 
     recorded = 0
     replayed = 0
@@ -108,7 +108,7 @@ def test_no_more_shapes_are_recorded_than_allowed(model: Seq2Seq) -> None:
 
 
 def test_gradients_are_added_where_a_recording_expects_them(model: Seq2Seq) -> None:
-    """The optimiser drops gradients after each update; recordings go on writing to the tensors of the first."""
+    """The optimiser drops gradients after each update; recordings continue to write to the first tensors."""
     passes, places = GraphedPasses(model, 9), []
     for sizes in ([7], [7], [3, 4]):
         with passes:
@@ -152,11 +152,7 @@ def test_a_shape_that_cannot_be_recorded_is_not_tried_again(model: Seq2Seq, monk
 
 
 def with_graphs(folder: Path, model: dict[str, Any] | None = None, **training: Any) -> Experiment:
-    plain = tiny_experiment(folder).model_dump(mode="json")
-    plain["training"] |= {"cuda_graphs": 8, **training}
-    for section, values in (model or {}).items():
-        plain["model"][section] |= values
-    return Experiment.model_validate(plain)
+    return tiny_experiment(folder, model, **{"cuda_graphs": 8, **training})
 
 
 @pytest.mark.parametrize(
@@ -166,6 +162,7 @@ def with_graphs(folder: Path, model: dict[str, Any] | None = None, **training: A
         ("cuda", {"recompute": {"encoder": 1}}, "`training.recompute`"),
         ("cuda", {"model": {"decoder": {"layer_drop": 0.1}}}, "`layer_drop`"),
         ("cuda", {"loss": {"inter_sim": 0.1}}, "`training.loss.inter_sim`"),
+        ("cuda", {"loss": {"alignment": {}}}, "a recording does not return attention"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(device: str, choices: dict[str, Any], said: str, tmp_path: Path) -> None:

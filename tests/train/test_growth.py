@@ -33,7 +33,7 @@ from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import read_tensors, weights
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.train.average import regular_checkpoints
-from ziggurat.train.checkpoint import RunProgress, load_checkpoint, read_progress
+from ziggurat.train.checkpoint import RunProgress, load_checkpoint
 from ziggurat.train.learner import Learner, after_growth, carry_moments, carry_weights, grow_model, stage_ended
 from ziggurat.train.loop import train
 from ziggurat.train.optim import Optimiser
@@ -53,18 +53,17 @@ def growing(folder: Path, growth: dict[str, Any] | None = None, **training: Any)
         "validation": {"every_updates": 100, "decode": False},
         **training,
     }
-    content = tiny_experiment(folder).model_dump()
-    content["model"]["encoder"] |= {"layers": 4, "history": "blocks"}
-    content["model"]["combination"]["period"] = 1
-    content["training"] |= values
-    return Experiment.model_validate(content)
+    model = {"encoder": {"layers": 4, "history": "blocks"}, "combination": {"period": 1}}
+    return tiny_experiment(folder, model, **values)
 
 
 BOTH = {
     "stages": [{"layers": 1, "decoder_layers": 1, "updates": 3}, {"layers": 1, "decoder_layers": 2, "updates": 6}],
     "copy_strategy": "top_only",
 }
-"""Stages to the 4 encoder and 2 decoder layers of `growing`; the decoder has its depth before the encoder has."""
+"""BOTH are stages up to the 4 encoder and 2 decoder layers of `growing`; the decoder reaches its depth before the
+encoder.
+"""
 
 
 def rates(run: Path) -> list[float]:
@@ -74,7 +73,11 @@ def rates(run: Path) -> list[float]:
 @pytest.mark.slow
 def test_a_growing_run_reaches_its_depth_and_keeps_each_stage(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train(run, growing(tiny_folder, checkpoint={"every_updates": 2, "keep_last": 9, "average_last": 2}))
+    experiment = growing(tiny_folder, checkpoint={"every_updates": 2, "keep_last": 9, "average_last": 2})
+    train(run, experiment)
+    assert [f.name for f in checkpoint_folders(run)] == [f"step-{u:08d}" for u in (2, 4, 6, 8, 9)]
+    averaged = regular_checkpoints(run, experiment.training)
+    assert [f.name for f in averaged] == ["step-00000008", "step-00000009"], "averages stay within a stage"
     assert open_model(run, which="last").experiment.model.encoder.layers == 4
     assert [p.name for p in sorted((run / "stages").iterdir())] == ["001-layers", "002-layers"]
     for folder, layers in (("001-layers", 1), ("002-layers", 2)):
@@ -84,8 +87,7 @@ def test_a_growing_run_reaches_its_depth_and_keeps_each_stage(tiny_folder: Path,
     # A checkpoint in the middle of an early stage opens at its own depth.
     assert open_model(run, which="2").experiment.model.encoder.layers == 1
     assert open_model(run, which="6").experiment.model.encoder.layers == 2  # written before growing
-    averaged = open_model(run, which="averaged")
-    assert averaged.experiment.model.encoder.layers == 4
+    assert open_model(run, which="averaged").experiment.model.encoder.layers == 4
 
 
 @pytest.mark.slow
@@ -99,13 +101,15 @@ def test_a_decoder_grows_in_its_own_stages(tiny_folder: Path, tmp_path: Path) ->
     kept = open_model(run / "stages" / "001-001-layers")
     assert len(kept.model.decoder.layers) == 1  # type: ignore[arg-type]
     said = (run / "log.txt").read_text("utf-8")
-    assert "pre 1-1, width" in said
+    assert " 1-1, width" in said
     assert "the model grows, the decoder from 1 to 2 layers:" in said
     assert "the model grows, the encoder from 1 to 4 layers:" in said
 
 
 def test_a_model_that_has_grown_leaves_memory_at_once(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although its compiled layers refer to themselves; Python looks for such cycles seldom, and here never."""
+    """This holds although its compiled layers refer to themselves; Python rarely looks for such cycles, and here
+    never.
+    """
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **_: setattr(self, "_compiled_call_impl", self._call_impl)
     )
@@ -122,12 +126,10 @@ def test_a_model_that_has_grown_leaves_memory_at_once(tiny_folder: Path, monkeyp
 
 @pytest.mark.slow
 def test_stages_that_are_not_to_be_kept_leave_nothing(tiny_folder: Path, tmp_path: Path) -> None:
-    growth = {"stages": [{"layers": 2, "updates": 1}]}
-    for keep in (False, True):
-        run = tmp_path / str(keep)
-        train(run, growing(tiny_folder, {**growth, "keep_stages": keep}, stop={"updates": 2}))
-        assert open_model(run, which="last").experiment.model.encoder.layers == 4
-        assert (run / "stages").exists() == keep
+    growth = {"stages": [{"layers": 2, "updates": 1}], "keep_stages": False}
+    train(tmp_path / "run", growing(tiny_folder, growth, stop={"updates": 2}))
+    assert open_model(tmp_path / "run", which="last").experiment.model.encoder.layers == 4
+    assert not (tmp_path / "run" / "stages").exists()
 
 
 def test_nothing_is_kept_of_a_stage_trained_on_a_damaged_store(
@@ -137,7 +139,7 @@ def test_nothing_is_kept_of_a_stage_trained_on_a_damaged_store(
         raise DataError("damaged")
 
     monkeypatch.setattr(StoreCheck, "poll", lambda _: None)
-    monkeypatch.setattr(StoreCheck, "confirm", damaged)  # known only when it is asked for
+    monkeypatch.setattr(StoreCheck, "confirm", damaged)  # known only when requested
     growth = {"stages": [{"layers": 2, "updates": 1}], "keep_stages": True}
     with pytest.raises(DataError, match="damaged"):
         train(tmp_path / "run", growing(tiny_folder, growth, stop={"updates": 2}))
@@ -145,25 +147,16 @@ def test_nothing_is_kept_of_a_stage_trained_on_a_damaged_store(
 
 
 @pytest.mark.slow
-def test_averages_stay_within_a_stage(tiny_folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    experiment = growing(tiny_folder)
-    train(run, experiment)
-    kept = [f.name for f in checkpoint_folders(run)]
-    assert kept == [f"step-{u:08d}" for u in (2, 4, 6, 8, 9)]
-    assert [f.name for f in regular_checkpoints(run, experiment.training)] == ["step-00000008", "step-00000009"]
-
-
-@pytest.mark.slow
-def test_the_rate_restarts_at_its_peak_and_never_exceeds_it(tiny_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("restart", [True, False])
+def test_the_rate_restarts_at_its_peak_or_goes_on(restart: bool, tiny_folder: Path, tmp_path: Path) -> None:
     schedule = {"kind": "isqrt", "peak": 1e-3, "warmup_updates": 2, "initial": 0.0}
     run = tmp_path / "run"
-    train(run, growing(tiny_folder, schedule=schedule, log_every_updates=1))
-    peak, root = 1e-3, 2**0.5
-    # t = 1, 2, 3 | 2, 3, 4 (the first update after growing is at the end of the warm-up) | 2, 3, 4
-    grown = [peak * root / t**0.5 for t in (2, 3, 4)]
-    assert rates(run) == pytest.approx([peak / 2, peak, grown[1], *grown, *grown])
-    assert grown[0] == peak
+    train(run, growing(tiny_folder, {"restart_rate": restart}, schedule=schedule, log_every_updates=1))
+    # The first update after growing is at the end of the warm-up.
+    places = [1, 2, 3, 2, 3, 4, 2, 3, 4] if restart else range(1, 10)
+    config = ScheduleConfig.model_validate(schedule)
+    assert rates(run) == pytest.approx([learning_rate(config, t, d_model=16) for t in places])
+    assert max(rates(run)) == 1e-3
 
 
 def test_before_the_end_of_the_warm_up_the_counter_goes_on() -> None:
@@ -173,7 +166,7 @@ def test_before_the_end_of_the_warm_up_the_counter_goes_on() -> None:
     progress = RunProgress(update=4, schedule_update=4, losses=[3.0, 2.0])
     after_growth(progress, config)
     assert (progress.stage, progress.schedule_update) == (1, 4)
-    assert progress.losses == []  # else the first losses of the deeper model would count as spikes, and be skipped
+    assert progress.losses == []  # otherwise the first losses of the deeper model would count as spikes, and be skipped
     progress = RunProgress(update=40, schedule_update=40)
     after_growth(progress, config)
     assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=8) == 1.0
@@ -191,16 +184,6 @@ def test_patience_counts_at_the_final_depth_alone() -> None:
 
 
 @pytest.mark.slow
-def test_without_restart_the_rate_goes_on(tiny_folder: Path, tmp_path: Path) -> None:
-    schedule = {"kind": "isqrt", "peak": 1e-3, "warmup_updates": 2}
-    run = tmp_path / "run"
-    experiment = growing(tiny_folder, {"restart_rate": False}, schedule=schedule, log_every_updates=1)
-    train(run, experiment)
-    config = ScheduleConfig.model_validate(schedule)
-    assert rates(run) == pytest.approx([learning_rate(config, t, d_model=16) for t in range(1, 10)])
-
-
-@pytest.mark.slow
 def test_moments_are_zero_after_growing_or_copied(tiny_folder: Path, tmp_path: Path) -> None:
     for moments in ("reset", "copy"):
         run = tmp_path / moments
@@ -210,7 +193,7 @@ def test_moments_are_zero_after_growing_or_copied(tiny_folder: Path, tmp_path: P
         steps = {float(v) for k, v in state.items() if k.endswith("/step")}
         added = {float(v) for k, v in state.items() if k.startswith("encoder.history.") and k.endswith("/step")}
         assert steps == ({1.0} if moments == "reset" else {1.0, 4.0})
-        assert added >= {1.0}  # what has another shape now begins anew
+        assert added >= {1.0}  # moments whose shape has changed start again
         assert float(state["encoder.layers.1.ffn.in_proj.weight/step"]) == (1.0 if moments == "reset" else 4.0)
 
 
@@ -284,32 +267,6 @@ def test_moments_begin_anew_where_they_are_not_copied() -> None:
     assert not ours.state()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stop", "growth"),
-    [(3, STAGES), (5, BOTH), *(pytest.param(update, BOTH, marks=pytest.mark.slow) for update in (2, 3, 6, 7))],
-)
-def test_resumed_within_a_stage_or_across_growth_gives_the_same_weights(
-    tiny_folder: Path, tmp_path: Path, stop: int, growth: dict[str, Any]
-) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    experiment = growing(tiny_folder, growth)
-    train(whole, experiment)
-    train(
-        parts,
-        experiment.model_copy(
-            update={"training": change_section(experiment.training, {"stop": {"updates": stop}}, "t")}
-        ),
-    )
-    train(parts, experiment, resume=True)
-    last = "checkpoints/step-00000009"
-    for file in ("model.safetensors", "state/optimiser/shard-00000.safetensors"):
-        ours, theirs = read_tensors(whole / last / file), read_tensors(parts / last / file)
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[k], theirs[k]) for k in ours)
-    assert read_progress(whole / last).stage == read_progress(parts / last).stage == 2
-
-
 def test_stages_may_end_by_epochs() -> None:
     config = TrainingConfig.model_validate({"growth": {"stages": [{"layers": 1, "epochs": 2}]}})
     assert not stage_ended(RunProgress(epoch=1, update=99), config)
@@ -337,12 +294,12 @@ def test_senseless_stages_are_refused(growth: dict[str, Any], word: str) -> None
 @pytest.mark.parametrize(
     ("stages", "stop", "layers", "saved"),
     [
-        # 100 updates of 2 layers, 100 of 4 and 200 of 8, in place of 400 of 8.
+        # 100 updates with 2 layers, 100 with 4 and 200 with 8, instead of 400 with 8.
         ([{"layers": 2, "updates": 100}, {"layers": 4, "updates": 200}], {"updates": 400}, (8, 2), 10 / 32),
         ([{"layers": 2, "epochs": 1}], {"epochs": 4}, (4, 2), 1 / 8),
         # Both stacks grow, so layers of both count.
         ([{"layers": 2, "decoder_layers": 1, "updates": 10}], {"updates": 20}, (4, 2), 1 / 4),
-        # The training ends within the first stage.
+        # Training ends within the first stage.
         ([{"layers": 2, "updates": 30}], {"updates": 20}, (4, 2), 1 / 2),
         ([{"layers": 2, "epochs": 1}], {"updates": 20}, (4, 2), None),
     ],
@@ -358,9 +315,9 @@ def test_saved_passes_are_those_of_the_layers_that_are_not_there_yet(
 @pytest.mark.parametrize(
     ("growth", "stop", "word"),
     [
-        ({"stages": [{"layers": 1, "updates": 3}]}, {"updates": 9}, "first grow to 2 at most"),
+        ({"stages": [{"layers": 1, "updates": 3}]}, {"updates": 9}, "first grow to at most 2"),
         ({"stages": [{"layers": 5, "updates": 3}]}, {"updates": 9}, "must be larger"),
-        ({"stages": [{"layers": 4, "updates": 3}]}, {"updates": 9}, "has the depth of `model` already"),
+        ({"stages": [{"layers": 4, "updates": 3}]}, {"updates": 9}, "already has the depth of `model`"),
         ({"stages": [{"layers": 4, "decoder_layers": 3, "updates": 3}]}, {"updates": 9}, "2 decoder layers: .* larger"),
     ],
 )
@@ -441,7 +398,7 @@ STARTS: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
         lambda n: 8e-4 * 16 ** -(max(0, 8 * (3999 + n) - 40_000) / 80_000),
     ),
 }
-"""The schedule, and its rate at update n of a run of 9 that starts at the peak."""
+"""STARTS are schedules, and their rates at update n of a run of 9 that starts at the peak."""
 
 
 @pytest.mark.parametrize("kind", STARTS)
@@ -459,7 +416,7 @@ def test_a_run_that_starts_at_the_peak(kind: str) -> None:
 
 @pytest.mark.slow
 def test_a_trained_model_grows_in_stages_from_the_peak_on(tiny_folder: Path, tmp_path: Path) -> None:
-    """Its layers are those of the first stage; stopped and resumed, the rates are those of a run that was not."""
+    """Its layers are those of the first stage; when stopped and resumed, it has the rates of an uninterrupted run."""
     trained, run = tmp_path / "trained", tmp_path / "run"
     shallow = growing(tiny_folder).model_dump()
     shallow["model"]["encoder"]["layers"], shallow["training"]["growth"] = 1, None
@@ -495,17 +452,9 @@ def test_a_decay_ends_at_its_update_of_the_run(kind: str, end: int | None) -> No
 
 
 @pytest.mark.slow
-def test_a_decay_to_an_end_still_ends_with_the_run(tiny_folder: Path, tmp_path: Path) -> None:
-    schedule = {"kind": "linear", "peak": 1e-3, "warmup_updates": 2, "floor": 0.0}
-    run = tmp_path / "run"
-    train(run, growing(tiny_folder, schedule=schedule, log_every_updates=1))
-    assert rates(run)[-1] == pytest.approx(0.0, abs=1e-12)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["g_top", "random"])
 def test_added_layers_get_an_omega_of_their_own(tiny_folder: Path, tmp_path: Path, strategy: str) -> None:
-    """Omega follows from the variance below it; copied with a lower layer it would be too small."""
+    """Omega follows from the variance below it; copied from a lower layer it would be too small."""
     content = growing(tiny_folder).model_dump()
     content["model"] |= {"residual": "admin", "init": {"kind": "admin", "profile_tokens": 200}}
     content["model"]["encoder"] |= {"layers": 4, "history": "latest"}
@@ -529,7 +478,7 @@ def test_added_layers_get_an_omega_of_their_own(tiny_folder: Path, tmp_path: Pat
 def test_a_compiled_run_grows_without_compiling_more(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graphs are run as they are; what a compiler makes of them is torch's to test."""
+    """The graphs are run unchanged; testing the compiler is up to torch."""
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -547,7 +496,7 @@ def test_a_compiled_run_grows_without_compiling_more(
     train(run, plain.model_copy(update={"training": training}))
     before = len(graphs)
     assert before > 0
-    train(run, reopen_run(run, ["training.stop.updates=6"]), resume=True)  # grows, then goes on
+    train(run, reopen_run(run, ["training.stop.updates=6"]), resume=True)  # grows, then continues
     assert len(graphs) == before
     one, other = (read_tensors(folder / "last" / "model.safetensors") for folder in (tmp_path / "plain", run))
     assert one.keys() == other.keys()
@@ -561,7 +510,7 @@ def test_constants_of_a_growing_run_are_those_of_its_final_depth() -> None:
     residuals = stack_residuals(shallow.encoder)
     assert [float(r.skip[0]) for r in residuals] == pytest.approx([12**0.5] * 4)  # type: ignore[index]
     assert [float(r.dropout.p) for r in residuals] == pytest.approx([0.1, 0.1, 0.2, 0.2])  # type: ignore[arg-type]
-    above = stack_residuals(build_model(at_depth(deep, 2, 2), 9, 9).decoder)  # of 6 layers in the end
+    above = stack_residuals(build_model(at_depth(deep, 2, 2), 9, 9).decoder)  # 6 layers in the end
     assert [float(r.skip[0]) for r in above] == pytest.approx([18**0.5] * 6)  # type: ignore[index]
     assert [float(r.dropout.p) for r in above] == pytest.approx([0.1] * 3 + [0.2] * 3)  # type: ignore[arg-type]
 
@@ -589,8 +538,9 @@ def test_growing_a_trained_model_and_training_on(tiny_folder: Path, tmp_path: Pa
         torch.testing.assert_close(values, after[name].detach(), atol=1e-6, rtol=0)
     with pytest.raises(ConfigError, match=r"model\.encoder\.layers: 3 -> 4.*ziggurat grow"):
         train(tmp_path / "off", started(4))
-    growing = {"growth": {"stages": [{"layers": 1, "updates": 1}]}}  # as the run that is trained on may have been grown
-    grows = started(3).model_copy(update={"training": change_section(started(3).training, growing, "training")})
+    # As the run that is trained on may have been grown.
+    growing = {"growth": {"stages": [{"layers": 1, "updates": 1}], "copy_strategy": "top_only"}}
+    grows = change_section(started(3), {"training": growing}, "")
     with pytest.raises(ConfigError, match=r"model\.encoder\.layers: 3 -> 1; set `training\.growth=null`"):
         train(tmp_path / "off", grows)
     assert not (tmp_path / "off").exists()

@@ -70,7 +70,7 @@ def norms(encoder: list[Any], decoder: list[Any]) -> dict[str, Any]:
         ({"nll": 3.0}, "finite.nll", True),
         ({"nll": None}, "finite.nll", False),
         ({"gradient_norm": norms([1.0, None], [1.0])}, "finite.gradient_norm", False),
-        ({"variance": {"encoder.ffn": [None, 1.0]}}, "variance.encoder.ffn", True),  # a place without a sub-layer
+        ({"variance": {"encoder.ffn": [None, 1.0]}}, "variance.encoder.ffn", True),  # a position without a sub-layer
     ],
 )
 def test_bands(values: dict[str, Any], measure: str, healthy: bool) -> None:
@@ -130,7 +130,7 @@ def test_what_was_not_measured_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("course", "healthy"),
     [
-        ([0.001, 0.001], True),  # too short to say
+        ([0.001, 0.001], True),  # too short to judge
         ([2.4, 0.01, 0.01], True),
         ([0.01, 0.01, 0.01], False),
         ([0.01, 0.005, 0.002], False),
@@ -148,7 +148,7 @@ def test_r_must_be_small_and_flat_to_be_unhealthy(course: list[float | None], he
 @pytest.mark.parametrize(
     ("first", "course", "healthy"),
     [
-        (LATE, [0.0, 0.0], True),  # too short to say
+        (LATE, [0.0, 0.0], True),  # too short to judge
         (LATE, [0.0, 0.0, 0.0], False),
         (LATE - 1, [0.0, 0.0, 0.0], True),
         (LATE, [0.0, 0.0, SOURCE], True),

@@ -1,4 +1,6 @@
-"""The bands against recorded runs (experiments/health-bands): stuck ones warned of early, those that learn never."""
+"""The bands applied to recorded runs (experiments/health-bands): early warnings for stuck ones, none for those that
+learn.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,12 @@ from ziggurat.train.diagnosis.health import Watch
 from ziggurat.train.records import read_records
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments/health-bands/results"
-pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="experiments/ is not beside the tests")
+pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="experiments/ is not next to the tests")
 WARMUP = 120
 STUCK = {"18-18-post": ("gradient_ratio.decoder", 30), "3-12-post": ("gradient_ratio.decoder", 60)}
-"""Runs whose loss stays at the level of word frequencies: the first warning, and by which update it must come."""
+"""STUCK are runs whose loss stays at the level of word frequencies: the first warning, and the update by which it must
+come.
+"""
 
 
 def warnings(name: str) -> list[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""Fifty SIGKILLs, then SIGTERMs, at recorded moments of live `ziggurat train` processes: nothing is lost, not a bit."""
+"""Fifty SIGKILLs, then SIGTERMs, at recorded moments of live `ziggurat train` processes: not a bit is lost."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ziggurat.model.run_folder import checkpoint_folders
 
 UPDATES = 30
 SEEDS = {signal.SIGKILL: range(50), signal.SIGTERM: range(100, 120)}
-"""A seed gives the moment of a signal as a share of the time that the latest uninterrupted run took."""
+"""SEEDS give the moments of signals as shares of the time that the latest uninterrupted run took."""
 
 
 def _ziggurat(arguments: list[str], output: str) -> None:
-    """Be `ziggurat` with these arguments, its output in a file."""
+    """Act as `ziggurat` with these arguments, with output to a file."""
     with Path(output).open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -30,7 +30,7 @@ def _ziggurat(arguments: list[str], output: str) -> None:
 
 
 def lived(seconds: float | None, config: Path, run: Path, number: int = signal.SIGKILL) -> int | None:
-    """Start or resume the run in a process of its own; return its exit status, or None when the signal ended it."""
+    """Start or resume the run in a separate process; return its exit status, or None if the signal ended it."""
     context = forkserver()
     begun = (run / "checkpoints").is_dir()
     arguments = ["train", "--run", str(run), *(["--resume"] if begun else [str(config)])]
@@ -42,7 +42,7 @@ def lived(seconds: float | None, config: Path, run: Path, number: int = signal.S
         os.kill(child.pid, number)
     child.join(60)
     assert child.exitcode is not None, "the signal was not heeded"
-    # Before and after training, SIGTERM ends the process as it ends any other; in between, `train` leaves by itself.
+    # Before and after training, SIGTERM ends the process like any other; in between, `train` exits by itself.
     return None if killed and child.exitcode in (-number, 128 + number) else child.exitcode
 
 
@@ -51,7 +51,9 @@ def lived(seconds: float | None, config: Path, run: Path, number: int = signal.S
 def test_kills_of_runs_that_write_their_checkpoints_asynchronously(
     number: signal.Signals, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """One run is killed over and over until it is done, then the next one, all compared with one that never was."""
+    """One run is killed repeatedly until it is done, then the next one, and all are compared with an undisturbed
+    one.
+    """
     settings = {
         "threads": 1,
         "stop": {"updates": UPDATES},
@@ -76,7 +78,7 @@ def test_kills_of_runs_that_write_their_checkpoints_asynchronously(
             status = lived(moment, config, run, number)
             if status is None:
                 seeds, killed = seeds[1:], killed + 1
-            elif fresh:  # the machine is faster than it was
+            elif fresh:  # the machine has become faster
                 length = time.perf_counter() - began
         said = Path(f"{run}.txt").read_text()
         assert status == 0, said

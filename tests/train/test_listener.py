@@ -1,4 +1,4 @@
-"""Trackers that fail, hang or are slow, and what a run makes of them."""
+"""Trackers that fail, hang or are slow, and how a run handles them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ziggurat.train.trackers import Listener, Pixels
 
 
 class Fake:
-    """Keeps what it is told."""
+    """A tracker that keeps its records."""
 
     def __init__(self) -> None:
         self.told: list[tuple[object, ...]] = []
@@ -35,7 +35,7 @@ class Fake:
 
 
 class Failing(Fake):
-    """Fails at the second record, in the way given."""
+    """A tracker that fails at the second record, in the given way."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_a_tracker_that_cannot_start_or_close_is_said(tmp_path: Path) -> None:
 
 
 def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its start never returns: records are dropped once the room is full, and closing waits for a bounded time."""
+    """Its start never returns: records are dropped once the queue is full, and closing waits for a bounded time."""
     monkeypatch.setattr(metrics_module, "_CLOSING_SECONDS", 0.2)
     never = threading.Event()
 
@@ -123,7 +123,7 @@ def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pyte
     for update in range(1, 6):
         metrics.write("train", update, {"loss": 1.0})
     assert hanging.left_out == 3
-    assert hanging._thread.daemon  # so that the process ends all the same
+    assert hanging._thread.daemon  # so that the process ends anyway
     metrics.close()
     assert "Hanging has not taken all records in time; training no longer waits for it" in said.getvalue()
     assert len(records(tmp_path)) == 5

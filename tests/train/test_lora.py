@@ -96,7 +96,7 @@ def test_who_opens_the_run_gets_the_weights_merged(adapted: Path, model: Path, t
     up, down = (updates[f"{name}.low_rank.0.{factor}"].double() for factor in ("up", "down"))
     whole = (before[f"{name}.weight"].double() + 2.0 * up @ down).float()
     assert torch.equal(found[f"{name}.weight"], whole)
-    # The model as it was trained computes the same.
+    # The model as trained computes the same.
     store = Store.open(adapting(tiny_folder, model).data.store)
     learner = Learner(load_experiment(adapted / "config.yaml"), store, torch.device("cpu"))
     learner.restore(load_checkpoint(checkpoint_folders(adapted)[-1]), adapted)
@@ -119,7 +119,7 @@ def test_averages_are_of_merged_weights(adapted: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_interrupted_and_resumed_it_ends_with_the_same_bits(adapted: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    """Also where the model that it began with is gone."""
+    """This also holds if the model from which it started is gone."""
     trained, run = tmp_path / "trained", tmp_path / "parts"
     shutil.copytree(adapted / "base", trained)
     train(run, adapting(tiny_folder, trained, 4), console=QUIET)
@@ -144,7 +144,7 @@ def test_before_its_first_checkpoint_it_begins_again_with_its_own_copy(
 
 
 def test_with_another_base_it_is_another_model(adapted: Path, tmp_path: Path) -> None:
-    """To jobs, pipelines and exports; and its size on disk is that of both files."""
+    """It is one to jobs, pipelines and exports, and its size on disk is that of both files."""
     run = tmp_path / "run"
     shutil.copytree(adapted, run, symlinks=True)
     before = ModelChoice((str(run),)).identified()
@@ -181,11 +181,11 @@ def test_updates_without_their_base_are_refused(adapted: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"start_from": None}, "it adapts a trained model: name one by `training.start_from`"),
+        ({"start_from": None}, "it adapts a trained model: name one with `training.start_from`"),
         ({"growth": {"stages": [{"layers": 1, "updates": 2}]}}, "`training.growth` adds layers"),
         ({"quantise": "int8"}, "`training.quantise` adapts weights to bytes"),
         ({"optimiser": {"kind": "muon"}}, "muon` orthogonalises whole matrices"),
-        ({"lora": {"rank": 17}}, "`rank: 17` is more than the width of the model, 16"),
+        ({"lora": {"rank": 17}}, "`rank: 17` exceeds the width of the model, 16"),
         ({"lora": {"maps": ["key", "key"]}}, "names one twice"),
         ({"lora": {"maps": []}}, "at least 1 item"),
         ({"lora": {"maps": ["head"]}}, "'query', 'key', 'value', 'output', 'feed_forward' or 'gate'"),

@@ -29,7 +29,7 @@ def written_out(
     config: LossConfig,
     bias: Tensor | None = None,
 ) -> tuple[float, float]:
-    """(objective, summed nll) in plain float64 loops, straight from the definitions."""
+    """Return (objective, summed nll) in plain float64 loops, straight from the definitions."""
     vocabulary, e = weight.shape[0], config.label_smoothing
     sentences = []
     nll = 0.0
@@ -97,7 +97,7 @@ def test_loss_equals_its_definition_and_ignores_padding(
     got = sequence_loss(hidden, weight, gold(target, mask), config, tokens=int(mask.sum()), sentences=3, bias=bias)
     assert float(got.objective) == pytest.approx(objective, abs=1e-12)
     assert float(got.nll) == pytest.approx(nll, abs=1e-10)
-    # Whatever stands at padded positions must not matter.
+    # The content of padded positions must not matter.
     hidden[~mask], target[~mask] = 1e3, 0
     again = sequence_loss(hidden, weight, gold(target, mask), config, tokens=int(mask.sum()), sentences=3, bias=bias)
     assert float(again.objective) == float(got.objective)
@@ -134,7 +134,7 @@ def test_gradients_equal_autograd_through_whole_logits(smoothing: str, chunk: in
 
 @pytest.mark.parametrize("frozen", [None, 0, 1, 2])
 def test_gradients_equal_finite_differences(frozen: int | None) -> None:
-    """Whichever of hidden states, matrix and bias is trained; rows weigh differently."""
+    """This holds whichever of hidden states, matrix and bias is trained; rows have different weights."""
     hidden, weight, target, mask = example(4)
     row_weight = torch.linspace(0.1, 1.0, int(mask.sum()), dtype=torch.float64)
     inputs = [hidden[mask], weight, output_bias()]
@@ -171,7 +171,7 @@ def test_the_model_s_output_bias_is_part_of_its_loss() -> None:
     )
 
     class Model:
-        """Only what the loss needs of a model."""
+        """Only what the loss needs from a model."""
 
         def __init__(self) -> None:
             self.output = output
@@ -234,7 +234,7 @@ def test_bf16_autocast_stays_close(biased: bool) -> None:
 @pytest.mark.parametrize("smoothing", ["uniform", "others"])
 @pytest.mark.parametrize("subtract_entropy", [True, False])
 def test_tokens_that_the_bias_rules_out_have_no_part_in_the_loss(smoothing: str, subtract_entropy: bool) -> None:
-    """It is the loss over the other tokens alone; where the gold token is ruled out there is none."""
+    """It is the loss over the other tokens only; if the gold token is ruled out there is none."""
     hidden, weight, target, mask = example(6)
     ruled_out, rest = torch.tensor([2, 5]), [0, 1, 3, 4, 6]
     bias = output_bias()
@@ -275,7 +275,7 @@ def test_tokens_that_the_bias_rules_out_have_no_part_in_the_loss(smoothing: str,
 
 @pytest.mark.parametrize("frozen", [("weight",), ("weight", "bias"), ("bias",)])
 def test_a_frozen_projection_has_no_gradient_and_the_rest_is_the_same(frozen: tuple[str, ...]) -> None:
-    """Of low-rank adaptation: the product for the matrix's gradient, a third of the arithmetic, is not computed."""
+    """In low-rank adaptation the product for the matrix's gradient, a third of the arithmetic, is not computed."""
     generator = torch.Generator().manual_seed(2)
     smoothing = smoothing_of(LossConfig(), 9)
     target, row_weight = torch.tensor([1, 4, 8, 4]), torch.full((4,), 0.25, dtype=torch.float64)

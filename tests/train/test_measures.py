@@ -1,4 +1,4 @@
-"""Similarities of states against plain loops over sentences and positions."""
+"""Similarities of states compared with plain loops over sentences and positions."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ziggurat.train.records import MetricsWriter, RunLog
 
 
 def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
-    """/dev/full takes nothing, as a full disk; what was written before stays."""
+    """/dev/full accepts nothing, like a full disk; what was written before stays."""
     said = io.StringIO()
     log = RunLog(tmp_path, Console(file=said, width=500))
     metrics = MetricsWriter(tmp_path, log, update=0)
@@ -33,7 +33,7 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
         log.say(f"line {update}")
     metrics.close()
     log.close()
-    assert said.getvalue().count("No space left on device") == 2  # once for either file
+    assert said.getvalue().count("No space left on device") == 2  # once for each file
     assert "line 3" in said.getvalue()
     assert [r["update"] for r in records(tmp_path)] == [1]
     assert (tmp_path / "log.txt").read_text().endswith("before\n")
@@ -48,7 +48,7 @@ def test_what_is_written_to_a_removed_file_is_not_lost_in_silence(instead: str, 
         metrics = MetricsWriter(run, log, update=0)
         metrics.write("train", 1, {"loss": 2.0})
         for name in ("metrics.jsonl", "log.txt"):
-            if instead == "a moved file":  # it is not lost: what is written goes there
+            if instead == "a moved file":  # it is not lost: output goes there
                 (run / name).rename(run / f"{name}.1")
                 continue
             (run / name).unlink()
@@ -96,7 +96,7 @@ def test_what_is_not_finite_is_left_out_of_a_record(tmp_path: Path) -> None:
 def test_records_that_cannot_be_removed_are_said_and_none_is_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resumed run goes on; once there is room the next start removes them."""
+    """A resumed run continues; once there is room the next start removes them."""
     said = io.StringIO()
     log = RunLog(tmp_path, Console(file=said, width=500))
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "update": 7}\n')

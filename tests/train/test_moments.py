@@ -85,7 +85,7 @@ def test_what_bf16_holds_is_not_changed(number: float) -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_update_is_that_of_fp64_but_for_the_rounding_of_what_is_kept(kind: str, decay: float) -> None:
-    """Moments are rounded after their use, so the first update has nothing of it and is exact to fp32."""
+    """Moments are rounded after their use, so the first update is unaffected and exact to fp32."""
     start = torch.randn(300, generator=torch.Generator().manual_seed(1))
     gradient = torch.randn(300, generator=torch.Generator().manual_seed(2))
     parameter = nn.Parameter(start.clone())
@@ -125,13 +125,13 @@ def test_many_updates_stay_near_those_of_fp64_and_their_moments_are_right_on_ave
         every = torch.stack([optimiser.state[p][key].double() for p in parameters.values()])
         error = every.std(0) / copies**0.5
         assert bool((error > 0).all()), "nothing was rounded at random"
-        if kind == "adam":  # its decay feeds the value, which differs from copy to copy, back into the gradient
+        if kind == "adam":  # its decay feeds the value, which differs between copies, back into the gradient
             error = error + 1e-4 * expected.abs()
         assert bool(((every.mean(0) - expected).abs() < 5 * error).all())
 
 
 def test_changes_too_small_for_bf16_are_not_lost() -> None:
-    """0.999 v is nearest to v itself in bf16 (2^-8 apart), so rounding to the nearest would keep v for ever."""
+    """0.999 v is nearest to v itself in bf16 (steps of 2^-8), so rounding to nearest would keep v for ever."""
     parameter = nn.Parameter(torch.zeros(4000))
     optimiser = narrow({"p": parameter}, "adam", betas=(0.9, 0.999))
     parameter.grad = torch.ones(4000)
@@ -189,7 +189,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_state_goes_on_bit_for_bit(kind: str) -> None:
-    """Whatever torch's own generator has done, and that generator is left alone: so replicas agree too."""
+    """It does not depend on torch's own generator, and leaves that generator alone, so replicas agree too."""
     straight, stopped = tiny(), tiny()
     a, b = (optimiser_of(model, kind, moments="bf16") for model in (straight, stopped))
     for optimiser in (a, b):
@@ -219,7 +219,7 @@ def test_seeds_names_and_steps_round_differently() -> None:
         for _ in range(updates):
             parameter.grad = torch.linspace(0.1, 0.2, 500)
             optimiser.step()
-            optimiser.state[parameter]["exp_avg"].mul_(updates - 1)  # one update of the same gradient, at another step
+            optimiser.state[parameter]["exp_avg"].mul_(updates - 1)  # the same gradient at another step
         optimiser.state[parameter]["exp_avg"].zero_()
         optimiser.step()
         first: Tensor = optimiser.state[parameter]["exp_avg"]
@@ -243,7 +243,7 @@ def test_a_run_rounds_by_its_seed() -> None:
 
 
 def test_a_sharded_parameter_is_updated_where_it_lies() -> None:
-    """One process, so that its shard is the whole parameter."""
+    """There is one process, so its shard is the whole parameter."""
     start = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     plain = nn.Parameter(start.clone())
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -269,7 +269,7 @@ def test_a_sharded_parameter_is_updated_where_it_lies() -> None:
 def test_a_part_of_a_parameter_is_rounded_as_in_one_process(
     rows: int, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three processes; chunks end within rows, and of four rows the third process has none."""
+    """There are three processes; chunks end within rows, and the third process has none of four rows."""
     monkeypatch.setattr(optim, "_CHUNK", 8)
     start, gradient = torch.linspace(-1, 1, rows * 5).view(rows, 5), torch.linspace(0.1, 0.9, rows * 5).view(rows, 5)
 
@@ -322,7 +322,7 @@ def test_a_run_resumed_gives_the_same_weights_and_may_change_what_it_recomputes(
 def test_a_run_recomputes_at_every_depth_and_rounds_by_its_own_seed(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model is made anew where it grows; the encoder's runs come before the decoder's."""
+    """The model is rebuilt when it grows; the encoder's runs come before the decoder's."""
     calls: list[tuple[range, bool]] = []
 
     def spy(function: Any, layers: range, *inputs: Any, use_reentrant: bool) -> Any:

@@ -38,7 +38,7 @@ def test_every_parameter_is_owned_once_and_moves(kind: str) -> None:
     assert sorted(map(id, optimiser.parameters)) == sorted(map(id, model.parameters()))
     before = [p.detach().clone() for p in model.parameters()]
     optimiser.set_rate(0.01)
-    for seed in range(7):  # radam only adapts from its sixth step on
+    for seed in range(7):  # radam adapts only from its sixth step on
         fill_gradients(model, seed)
         optimiser.step()
     for (name, parameter), old in zip(model.named_parameters(), before, strict=True):
@@ -48,7 +48,7 @@ def test_every_parameter_is_owned_once_and_moves(kind: str) -> None:
 @pytest.mark.parametrize("unused", [None, "decoder.layers.0.ffn.out_proj.weight"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_state_goes_on_bit_for_bit(kind: str, unused: str | None) -> None:
-    """Also where LayerDrop has left a parameter out of every update before it was saved."""
+    """This holds even if LayerDrop left a parameter out of every update before it was saved."""
     straight, stopped = tiny(), tiny()
     a, b = optimiser_of(straight, kind), optimiser_of(stopped, kind)
     for optimiser in (a, b):
@@ -128,8 +128,9 @@ def radam_by_the_papers_formulas(
 @pytest.mark.parametrize("rectified_only", [False, True])
 @pytest.mark.parametrize(("beta2", "first"), [(0.98, 6), (0.999, 6), (0.7, 10)])
 def test_radam_equals_the_published_update(beta2: float, first: int, rectified_only: bool) -> None:
-    """With `rectified_only` nothing but weight decay moves anything while the variance of the rate is intractable: for
-    t < 6 at beta2 0.98."""
+    """With `rectified_only` only weight decay moves anything while the variance of the rate is intractable: for t < 6
+    at beta2 0.98.
+    """
     model = tiny().double()
     optimiser = optimiser_of(model, "radam", betas=[0.9, beta2], weight_decay=0.1, rectified_only=rectified_only)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -186,7 +187,7 @@ def test_a_beta_with_which_no_update_would_ever_come_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_trained_is_nobodys(kind: str) -> None:
-    """A fixed omega is saved with the model but is no parameter of the optimiser, and decay does not reach it."""
+    """A fixed omega is saved with the model but is not a parameter of the optimiser, so decay does not reach it."""
     model = tiny(residual="admin", wiring={"omega_trainable": False})
     optimiser = optimiser_of(model, kind, weight_decay=0.5)
     fixed = {name: p for name, p in model.named_parameters() if name.endswith(".skip")}

@@ -1,4 +1,4 @@
-"""Two and three processes over gloo train like one: DDP and FSDP2, whatever is shared out among them."""
+"""Two and three processes over gloo train like one: DDP and FSDP2, however the work is divided."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UPDATES = 6
 
 
 def go(run: str, config: str, resume: str = "") -> None:
-    """Run in every process: train as `config` says."""
+    """Run in every process: train with `config`."""
     console = Console(file=io.StringIO())
     try:
         train(Path(run), load_experiment(Path(config)), resume=bool(resume), console=console)
@@ -45,9 +45,9 @@ def together(run: Path, experiment: Experiment, count: int, resume: bool = False
 
 
 def tiny(folder: Path, model: dict[str, Any] | None = None, **training: Any) -> Experiment:
-    """Updates of three batches; dropout stays on, since its masks belong to batches, not to processes.
+    """Updates have three batches; dropout stays on, since its masks belong to batches, not to processes.
 
-    A key's bias has no gradient but rounding, which Adam would blow up with a smaller epsilon.
+    A key's bias has only rounding errors as gradient, which Adam would amplify with a smaller epsilon.
     """
     defaults: dict[str, Any] = {
         "optimiser": {"epsilon": 1e-3},
@@ -57,9 +57,7 @@ def tiny(folder: Path, model: dict[str, Any] | None = None, **training: Any) -> 
         "stop": {"updates": UPDATES},
         "log_every_updates": 1,
     }
-    found = tiny_experiment(folder, **{**defaults, **training})
-    changed = found.model.model_validate({**found.model.model_dump(), **(model or {})})
-    return found.model_copy(update={"model": changed})
+    return tiny_experiment(folder, model, **{**defaults, **training})
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +75,7 @@ def alone(data: Path) -> Path:
 
 
 def assert_alike(run: Path, alone: Path, tolerance: float = 2e-5) -> None:
-    """Weights, moments, counters and records are those of one process, to rounding."""
+    """Weights, moments, counters and records equal those of one process, up to rounding."""
     for folder in sorted((alone / "checkpoints").iterdir()):
         mine, theirs = load_checkpoint(run / "checkpoints" / folder.name), load_checkpoint(folder)
         for kind in ("weights", "optimiser"):
@@ -106,21 +104,23 @@ def assert_alike(run: Path, alone: Path, tolerance: float = 2e-5) -> None:
 def test_processes_train_like_one_with_as_many_batches(
     kind: str, count: int, data: Path, alone: Path, tmp_path: Path
 ) -> None:
-    """Three batches an update: two processes have unequal shares, and at the end of an epoch one may have none."""
+    """With three batches per update two processes have unequal shares, and at the end of an epoch one may have none."""
     run = together(tmp_path / "run", tiny(data, distributed={"kind": kind}), count)
     assert_alike(run, alone)
     shards = list((run / "last" / "state" / "optimiser").iterdir())
     assert len(shards) == count
     assert (run / "best").resolve().name == (alone / "best").resolve().name
     logs = [(folder / "log.txt").read_text().splitlines() for folder in (run, alone)]
-    one, other = ([line for line in log if "the machine is busy" not in line] for log in logs)  # said of one process
+    one, other = ([line for line in log if "the machine is busy" not in line] for log in logs)  # of one process
     assert len(one) == len(other)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [("ddp", 3), pytest.param("fsdp", 2, marks=pytest.mark.slow)])
 def test_stopped_and_resumed_processes_end_alike_bit_for_bit(kind: str, count: int, data: Path, tmp_path: Path) -> None:
-    """Sums of three depend on their order, so DDP's buckets must lie as they did. (DDP's two: test_parallel_faults.)"""
+    """Sums of three depend on their order, so DDP's buckets must be laid out as before. (For two:
+    test_parallel_faults.)
+    """
     whole, parts = tiny(data, distributed={"kind": kind}), tiny(data, distributed={"kind": kind}, stop={"updates": 3})
     together(tmp_path / "whole", whole, count)
     together(tmp_path / "parts", parts, count)
@@ -146,15 +146,15 @@ TWICE: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_means_of_weights_and_layers_used_twice_are_those_of_one_process(kind: str, data: Path, tmp_path: Path) -> None:
-    """Running means of weights, two passes of R-Drop, tied layers; and such a run resumes, there and in one process."""
+    """The run has running means of weights, two passes of R-Drop and tied layers; and it resumes, there and in one
+    process.
+    """
     whole = tiny(data, TIED, **TWICE, distributed={"kind": kind})
     train(tmp_path / "alone", tiny(data, TIED, **TWICE), console=QUIET)
     run = together(tmp_path / "run", whole, 2)
     assert_alike(run, tmp_path / "alone")
     parts = tiny(data, TIED, **TWICE, distributed={"kind": kind}, stop={"updates": 3})
-    parts = parts.model_copy(
-        update={"training": change_section(parts.training, {"schedule": {"decay_updates": 6}}, "")}
-    )
+    parts = change_section(parts, {"training": {"schedule": {"decay_updates": 6}}}, "")
     half = together(tmp_path / "half", parts, 2)
     shutil.copytree(half, tmp_path / "moved", symlinks=True)
     together(half, whole, 2, resume=True)

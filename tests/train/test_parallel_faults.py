@@ -1,4 +1,4 @@
-"""Faults in one of two processes: both deal with them alike, or both end and say where it was."""
+"""Faults in one of two processes: both handle them alike, or both end and report where the fault was."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.train.faulty_batches import planned, poison
 from tests.train.launch import finish, launch, run_together
-from tests.train.poison import planned, poison
 from tests.train.runs import QUIET, Case, assert_resumed_equals_whole, outcome
 from tests.train.test_parallel import tiny, together
 from ziggurat.config import Experiment, dump, load_experiment
@@ -55,7 +55,7 @@ def faulty(run: str, config: str, fault: str, resume: str = "") -> None:
 
 
 def hangs(patch: pytest.MonkeyPatch, _: Experiment) -> None:
-    """It sleeps instead of beginning update 3."""
+    """It sleeps instead of starting update 3."""
     calls: list[int] = []
     update = loop.train_update
 
@@ -79,7 +79,7 @@ def is_told_to_stop(patch: pytest.MonkeyPatch, _: Experiment) -> None:
 
 
 def has_no_room_on_disk(patch: pytest.MonkeyPatch, _: Experiment) -> None:
-    """It can write no file of the size of its moments."""
+    """It cannot write files as large as its moments."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
@@ -222,7 +222,7 @@ def test_growing_in_two_processes_is_growing_in_one(kind: str, data: Path, tmp_p
 
 
 def elsewhere(folder: str, own: str) -> None:
-    """Run in both processes: look for a common folder; with `own`, each has one of that name for itself."""
+    """Run in both processes: look for a common folder; with `own`, each has its own folder of that name."""
     run = Path(folder) / os.environ["RANK"] if own else Path(folder)
     run.mkdir(exist_ok=True)
     with joined(timeout_minutes=1.0) as processes:

@@ -1,4 +1,4 @@
-"""Whatever the architecture, two processes compute the gradients that one does, by DDP and by FSDP2."""
+"""For every architecture two processes compute the same gradients as one, with DDP and with FSDP2."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ LOSS = LossConfig(inter_sim=0.3, normalisation="sentence_mean", alignment=Guided
 
 
 def architectures(share: str) -> dict[str, ModelConfig]:
-    """One for every value of every axis ("all"), or a quarter of a few that have them all together ("some")."""
+    """Return one for every value of every axis ("all"), or a quarter of a few that together have all values
+    ("some").
+    """
     if share == "some":
         return {f"array {number}": model(choices) for number, choices in enumerate(list(covering(1))[::4])}
     return {
@@ -54,7 +56,7 @@ def built(config: ModelConfig) -> Seq2Seq:
 
 
 def update(masks: int = 0) -> list[Batch]:
-    """Three batches: the first process has two of them, the second one."""
+    """Three batches: the first process has two of them, the second has one."""
     return [replace(batch, seed=masks + number) for number, batch in enumerate(batches([2, 3, 2], linked=True))]
 
 
@@ -104,7 +106,7 @@ def differences(kind: str, share: str) -> None:
 
 
 def layer_drop(processes: Processes) -> float:
-    """Return the difference where each batch leaves out layers of its own; what none of them has, has no gradient."""
+    """Return the difference when each batch leaves out different layers; a layer that none has gets no gradient."""
     config = small_config(6, 1, encoder={"layers": 6, "layer_drop": 0.7})
     together = Replicated(built(config), LOSS, "fp32", processes, layer_drop=True)
     alone, worst, without = Parallel(built(config), LOSS), 0.0, 0
@@ -125,7 +127,7 @@ def layer_drop(processes: Processes) -> float:
 @pytest.mark.parametrize("share", ["some", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_compute_the_gradients_of_one(kind: str, share: str) -> None:
-    # More than a hundred models: five minutes where other work runs beside
+    # More than a hundred models: five minutes on a busy machine
     said = run_together(HERE, "differences", 2, kind, share, timeout=900.0)
     first, second = (json.loads(each.splitlines()[-1]) for each in said)
     assert first == second
@@ -137,7 +139,7 @@ SHORTAGES = 6
 
 
 def short_of_memory(layer_drop: str) -> None:
-    """Run in both processes: the second one runs out of memory, at another point in each update."""
+    """Run in both processes: the second one runs out of memory, at a different point in each update."""
     drop = 0.4 if layer_drop else 0.0
     config = small_config(6, 1, encoder={"layers": 6, "layer_drop": drop})
     with joined(timeout_minutes=0.5) as processes:
@@ -147,7 +149,7 @@ def short_of_memory(layer_drop: str) -> None:
         gradients(together, mine)
         buckets, met = len(together._sizes), []
         together.model.zero_grad(set_to_none=True)
-        if processes.rank == 0:  # which has met a longer sentence, so its buffers are larger ones
+        if processes.rank == 0:  # which has met a longer sentence, so its buffers are larger
             tables = [module for module in together.model.modules() if isinstance(module, SinusoidalPositions)]
             assert tables
             for table in tables:
@@ -177,7 +179,7 @@ def short_of_memory(layer_drop: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layer_drop", [pytest.param("", marks=pytest.mark.slow), "layer drop"])
 def test_a_process_without_memory_in_a_backward_pass_stops_nobody(layer_drop: str) -> None:
-    """The others' buckets are answered; the update is skipped by both, and the next one is right."""
+    """The other process's buckets are answered; both skip the update, and the next one is right."""
     for said in run_together(HERE, "short_of_memory", 2, layer_drop):
         buckets, met = json.loads(said.splitlines()[-1])
         assert buckets > 3
@@ -186,7 +188,7 @@ def test_a_process_without_memory_in_a_backward_pass_stops_nobody(layer_drop: st
 
 
 def replaced() -> None:
-    """Run in both processes: what trained a model is let go of, as growth does."""
+    """Run in both processes: release what trained a model, as growth does."""
     with joined(timeout_minutes=0.5) as processes:
         together = Replicated(built(model({})), LOSS, "fp32", processes)
         gradients(together, update()[processes.rank :: 2])

@@ -1,4 +1,4 @@
-"""Measures of a model on a batch, against forward and backward passes written out here."""
+"""Measures of a model on a batch, compared with forward and backward passes written here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def batch(seed: int = 3) -> Batch:
 
 
 def built(below: int = 3, above: int = 2, **choices: Any) -> Seq2Seq:
-    """A small model in fp64, of so many layers, whose parameters are away from where they start."""
+    """Return a small model in fp64 with that many layers, whose parameters are away from their initial values."""
     return moved(build_model(small_config(below, above, **choices), VOCABULARY, VOCABULARY).double(), 0.1).eval()
 
 
@@ -118,7 +118,7 @@ def test_the_mean_of_gradient_norms_is_that_of_a_loop_over_batches() -> None:
     close(found["gradient_norm"]["decoder"][1], means["decoder.layers.1."])
     close(found["gradient_norm"]["output"], means["output."])
     assert found["gradient_batches"] == 3
-    # Everything else is of the first batch.
+    # Everything else comes from the first batch.
     alone = measured(model, batches[:1], LOSS)
     assert "gradient_batches" not in alone
     assert {k: v for k, v in found.items() if not k.startswith("gradient_")} == {
@@ -132,7 +132,7 @@ def test_a_matrix_shared_with_the_output_is_the_embeddings() -> None:
 
 
 class _ByHand:
-    """Post-norm or pre-norm stacks written out, with the gradients of all that passes."""
+    """Post-norm or pre-norm stacks written out, with the gradients of all intermediate states."""
 
     def __init__(self, model: Seq2Seq, some: Batch, post: bool) -> None:
         assert isinstance(model.encoder, Encoder)
@@ -214,7 +214,7 @@ def everything(model: Seq2Seq) -> dict[str, Any]:
 
 
 CHOICES: list[dict[str, Any]] = [
-    # Without a skip no gradient of the decoder's first layers comes past its attention to the memory: 0/0.
+    # Without a skip no gradient of the decoder's first layers passes its attention to the memory: 0/0.
     *({"residual": kind} for kind in get_args(ResidualKind) if kind != "none"),
     {"encoder.residual": "none", "decoder.residual": "pre"},
     *({"encoder.history": kind, "decoder.history": kind} for kind in get_args(HistoryKind)),

@@ -40,12 +40,12 @@ def talk() -> None:
 
 
 def hang() -> None:
-    """Run in every process: the second does not come to update 3."""
+    """Run in every process: the second does not reach update 3."""
     with joined(timeout_minutes=2.0 / 60) as processes:
         for update in range(6):
             processes.update = update
             if processes.rank == 1 and update == 3:
-                time.sleep(60)  # it is killed before
+                time.sleep(60)  # it is killed before that
             try:
                 processes.sums([1.0])
             except RuntimeError as error:
@@ -136,7 +136,7 @@ def test_a_number_of_processes_that_is_none_is_refused(value: str, monkeypatch: 
 
 
 def test_a_new_start_meets_at_another_place_than_the_one_before() -> None:
-    """In one store, where the words and answers of the first start still lie."""
+    """They share one store, which still has the messages and answers of the first start."""
     store, places = HashStore(), []
     for _ in range(3):
         with ThreadPoolExecutor(3) as pool:
@@ -167,7 +167,7 @@ def test_processes_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -
 def test_a_process_that_fails_alone_does_not_wait_for_the_others_of_its_machine(
     gpus: int, fails: bool, left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NCCL's groups are destroyed by all processes of a machine together; gloo's by each for itself."""
+    """All processes of a machine destroy NCCL's groups together; gloo's are destroyed by each separately."""
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     calls: list[object] = []

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.conftest import tiny_experiment
-from tests.small import merged
 from tests.train.runs import QUIET
 from ziggurat.config import Experiment
 from ziggurat.config.modifiers import StageConfig
@@ -24,9 +23,7 @@ ADMIN: dict[str, Any] = {"residual": "admin", "init": {"kind": "admin", "profile
 
 
 def experiment(folder: Path, model: dict[str, Any] = ADMIN, **training: Any) -> Experiment:
-    values = tiny_experiment(folder, **training).model_dump()
-    values["model"] = merged(values["model"], model)
-    return Experiment.model_validate(values)
+    return tiny_experiment(folder, model, **training)
 
 
 def store_of(folder: Path) -> Store:
@@ -53,7 +50,7 @@ def test_the_batch_is_a_sample_of_the_wanted_size(tiny_folder: Path) -> None:
     assert 900 <= tokens < 900 + cost.max()
     assert len(set(batch.indices.tolist())) == batch.sentences
     assert cost[batch.indices].max() <= np.quantile(cost, 0.95)
-    assert len(set(cost[batch.indices].tolist())) > 5  # of all lengths, unlike a batch of training
+    assert len(set(cost[batch.indices].tolist())) > 5  # with all lengths, unlike a training batch
     again, other = profile_batch(store, 900, seed=1), profile_batch(store, 900, seed=2)
     assert torch.equal(batch.source, again.source)
     assert set(batch.indices.tolist()) != set(other.indices.tolist())
@@ -103,7 +100,9 @@ def test_nothing_else_is_profiled(tiny_folder: Path, model: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 def test_the_omegas_of_one_stack_are_profiled(tiny_folder: Path, side: str) -> None:
-    """The encoder's are those of a model that profiles both; the decoder reads the memory, which has changed."""
+    """The encoder's values equal those of a model that profiles both; the decoder reads the memory, which has
+    changed.
+    """
     store = store_of(tiny_folder)
     own = {"residual": "admin", side: {"init": ADMIN["init"]}}
     both, one = experiment(tiny_folder), experiment(tiny_folder, own)
@@ -125,7 +124,7 @@ def test_the_omegas_of_one_stack_are_profiled(tiny_folder: Path, side: str) -> N
 
 
 def test_profiling_depends_on_data_and_seed_alone(tiny_folder: Path) -> None:
-    """Not on batches, accumulation or what was drawn before, as it would in one of several processes."""
+    """Profiling must not depend on batches, accumulation or earlier random draws, which differ between processes."""
     store, found = store_of(tiny_folder), []
     for number, training in enumerate([{}, {}, {"batch": {"max_tokens": 90, "accumulate": 3}}, {"seed": 2}]):
         config = experiment(tiny_folder, **training)
@@ -160,7 +159,7 @@ def test_layer_drop_does_not_hide_layers_from_profiling(tiny_folder: Path) -> No
 
 @pytest.mark.slow
 def test_a_run_profiles_once_before_its_first_update(tiny_folder: Path, tmp_path: Path) -> None:
-    """Omega is saved with the weights, and a resumed run ends as an uninterrupted one does."""
+    """Omega is saved with the weights, and a resumed run ends like an uninterrupted one."""
     kept: dict[str, Any] = {"model": {**ADMIN, "wiring": {"omega_trainable": False}}, "validation": {"decode": False}}
     runs = []
     for name, stops in (("whole", [6]), ("resumed", [3, 6])):

@@ -1,4 +1,4 @@
-"""A run whose updates fail: skipped and explained, rolled back, ended; the same however often it was interrupted."""
+"""A run whose updates fail: skipped and explained, rolled back, ended; the same however often it is interrupted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from tests.conftest import tiny_experiment
-from tests.train.poison import planned, poison
+from tests.train.faulty_batches import planned, poison
 from tests.train.runs import QUIET, final_bytes, records
 from ziggurat.config import Experiment, dump, parse_experiment
 from ziggurat.config.notices import notices
@@ -28,7 +28,7 @@ from ziggurat.system.files import fingerprint
 from ziggurat.train.checkpoint import Checkpoint, RunProgress, load_checkpoint, read_progress
 from ziggurat.train.depth_records import DepthProbe
 from ziggurat.train.device import loader_of
-from ziggurat.train.learner import Learner, after_growth
+from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
 from ziggurat.train.recovery import Fault, Recovery
 from ziggurat.train.schedule import TrainingResult, learning_rate
@@ -92,7 +92,7 @@ def test_healthy_updates_are_not_looked_into(
 def test_looking_for_the_fault_leaves_training_as_it_is(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same run, with and without the search: equal weights, so equal random numbers afterwards."""
+    """The same run with and without the search: equal weights, so equal random numbers afterwards."""
     experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 7}))
     poison(monkeypatch, planned(experiment, 3, 4), LAYER, nan)
     go(tmp_path / "with", experiment)
@@ -113,7 +113,7 @@ def diverging(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
 def test_rolling_back_is_the_old_weights_on_the_data_that_comes_next_at_a_lower_rate(
     diverging: Experiment, tmp_path: Path
 ) -> None:
-    """Against updates made by hand from the checkpoint of update 4."""
+    """Compare with updates made by hand from the checkpoint at update 4."""
     run = tmp_path / "run"
     _, said = go(run, diverging)
     assert (
@@ -141,7 +141,7 @@ def test_rolling_back_is_the_old_weights_on_the_data_that_comes_next_at_a_lower_
 def test_depth_is_measured_after_a_roll_back(
     diverging: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The figures are of the weights that go on."""
+    """The figures are those of the weights with which training continues."""
     done: list[str] = []
     for owner, name in ((Recovery, "roll_back"), (DepthProbe, "after")):
         original = getattr(owner, name)
@@ -199,7 +199,7 @@ def test_before_the_first_checkpoint_it_rolls_back_to_the_start(
     _, said = go(tmp_path / "run", experiment)
     assert "rolled back to the weights after update 0" in said
     folders = [folder.name for folder in checkpoint_folders(tmp_path / "run")]
-    assert folders == ["step-00000005", "step-00000006"]  # the start has made way for the first good one
+    assert folders == ["step-00000005", "step-00000006"]  # the start was replaced by the first good one
     steps = load_checkpoint(tmp_path / "run" / "last").optimiser
     assert {float(value) for name, value in steps.items() if name.endswith("/step")} == {3.0}
 
@@ -222,7 +222,7 @@ def test_where_no_checkpoint_could_be_written_there_is_none_to_roll_back_to(
 def test_checkpoints_written_while_updates_fail_are_not_rolled_back_to(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The good one stays, although newer ones would push it out."""
+    """The good one stays, although newer ones would displace it."""
     changes = {"stop": {"updates": 9}, "checkpoint": {"every_updates": 2, "keep_last": 1}}
     experiment = tiny_experiment(tiny_folder, **settings(**changes, patience={"non_finite": 5}))
     poison(monkeypatch, planned(experiment, 3, 7), LAYER, nan)
@@ -254,7 +254,7 @@ def test_a_damaged_good_checkpoint_ends_the_run_which_goes_on_when_it_can_be_rea
     content[-3] ^= 1
     (good / "model.safetensors").write_bytes(content)
     there = checkpoint_folders(run)
-    for _ in range(2):  # the second time after what the first has left
+    for _ in range(2):  # the second time with what the first left
         with pytest.raises(CheckpointError) as error:
             go(run, longer, resume=True)
         assert f"{good / 'model.safetensors'}: damaged" in str(error.value)
@@ -279,7 +279,7 @@ def test_a_damaged_good_checkpoint_ends_the_run_which_goes_on_when_it_can_be_rea
 def test_the_newest_checkpoint_that_cannot_be_rolled_back_to_is_made_again(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
 ) -> None:
-    """The run goes on from the one before it, and ends the same."""
+    """The run continues from the previous one, and ends the same."""
     changes = {"checkpoint": {"every_updates": 2}, "patience": {"non_finite": 2}, "stop": {"updates": 10}}
     experiment = tiny_experiment(tiny_folder, **settings(**changes))
     poison(monkeypatch, planned(experiment, 7, 8), LAYER, nan)
@@ -326,7 +326,7 @@ def test_the_only_checkpoint_to_roll_back_to_is_not_to_be_removed(
 def test_an_infinite_good_checkpoint_is_passed_over(
     reason: dict[str, Any], update: int, about_to_roll_back: tuple[Path, Experiment]
 ) -> None:
-    """And older ones that only the clock or a stop asked for."""
+    """This includes older ones that only the clock or a stop required."""
     run, longer = about_to_roll_back
     older = run / "checkpoints" / "step-00000004"
     before = read_meta(older)
@@ -354,7 +354,7 @@ def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
     assert f"the first of them update 10; first {LAYER}: output is NaN in the forward pass" in str(error.value)
     assert "Earlier roll backs: 2." in str(error.value)
     assert "Lower `training.schedule.peak`, lengthen `warmup_updates`" in str(error.value)
-    assert "fp32" not in str(error.value)  # it trains in it already
+    assert "fp32" not in str(error.value)  # it already trains in it
     assert ("training.clip_norm" in str(error.value)) is (experiment.training.clip_norm is None)
     assert "at 0.01 times the rate (2 of 2 roll backs)" in said.getvalue()
 
@@ -363,7 +363,9 @@ def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
 def test_nan_in_one_layer_ends_the_run_with_its_name_and_a_resumed_run_goes_on(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default. The checkpoints are whole and hold finite weights, so a run without the fault can go on."""
+    """This is the default. The checkpoints are whole and have finite weights, so a run without the fault can
+    continue.
+    """
     experiment = tiny_experiment(tiny_folder, **settings(divergence={"action": "stop"}))
     with monkeypatch.context() as patch:
         poison(patch, planned(experiment, 6, 14), LAYER, nan)
@@ -430,13 +432,6 @@ def test_the_median_survives_a_resume(tiny_folder: Path, tmp_path: Path) -> None
     whole, parts = (read_progress(tmp_path / name / "last") for name in ("whole", "parts"))
     assert 2 <= whole.spikes <= 7
     assert (whole.losses, whole.spikes, whole.skipped) == (parts.losses, parts.spikes, parts.skipped)
-
-
-def test_growth_forgets_the_losses_of_the_shallow_model(tiny_folder: Path) -> None:
-    training = tiny_experiment(tiny_folder, growth={"stages": [{"layers": 1, "updates": 2}]}).training
-    progress = RunProgress(update=2, losses=[1.0, 2.0])
-    after_growth(progress, training)
-    assert (progress.stage, progress.losses) == (1, [])
 
 
 def no_memory(_output: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rot that training meets: stopped by the file's name, and nothing that has seen it is kept."""
+"""Damaged data during training: the run stops with the file's name, and keeps nothing that has seen the damage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def rot(store: Path) -> None:
-    """Flip the lowest bit of an id: the text is another one, and nothing else shows it."""
+    """Flip the lowest bit of an id: the text changes, and nothing else shows it."""
     path = store / "train-00000.arrow"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -118,7 +118,7 @@ def test_an_edited_configuration_is_refused_as_an_override_is(old: str, new: str
 
 
 def test_a_run_is_reopened_without_its_device(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of several processes does it before it knows its GPU; all of them would open the first one."""
+    """Each of several processes does it before it knows its GPU; otherwise all would open the first one."""
     used: list[str] = []
     monkeypatch.setattr("ziggurat.train.run.usable_device", lambda name, _: used.append(name))
     reopen_run(run, ["training.device=cuda"])
@@ -133,7 +133,7 @@ def test_what_a_resumed_run_may_change_may_be_edited(run: Path) -> None:
 
 def test_the_python_api_is_refused_too(run: Path) -> None:
     experiment = reopen_run(run, [])
-    other = experiment.model_copy(update={"training": change_section(experiment.training, {"seed": 9}, "training")})
+    other = change_section(experiment, {"training": {"seed": 9}}, "")
     before = (run / "config.yaml").read_text()
     with pytest.raises(ConfigError, match=r"training\.seed: 1 -> 9"):
         train(run, other, resume=True, console=QUIET)

@@ -1,4 +1,4 @@
-"""Checkpoints written beside training: the same ones, one at a time, and what happens when they cannot be written."""
+"""Checkpoints written during training: the same ones, one at a time, and what happens if they cannot be written."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Trainee:
         self.saver.save(self.learner, interim=False)
 
     def poll(self) -> None:
-        """What the loop does after every update, until the write under way has ended."""
+        """Do what the loop does after every update, until the current write has ended."""
         while self.saver._writing is not None:
             self.saver.poll()
 
@@ -88,7 +88,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Event:
-    """The disk waits for this event before it takes a checkpoint."""
+    """The disk waits for this event before it accepts a checkpoint."""
     go = Event()
 
     def slow(*arguments: Any) -> Path:
@@ -156,7 +156,7 @@ def test_one_write_at_a_time(tiny_folder: Path, tmp_path: Path, held: Event, mon
     with trainee.saver:
         trainee.save()
         trainee.update()
-        held.set()  # set by nobody else, so a save that did not wait would find nothing on disk
+        held.set()  # nobody else sets it, so a save that did not wait would find nothing on disk
         trainee.save()
     assert order == ["copy with [] on disk"] * 2 + ["copy with [1] on disk"] * 2
     assert trainee.kept == [1, 2]
@@ -294,7 +294,7 @@ def files_limited_to() -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_the_kernel_refuses_a_file(tiny_folder: Path, tmp_path: Path, files_limited_to: Any) -> None:
-    """Refused once, a run that goes on has its next checkpoint, and ends as one that was never refused."""
+    """After one refusal a run that continues writes its next checkpoint, and ends like one that was never refused."""
     whole = tmp_path / "whole"
     settings: dict[str, Any] = {"stop": {"updates": 9}, "log_every_updates": 3}
     train(whole, tiny_experiment(tiny_folder, checkpoint={"every_updates": 3}, **settings), console=QUIET)
@@ -347,7 +347,7 @@ def test_a_full_disk(tiny_folder: Path, tmp_path: Path) -> None:
         assert 1 <= len(names) < 6
         assert load_checkpoint(run / "last").progress.update == len(names)
         assert open_model(run, which="last").model.vocabulary_size == 400
-        for folder in (run / "checkpoints").iterdir():  # room again: the run goes on and ends as ever
+        for folder in (run / "checkpoints").iterdir():  # room again: the run continues and ends normally
             if folder.name != names[-1]:
                 subprocess.run(["rm", "-r", str(folder)], check=True)
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
@@ -363,7 +363,7 @@ def test_a_full_disk(tiny_folder: Path, tmp_path: Path) -> None:
 def test_all_processes_hear_alike_of_a_checkpoint_that_the_first_cannot_write(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one kind of error, which is subject to `on_error`."""
+    """It counts as one kind of error, which is subject to `on_error`."""
     monkeypatch.setattr(Processes, "texts", lambda *_: [[kind, "no room"]])
     with pytest.raises(CheckpointError, match="no room"):
         save_checkpoint(tmp_path, Checkpoint(RunProgress(), {}, {}, "store"), (2, 2), Processes(1, 2))

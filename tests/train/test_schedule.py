@@ -74,7 +74,9 @@ def test_never_above_the_peak_and_never_negative(kind: str, t: int, warmup: int)
 
 
 def test_gnmt_plus_is_lingvos() -> None:
-    """Against lingvo's schedule, the least of two lines and an exponential between given points (n = 8 replicas)."""
+    """Compare with lingvo's schedule, the minimum of two lines and an exponential between given points (n = 8
+    replicas).
+    """
     n, p, start, end = 8, 500, 400_000, 1_200_000
     schedule = config(kind="gnmt+", replicas=n, warmup_updates=p, decay_start=start, decay_end=end)
 
@@ -86,7 +88,7 @@ def test_gnmt_plus_is_lingvos() -> None:
         decaying = math.exp(line(t, start / n, math.log(n), end / n, math.log(0.5)))
         assert learning_rate(schedule, t, d_model=1) == pytest.approx(1e-4 * min(warming, n, decaying), rel=1e-12)
     assert learning_rate(schedule, 4000, d_model=1) == pytest.approx(8e-4)
-    assert learning_rate(schedule, 100_000, d_model=1) == pytest.approx(2e-4)  # half way: the root of 8 and 1/2
+    assert learning_rate(schedule, 100_000, d_model=1) == pytest.approx(2e-4)  # halfway: the root of 8 and 1/2
     assert learning_rate(schedule, 10**9, d_model=1) == pytest.approx(5e-5)
 
 

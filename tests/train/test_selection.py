@@ -25,11 +25,12 @@ from ziggurat.train.loop import train
 from ziggurat.train.saving import prune
 from ziggurat.train.schedule import due
 
+LAST = 17
 BY_EPOCHS = {
-    "batch": {"max_tokens": 400, "accumulate": 3},
+    "batch": {"max_tokens": 800, "accumulate": 3},
     "validation": {"every_updates": None, "every_epochs": 1, "decode": False},
     "checkpoint": {"every_updates": None, "every_epochs": 1, "keep_last": 9, "average_last": 2},
-    "stop": {"updates": 31},
+    "stop": {"updates": LAST},
 }
 
 
@@ -38,29 +39,31 @@ def updates_of(folders: list[Path]) -> list[int]:
 
 
 def epoch_ends(run: Path) -> list[int]:
-    """Return the updates of a run's checkpoints that are at the beginning of an epoch."""
+    """Return the updates of a run's checkpoints at the beginning of an epoch."""
     return [checkpoint_update(f) for f in checkpoint_folders(run) if read_progress(f).batch == 0]
 
 
 def test_checkpoints_and_validations_come_at_the_ends_of_epochs(tiny_folder: Path, tmp_path: Path) -> None:
-    """With batches accumulated, of which an epoch has no multiple; stopped and resumed; the average is of epochs."""
+    """Batches are accumulated, and an epoch is not a multiple of that; the run is stopped and resumed; epochs are
+    averaged.
+    """
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     found = tiny_experiment(tiny_folder, **BY_EPOCHS)
     train(whole, found, console=QUIET)
     ends = epoch_ends(whole)
     assert [read_progress(whole / "checkpoints" / checkpoint_name(u)).epoch for u in ends] == [*range(1, len(ends) + 1)]
     assert len(ends) >= 3
-    assert ends[-1] < 31
+    assert ends[-1] < LAST
     assert len({b - a for a, b in pairwise([0, *ends])}) == 1
-    assert updates_of(checkpoint_folders(whole)) == [*ends, 31]
-    assert [r["update"] for r in records(whole, "validation")] == [*ends, 31]
+    assert updates_of(checkpoint_folders(whole)) == [*ends, LAST]
+    assert [r["update"] for r in records(whole, "validation")] == [*ends, LAST]
     assert updates_of(regular_checkpoints(whole, found.training)) == ends
     assert f"averaged checkpoints {ends[-2]}, {ends[-1]} into" in (whole / "log.txt").read_text()
     assert average_run(whole, CheckpointSelection("last-epochs", 2))[1] == ends[-2:]
-    for last in (ends[0] - 1, ends[0], ends[1] + 1, 31):
+    for last in (ends[0] - 1, ends[0], ends[1] + 1, LAST):
         part = tiny_experiment(tiny_folder, **{**BY_EPOCHS, "stop": {"updates": last}})
         train(parts, part, resume=parts.exists(), console=QUIET)
-    assert final_bytes(parts, 31) == final_bytes(whole, 31)
+    assert final_bytes(parts, LAST) == final_bytes(whole, LAST)
     assert set(updates_of(checkpoint_folders(whole))) <= set(updates_of(checkpoint_folders(parts)))
 
 
@@ -71,7 +74,7 @@ def test_epochs_and_updates_both_count_while_a_model_grows(tiny_folder: Path, tm
     settings["checkpoint"] = {"every_epochs": 1, "every_updates": 1000, "keep_last": 99}
     found = tiny_experiment(tiny_folder, **settings)
     growth = {"growth": {"stages": [{"layers": 1, "epochs": 2}], "keep_stages": False}}
-    grown = found.model_copy(update={"training": change_section(found.training, growth, "training")})
+    grown = change_section(found, {"training": growth}, "")
     train(tmp_path / "run", grown, console=QUIET)
     ends, last = epoch_ends(tmp_path / "run"), checkpoint_update(checkpoint_folders(tmp_path / "run")[-1])
     validated = sorted({*ends[1::2], *range(5, last + 1, 5)})
@@ -158,7 +161,7 @@ def test_neighbours_of_the_best_are_kept(losses: str, tmp_path: Path) -> None:
         assert ("train on" in said) == (after < 2)
         assert "keep_around_best=5" in said
         keeping = config.model_copy(update={"checkpoint": CheckpointConfig(every_updates=10, keep_around_best=5)})
-        with pytest.raises(CheckpointError) as refused:  # it is asked for already
+        with pytest.raises(CheckpointError) as refused:  # it is already requested
             selected_checkpoints(tmp_path, keeping, CheckpointSelection("around-best", 5))
         assert "keep_around_best" not in str(refused.value)
 

@@ -46,7 +46,7 @@ def test_one_process_reads_back_what_it_wrote_and_there_is_no_pickle(tmp_path: P
 
 
 def test_a_process_alone_writes_what_torch_would(tmp_path: Path) -> None:
-    """And torch reads it."""
+    """Torch reads it, too."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
         planned = write_slices(tmp_path / "planned", state(), None)
@@ -83,7 +83,7 @@ def _one_of_two(rank: int, folder: Path) -> None:
     (folder / f"checksums-{rank}.json").write_text(json.dumps(checksums))
     dist.barrier()
     assert_equal(read_shards(folder / "two"), state())
-    if rank == 1:  # only this one's folder cannot be made
+    if rank == 1:  # only this one's folder cannot be created
         (folder / "file").write_text("")
     dist.barrier()
     target = folder / "file" if rank == 1 else folder / "three"
@@ -94,14 +94,14 @@ def _one_of_two(rank: int, folder: Path) -> None:
 
 def test_two_processes_write_one_reads(tmp_path: Path) -> None:
     """Uneven slices, slices of the second dimension, copies; an error of one process reaches the other."""
-    forkserver()  # which has imported all that the two need
+    forkserver()  # which has imported everything that the two need
     mp.start_processes(_one_of_two, (tmp_path,), 2, start_method="forkserver")
     files = sorted((tmp_path / "two").iterdir())
     assert [p.name for p in files] == ["shard-00000.safetensors", "shard-00001.safetensors"]
     assert json.loads((tmp_path / "checksums-0.json").read_text()) == {p.name: fingerprint(p) for p in files}
     assert json.loads((tmp_path / "checksums-1.json").read_text()) == {}
     assert_equal(read_shards(tmp_path / "two"), state())
-    # What lies where, read without torch.distributed.
+    # The layout, read without torch.distributed.
     rows, columns = [], []
     for file in files:
         with safe_open(file, framework="pt") as shard:

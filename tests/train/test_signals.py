@@ -1,4 +1,4 @@
-"""SIGTERM within a deadline: whatever training is at, one unit of work is finished, and no result changes."""
+"""SIGTERM within a deadline: whatever training is doing, it finishes one unit of work, and no result changes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def experiment(tiny_folder: Path) -> Experiment:
 
 
 def signal_at(number: int, patch: pytest.MonkeyPatch) -> list[int]:
-    """Raise SIGTERM when validations have asked for the `number`-th time whether to go on; return the times asked."""
+    """Raise SIGTERM when validations ask for the `number`-th time whether to continue; return the number of times
+    asked.
+    """
     real, asked = Validator.measure, [0]
 
     def measure(
@@ -95,14 +97,14 @@ def test_a_validation_left_is_done_first_by_the_resumed_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From the first batch of the first validation to the last step of the last one."""
+    """Signals come from the first batch of the first validation to the last step of the last one."""
     expected, times = whole
     run, number = tmp_path / "run", 1 + round(share * (times - 1))
     with monkeypatch.context() as patch:
         asked = signal_at(number, patch)
         result = go(run, experiment)
     assert result.reason == "SIGTERM"
-    assert asked[0] == number, "it went on after the signal"
+    assert asked[0] == number, "it continued after the signal"
     newest = read_progress(checkpoint_folders(run)[-1])
     assert newest.validation_due
     assert newest.update == result.update
@@ -128,7 +130,7 @@ def test_a_validation_left_is_done_first_by_the_resumed_run(
 def test_interrupted_again_and_again(
     experiment: Experiment, whole: tuple[dict[str, Any], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same validation is left three times, each resumed run getting further, and killed after its record."""
+    """The same validation is interrupted three times; each resumed run gets further, and is killed after its record."""
     run = tmp_path / "run"
     for number in (1, 2, 5):
         with monkeypatch.context() as patch:
@@ -148,7 +150,7 @@ def test_interrupted_again_and_again(
 def test_early_stopping_by_a_validation_that_was_left(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the resumed run that finds out that training is over."""
+    """The resumed run finds out that training is over."""
     stuck = tiny_experiment(
         tiny_folder,
         schedule={"kind": "constant", "peak": 1e-30, "warmup_updates": 0, "initial": 0.0},  # nothing ever improves
@@ -171,7 +173,7 @@ def test_early_stopping_by_a_validation_that_was_left(
 def test_what_is_written_of_the_validation_survives_a_full_disk(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That the checkpoint cannot be brought up to date is an error; the old one is whole, and the run can go on."""
+    """Failing to update the checkpoint is an error; the old one is whole, and the run can be resumed."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         signal_at(1, patch)
@@ -185,29 +187,30 @@ def test_what_is_written_of_the_validation_survives_a_full_disk(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [2, 3, UPDATES])
+@pytest.mark.parametrize(("number", "name"), [(2, "SIGTERM"), (2, "SIGUSR1"), (3, "SIGUSR2"), (UPDATES, "SIGXCPU")])
 def test_after_a_signal_in_an_update_nothing_but_that_update_is_done(
-    number: int, experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, name: str, experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the validation nor the averaging that would follow."""
+    """Neither the validation nor the averaging that would follow is done."""
     updates, run = count(1), tmp_path / "run"
 
     def update(*arguments: Any, **options: Any) -> Any:
         if next(updates) == number:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.Signals[name])
             for place in ("ziggurat.train.validate.batch_loss", "ziggurat.translate.call.search_by_steps"):
                 monkeypatch.setattr(place, lambda *_, **__: pytest.fail("validated after the signal"))
         return train_update(*arguments, **options)
 
     monkeypatch.setattr("ziggurat.train.loop.train_update", update)
     result = go(run, experiment)
-    assert (result.update, next(updates), result.reason) == (number, number + 1, "SIGTERM")
-    assert load_checkpoint(run / "last").progress.validation_due == (number in (3, UPDATES))
+    assert (result.update, next(updates), result.reason) == (number, number + 1, name)
+    progress = load_checkpoint(run / "last").progress
+    assert (progress.update, progress.validation_due) == (number, number in (3, UPDATES))
     assert not (run / "averaged").exists()
 
 
 def live(place: str, config: str, run: str, journal: str, said: str) -> None:
-    """Be `ziggurat train` in a process of its own; note every unit of work, and wait in one for the signal."""
+    """Act as `ziggurat train` in a separate process; record every unit of work, and wait in one for the signal."""
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     torch.set_num_threads(1)
     from ziggurat.cli import main
@@ -249,7 +252,9 @@ def live(place: str, config: str, run: str, journal: str, said: str) -> None:
 
 @pytest.mark.parametrize("place", ["update", "batch", "step"])
 def test_a_live_process_leaves_within_one_unit_of_work(place: str, tiny_folder: Path, tmp_path: Path) -> None:
-    """Status 143, a whole checkpoint of the last update, and nothing begun after the signal but what writes it."""
+    """Expect status 143, a whole checkpoint of the last update, and nothing started after the signal except writing
+    it.
+    """
     endless = {**SETTINGS, "stop": {"updates": 10**6}, "validation": {"every_updates": 3}, "batch": {"max_tokens": 80}}
     config = tiny_config(tmp_path, tiny_folder, **endless)
     run, journal = tmp_path / "run", tmp_path / "journal"
@@ -292,7 +297,7 @@ os.replace("reason.part", "reason")
 @pytest.mark.slow
 @pytest.mark.parametrize("torchrun_s", [True, False])
 def test_a_worker_whose_torchrun_is_killed_is_told_to_stop(torchrun_s: bool, tmp_path: Path) -> None:
-    """No other parent: a shell may leave behind what it started."""
+    """There is no other parent: a shell may leave behind what it started."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"TORCHELASTIC_RUN_ID": "x"} if torchrun_s else {})
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORKER!r}])"
     launcher = subprocess.Popen([sys.executable, "-c", start], cwd=tmp_path, env=environment)
@@ -312,7 +317,7 @@ def test_a_worker_whose_torchrun_is_killed_is_told_to_stop(torchrun_s: bool, tmp
 
 
 def test_of_processes_of_torchrun_a_signal_that_comes_twice_at_once_is_one() -> None:
-    """The other test of a second signal is of a process alone, which leaves."""
+    """The other test of a second signal is for a single process, which exits."""
     with GracefulStop(several=True) as stop:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
@@ -348,21 +353,3 @@ def test_a_signal_that_another_program_uses_is_left_to_it() -> None:
         assert (stop.received, seen) == (None, [signal.SIGUSR1])
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU"])
-def test_the_warning_of_a_scheduler_saves_a_checkpoint(
-    name: str, experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    updates, run = count(1), tmp_path / "run"
-
-    def update(*arguments: Any, **options: Any) -> Any:
-        if next(updates) == 2:
-            signal.raise_signal(signal.Signals[name])
-        return train_update(*arguments, **options)
-
-    monkeypatch.setattr("ziggurat.train.loop.train_update", update)
-    result = go(run, experiment)
-    assert (result.update, result.reason) == (2, name)
-    assert load_checkpoint(run / "last").progress.update == 2

@@ -139,7 +139,7 @@ def test_entropy_of_attention_head_by_head() -> None:
     sources, targets = (mask.sum(1).tolist() for mask in (some.source_mask, some.target_mask))
 
     def mean(query: Tensor, key: Tensor, lengths: list[int], keys: Any) -> float:
-        """Over heads (of width 4) and real queries; `keys` says how many of a sentence a query sees."""
+        """Average over heads (of width 4) and real queries; `keys` is how many of a sentence's keys a query sees."""
         terms = [
             entropy(
                 [float(query[i, q, 4 * h : 4 * h + 4] @ key[i, k, 4 * h : 4 * h + 4]) / 2 for k in range(keys(i, q))]
@@ -246,7 +246,7 @@ KINDS: list[dict[str, Any]] = [
 @torch.no_grad()
 @pytest.mark.parametrize("choices", KINDS, ids=str)
 def test_contributions_add_up_to_the_state(choices: dict[str, Any]) -> None:
-    """Without biases of norms, what comes from the input and from the branches is all there is."""
+    """Without norm biases the contributions of the input and the branches add up to everything."""
     model = moved(build_model(composed(choices), VOCABULARY, VOCABULARY).double(), 0.2).eval()
     some = replace(
         batch(), source=batch().source[:, :3], source_mask=batch().source_mask[:, :3]
@@ -254,7 +254,7 @@ def test_contributions_add_up_to_the_state(choices: dict[str, Any]) -> None:
     for stack in (model.encoder, model.decoder):
         for module in [*stack_residuals(stack), stack.history]:
             for name, parameter in module.named_parameters():  # type: ignore[union-attr]
-                # Weights are made of the output of `stream_norm`, so its bias is in them and not in the terms.
+                # Weights are computed from the output of `stream_norm`, so its bias is in them and not in the terms.
                 if name.endswith("bias") and not name.startswith("stream_norm"):
                     parameter.zero_()
     with Trace(model) as trace, norm_inputs(model) as norms:
@@ -288,7 +288,7 @@ def deviation(values: list[float]) -> float:
 @torch.no_grad()
 @pytest.mark.parametrize("residual", ["post", "admin", "pre"])
 def test_residual_dependency_against_a_plain_loop(residual: str) -> None:
-    """Keeps what became of every branch so far in a list and rescales it at every norm (Clinic's variance log)."""
+    """It keeps the current state of every branch in a list and rescales it at every norm (Clinic's variance log)."""
     init = {"kind": "admin", "omega": "linear"} if residual == "admin" else {}
     model, some = built(residual=residual, **({"init": init} if init else {})), batch()
     found = measure(model, some, LOSS, ("residual_dependency",))["residual_dependency"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from tests.small import small_config
 from tests.train.batches import batches
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.model.build import build_model, parameter_roles
-from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.update import Parallel, UpdateResult, train_update
 
@@ -19,13 +20,12 @@ def tiny() -> tuple[Seq2Seq, Optimiser]:
     return model, Optimiser(model, parameter_roles(model), OptimiserConfig())
 
 
-def update(
-    sizes: list[int], normalisation: str = "tokens", clip_norm: float | None = None
-) -> tuple[UpdateResult, Seq2Seq]:
+def update(sizes: list[int], clip_norm: float | None = None, **loss: Any) -> tuple[UpdateResult, Seq2Seq]:
     model, optimiser = tiny()
-    config = LossConfig.model_validate({"normalisation": normalisation})
-    result = train_update(Parallel(model, config), batches(sizes), optimiser, rate=1e-2, clip_norm=clip_norm)
-    return result, model
+    config = LossConfig.model_validate(loss)
+    model.decoder.aligned = AlignmentHead.of(config.alignment)
+    cut = batches(sizes, linked=True)
+    return train_update(Parallel(model, config), cut, optimiser, rate=1e-2, clip_norm=clip_norm), model
 
 
 @pytest.mark.parametrize(("precision", "used"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
@@ -43,15 +43,19 @@ def test_precision_is_that_of_the_matrix_products(precision: str, used: torch.dt
 
 @pytest.mark.parametrize("normalisation", ["tokens", "sentence_mean", "sentence_sum"])
 @pytest.mark.parametrize("sizes", [[3, 4], [1, 1, 5], [1] * 7])
-def test_an_update_does_not_depend_on_how_it_is_cut(sizes: list[int], normalisation: str) -> None:
-    whole, model = update([7], normalisation)
-    cut, other = update(sizes, normalisation)
-    assert cut.loss == pytest.approx(whole.loss, abs=1e-12)
+@pytest.mark.parametrize("loss", [{}, {"inter_sim": 0.7}, {"r_drop": 5.0}, {"alignment": {"weight": 0.5}}], ids=str)
+def test_an_update_does_not_depend_on_how_it_is_cut(loss: dict[str, Any], sizes: list[int], normalisation: str) -> None:
+    exact = 1e-6 if "alignment" in loss else 1e-12  # shares of links are kept in fp32
+    whole, model = update([7], **loss, normalisation=normalisation)
+    cut, other = update(sizes, **loss, normalisation=normalisation)
+    assert cut.loss == pytest.approx(whole.loss, abs=exact)
     assert cut.nll == pytest.approx(whole.nll, abs=1e-10)
-    assert cut.grad_norm == pytest.approx(whole.grad_norm, abs=1e-12)
+    assert cut.alignment == pytest.approx(whole.alignment, abs=exact)
+    assert cut.aligned == pytest.approx(whole.aligned, abs=exact)
+    assert cut.grad_norm == pytest.approx(whole.grad_norm, abs=exact)
     assert (cut.source_tokens, cut.target_tokens, cut.sentences) == (31, 32, 7)
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
+        torch.testing.assert_close(a, b, atol=max(1e-9, exact), rtol=0)
 
 
 def test_clipping_scales_the_whole_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +73,7 @@ def test_clipping_scales_the_whole_gradient(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_device_needs_no_grouped_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Apple's GPUs have none; torch then computes the norms one by one."""
+    """Apple's GPUs have none; torch then computes the norms one by one."""
     expected, _ = update([7], clip_norm=0.1)
     monkeypatch.setattr(torch.nn.utils.clip_grad, "_has_foreach_support", lambda tensors, device: False)
     monkeypatch.setattr(torch.nn.utils.clip_grad, "_device_has_foreach_support", lambda device: False)

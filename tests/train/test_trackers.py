@@ -80,7 +80,7 @@ needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, re
 
 
 def wandb_records(file: Path) -> Iterator[bytes]:
-    """Yield the records of an offline run: LevelDB's log format, blocks of 32 KiB, behind a header of 7 bytes."""
+    """Yield the records of an offline run: LevelDB's log format, blocks of 32 KiB, after a header of 7 bytes."""
     data, place, whole = file.read_bytes(), 7, b""
     while place + 7 <= len(data):
         if (left := 32768 - place % 32768) < 7:
@@ -106,7 +106,7 @@ def wandb_history(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.slow  # as the last test here: W&B writes in a process of its own
+@pytest.mark.slow  # as in the last test here: W&B writes in a separate process
 @needs_wandb
 def test_wandb_offline_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ziggurat.train.trackers import Wandb
@@ -170,11 +170,11 @@ def test_mlflow_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(client.list_artifacts(found[0].info.run_id, "images")) == 4  # each image and its small form
 
 
-@pytest.mark.slow  # on a busy machine W&B's own process may be behind with its file
+@pytest.mark.slow  # on a busy machine W&B's own process may lag with its file
 @needs_wandb
 @needs_mlflow
 def test_a_whole_run_tells_all_three(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And an MLflow store that cannot be is said, while training goes on."""
+    """An impossible MLflow store is reported, while training continues."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     monkeypatch.setattr("ziggurat.train.records._CLOSING_SECONDS", 300.0)  # however busy the machine is

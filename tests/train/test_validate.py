@@ -90,14 +90,14 @@ def test_the_dev_set_is_translated_with_its_tags(tiny_folder: Path, monkeypatch:
         return [Translation(text, [Hypothesis(text, 0.0, 0.0, [], [], True)]) for text in texts]
 
     monkeypatch.setattr("ziggurat.translate.translator.Translator.translate", echo)
-    validator.references = validator.sources  # in the right order again, the echo is perfect
+    validator.references = validator.sources  # back in the right order, the echo is perfect
     model = build_model(experiment.model, store.source.size, store.target.size)
     assert validator.measure(model).bleu == pytest.approx(100.0)
     assert asked == dict(zip(validator.sources, validator.tags, strict=True))
 
 
 def seen_by_the_translator(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[Translation]]]:
-    """Return a list that receives the beam and the results of each translation of a validator."""
+    """Return a list that receives the beam and the results of each of a validator's translations."""
     seen: list[tuple[int, list[Translation]]] = []
     genuine = Translator.translate
 
@@ -111,7 +111,7 @@ def seen_by_the_translator(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, l
 
 
 def test_translations_are_as_long_as_their_references_allow(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An untrained model ends no sentence by itself, so each is as long as it may be."""
+    """An untrained model does not end sentences by itself, so each has the maximum length."""
     seen = seen_by_the_translator(monkeypatch)
     lengths = []
     for rule in ({"ratio": 0.5, "extra": 3}, None):
@@ -155,7 +155,7 @@ def test_decodings_stay_within_their_share_of_the_time(monkeypatch: pytest.Monke
     decode(9.0)
     assert clock.affordable(), "short ones always are"
     decode(20.0)  # 29 s of 29
-    for passed, affordable in ((160.0, False), (180.0, True)):  # 29 + 20 s are a quarter of 196 s, the next included
+    for passed, affordable in ((160.0, False), (180.0, True)):  # 29 + 20 s are a quarter of 196 s, including the next
         now[0] = passed
         assert clock.affordable() == affordable
         assert unlimited.affordable()
@@ -193,7 +193,7 @@ def test_the_last_validation_of_a_run_translates_whatever_ends_it(
 
 
 def test_groups_of_the_search_do_not_stop_a_greedy_validation(tiny_folder: Path) -> None:
-    """`decoding.diverse_groups` is of a beam that validation may not have, or not yet."""
+    """`decoding.diverse_groups` belongs to a beam that validation may not have, or not yet."""
     experiment = tiny_experiment(tiny_folder, validation={"beam_size": 4, "max_sentences": 2})
     decoding = experiment.decoding.model_copy(update={"beam_size": 4, "diverse_groups": 2})
     for beam, nll in ((4, 0.1), (4, 99.0), (1, 0.1)):
@@ -221,7 +221,7 @@ def test_validation_searches_by_beam_where_translation_samples(tiny_folder: Path
     ("change", "starts_again"),
     [
         ({"beam_size": 7, "n_best": 3, "batch_sentences": 9, "precision": "bfloat16", "alignments": True}, False),
-        ({"diverse_groups": 4, "beam_size": 8, "diverse_strength": 0.9}, False),  # groups that divide no beam of 3
+        ({"diverse_groups": 4, "beam_size": 8, "diverse_strength": 0.9}, False),  # they do not divide 3
         ({"diverse_groups": 3, "beam_size": 9}, True),
         ({"length_penalty": {"alpha": 1.0}}, True),
     ],
@@ -230,7 +230,7 @@ def test_decoding_that_validation_does_not_heed_leaves_best_alone(
     change: dict[str, Any], starts_again: bool, tiny_folder: Path
 ) -> None:
     experiment = tiny_experiment(tiny_folder, validation={"metric": "chrf", "beam_size": 3})
-    other = experiment.model_copy(update={"decoding": change_section(experiment.decoding, change, "decoding")})
+    other = change_section(experiment, {"decoding": change}, "")
     now = RunProgress()
     rank_anew(now, experiment)
     progress = RunProgress(best=5.0, best_by=now.best_by)

@@ -1,4 +1,4 @@
-"""Curves and heat maps of records, from records made by hand."""
+"""Curves and heat maps from records made by hand."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_layer_by_update_has_the_top_layer_first_and_the_newest_update_last() ->
     deep = record(2, gradient_norm={"embeddings": 1.0, "encoder": [10.0, None]})
     found = heat_maps([shallow, deep])
     assert list(found) == ["gradient_norm.encoder by layer and update"]
-    assert list(found.values()) == [[[None, None], [0.0, 1.0]]]  # the layer that the run has grown is blank before
+    assert list(found.values()) == [[[None, None], [0.0, 1.0]]]  # the layer added by growth is blank before that
     assert scale.share(1e-2) == pytest.approx(0.5)
 
 
 def test_records_without_a_measure_have_no_column() -> None:
-    """Measures have cadences of their own."""
+    """Measures have their own cadences."""
     with_it = [record(u, variance={"encoder.ffn": [v]}) for u, v in ((1, 1.0), (3, 100.0))]
     without = [record(0, nll=1.0), record(2, nll=1.0, variance={"decoder.ffn": [1.0]})]
     (found,) = heat_maps([without[0], with_it[0], without[1], with_it[1]]).values()

@@ -39,7 +39,7 @@ def test_one_at_the_edge_is_not_said_over_and_over() -> None:
 
 
 def test_what_goes_on_exploding_does_not_recover() -> None:
-    """The band of growth moves on with the values; the one that was left does not."""
+    """The band of growth moves with the values; the band that was left does not."""
     watch = Watch(warmup_updates=10)
     kinds = []
     for update, variance in enumerate([1.0, 9e4, 3e5, 6e5, 9e5, 8e5, 50.0, 50.0, 50.0]):

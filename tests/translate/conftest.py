@@ -1,4 +1,4 @@
-"""A trained tokenizer and tiny models for the tests of translation."""
+"""Fixtures: a trained tokenizer and tiny models for tests of translation."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def tokenizer() -> SentencePieceTokenizer:
 
 @pytest.fixture
 def copying(tokenizer: SentencePieceTokenizer) -> Translator:
-    """Gives the source back."""
+    """A model that returns its source."""
     model = CopyModel(tokenizer.size + 2, tokenizer.eos, frozenset(tokenizer.tags.values()))
     return Translator(model, tokenizer, tokenizer, DecodingConfig(beam_size=2))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tokenizer: SentencePieceTokenizer) -> Seq2Seq:
-    """An untrained model in double precision: distributions far from flat, and ends that are likely everywhere."""
+    """An untrained model in double precision, with distributions far from flat, and ends that are likely everywhere."""
     config = small_config(2, 2, d_model=16, d_ff=32, embedding={"sharing": "none"})
     model = build_model(config, tokenizer.size, tokenizer.size).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0)
-        # A constant part of the decoder's states, which the end of a sentence's row of the output matrix picks up.
+        # A constant part of the decoder's states, which the output matrix's row for end of sentence picks up.
         constant = torch.linspace(-1, 1, 16, dtype=torch.float64)
         assert isinstance(model.decoder.final_norm, torch.nn.LayerNorm)
         model.decoder.final_norm.bias.copy_(constant)

@@ -1,4 +1,4 @@
-"""Scorers and models whose probabilities are known, for the tests of search and translation."""
+"""Scorers and models with known probabilities, for tests of search and translation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def random_attention(seed: int, sentence: int, prefix: Prefix, length: int) -> l
 
 
 class TableScorer:
-    """Scores by a function of (sentence, prefix); it follows sentences and beams only by what it is told.
+    """Scores by a function of (sentence, prefix), tracking sentences and beams only through its calls.
 
     The sentence's number is its first source token.
     """
@@ -108,7 +108,7 @@ class TableScorer:
 
 
 class CopyState:
-    """The wanted outputs [n, length] of every live sentence, and how far each is."""
+    """The desired outputs [n, length] of every live sentence, and how far each is."""
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
@@ -124,9 +124,9 @@ class CopyState:
 
 
 class CopyModel(nn.Module):
-    """Has Seq2Seq's methods and gives the source back, token by token; tags at its start are left out.
+    """A model with Seq2Seq's methods that returns the source token by token, without tags at its start.
 
-    Counts what it is asked, so that tests can see which sentences never reached the model.
+    It counts its calls, so that tests can see which sentences never reached the model.
     """
 
     def __init__(self, vocabulary: int, eos: int, tags: frozenset[int] = frozenset()) -> None:

@@ -1,4 +1,6 @@
-"""Searches by plain loops over dictionaries and Python floats, without early stopping: what the real one must find."""
+"""Searches by plain loops over dictionaries and Python floats, without early stopping: the real search must match
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class Plain:
 
 
 def penalised(penalty: LengthPenalty, log_probability: float, length: int, attention: list[float]) -> float:
-    """The penalties once more, written from docs: nothing of ziggurat.translate.hypotheses is used."""
+    """The penalties again, written from the docs, without using ziggurat.translate.hypotheses."""
     base = {"none": 1.0, "power": length, "gnmt": (5 + length) / 6, "lingvo": (5 + length) / 5}[penalty.kind]
     rho = penalty.length_ratio
     coverage = sum(math.log(min(max(a / rho, 0.001), 0.5)) for a in attention)
@@ -62,7 +64,7 @@ def plain_search(
     min_length: int = 0,
     forced: Prefix = (),
 ) -> list[Plain]:
-    """One sentence at a time: all steps up to the limit are made."""
+    """Search one sentence at a time, with all steps up to the limit."""
     alive: list[tuple[float, Prefix, list[float]]] = [(0.0, (), [0.0] * source_length)]
     finished: list[Plain] = []
     before = alive
@@ -106,9 +108,9 @@ def plain_search(
 def fairseq_search(
     scorer: TableScorer, sentence: int, max_length: int, wanted: SearchSettings, min_length: int = 0
 ) -> list[Plain]:
-    """One sentence by the rules of fairseq's sequence_generator, read from there: `finalize_hypos`, `is_finished`.
+    """Search one sentence by the rules in fairseq's sequence_generator: `finalize_hypos`, `is_finished`.
 
-    fairseq never gives fewer than `min_length` tokens and wants it within `max_length`.
+    fairseq never returns fewer than `min_length` tokens, which must not exceed `max_length`.
     """
     beams: list[tuple[float, Prefix]] = [(0.0, ())]
     finalised: list[Plain] = []
@@ -125,7 +127,7 @@ def fairseq_search(
                     candidates.append((total + p, rank, token, prefix))
         candidates.sort(key=lambda c: (-c[0], c[1], c[2]))
         candidates = candidates[: 2 * wanted.beam_size]
-        if wanted.rules.prune is not None and candidates:  # a rule of lingvo's, which fairseq does not have
+        if wanted.rules.prune is not None and candidates:  # a rule from lingvo, which fairseq does not have
             best = max([candidates[0][0], *(f.log_probability for f in finalised)])
             candidates = [c for c in candidates if c[0] >= best - wanted.rules.prune]
         for total, _, token, prefix in candidates[: wanted.beam_size]:
@@ -140,7 +142,7 @@ def fairseq_search(
 
 
 def marian_search(scorer: TableScorer, sentence: int, max_length: int, wanted: SearchSettings) -> list[Plain]:
-    """One sentence by Marian's rules: a beam narrower by each hypothesis that has ended, and those at the limit."""
+    """Search one sentence by Marian's rules: each ended hypothesis narrows the beam, and so do those at the limit."""
     beams: list[tuple[float, Prefix]] = [(0.0, ())]
     room = wanted.beam_size
     results: list[Plain] = []

@@ -1,4 +1,4 @@
-"""Constraints: always met where they can be, the best of all outputs that meet them with wide beams."""
+"""Constraints: always met if possible, and with wide beams the best of all outputs that meet them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Phrases = tuple[tuple[int, ...], ...]
 
 
 def holds(tokens: tuple[int, ...], phrases: Phrases) -> bool:
-    """Return whether all phrases are there, in any order, no token in two of them."""
+    """Return whether all phrases occur, in any order, without sharing tokens."""
     for order in itertools.permutations(phrases):
         at = 0
         for phrase in order:
@@ -125,7 +125,7 @@ def test_a_forced_start_may_bring_a_phrase() -> None:
 
 
 class Way(NamedTuple):
-    """Where a hypothesis is: its constraint tokens, the phrases that it has, and whether it is on the way to one."""
+    """The state of a hypothesis: its constraint tokens, the phrases that it has, and whether it is inside one."""
 
     bank: int
     completed: int
@@ -134,7 +134,7 @@ class Way(NamedTuple):
 
 
 def followed(phrases: Phrases, tokens: tuple[int, ...]) -> Way:
-    """Return where a hypothesis of these tokens is."""
+    """Return the state of a hypothesis with these tokens."""
     width = max(map(len, phrases))
     choice = ConstrainedChoice(2, len(phrases), width, EOS, "cpu")
     choice.admit([Sentence([0], 99, 0, (), phrases)])
@@ -173,7 +173,7 @@ SIX = ((1, 2, 3), (1, 3), (1, 4), (4, 5, 6, 7), (1,), (4, 5))
 
 @pytest.mark.parametrize(
     ("phrases", "tokens", "way"),
-    [  # what fairseq's tests of unordered constraints expect
+    [  # expected by fairseq's tests of unordered constraints
         (SIX, (), Way(0, 0, False, True)),
         (SIX, (1, 2), Way(2, 0, False, False)),
         (SIX, (1, 2, 94), Way(1, 1, False, True)),
@@ -186,7 +186,7 @@ SIX = ((1, 2, 3), (1, 3), (1, 4), (4, 5, 6, 7), (1,), (4, 5))
         (((1, 2), (1, 2)), (1, 2, 1, 2), Way(4, 2, True, False)),
         (((1, 2), (1, 2)), (1, 2, 1, 2, 1), Way(4, 2, True, True)),
         (((1, 2), (3, 4)), (1, 2, 3, 4, 5), Way(4, 2, True, True)),
-        # and what goes beyond them: what is behind a way that was left is read again
+        # and beyond them: after an abandoned phrase, its tokens are read again
         (((1, 1, 2),), (1, 1, 1, 2), Way(3, 1, True, False)),
         (((1, 2, 3), (2, 4)), (1, 2, 4), Way(2, 1, False, False)),
         (((5,), (5, 6, 7), (6,)), (5, 6, 8, 5, 6, 7), Way(5, 3, True, False)),

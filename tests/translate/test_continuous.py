@@ -1,4 +1,4 @@
-"""Lines that come and go while others are translated: the same results as all at once."""
+"""Lines that enter and leave while others are translated: the same results as all at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def alone(translator: Translator) -> dict[str, list[str]]:
 def test_lines_come_and_go(
     arrivals: list[tuple[str, int, int | None]], slots: int, translator: Translator, alone: dict[str, list[str]]
 ) -> None:
-    """Each arrival comes some steps after the one before; at some of them an earlier line is cancelled."""
+    """Each line arrives some steps after the previous one; at some arrivals an earlier line is cancelled."""
     live = ContinuousTranslation(translator, slots=slots, n_best=2)
     texts: dict[int, str] = {}
     found: dict[int, list[str]] = {}

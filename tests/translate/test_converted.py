@@ -1,4 +1,4 @@
-"""Folders of CTranslate2 from other toolkits' converters: translations are those of CTranslate2 called directly."""
+"""CTranslate2 folders from other toolkits' converters: translations equal those of CTranslate2 called directly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ziggurat.translate.results.Tran
 TAGS = [">>fra<<", ">>ita<<"]
 SEARCH: dict[str, Any] = {"beam_size": 2, "min_length": 0, "length_penalty": {"kind": "none", "alpha": 0.0}}
 LIMIT = 40
-SEED = 6  # of weights with which most translations end
+SEED = 6  # weights with which most translations end
 ROOM = {"max_length": {"ratio": 0.0, "extra": LIMIT, "limit": LIMIT}}
 LINES = [*SENTENCES, "Ωmega stands by the river.", "a"]
 
@@ -54,7 +54,7 @@ def tokenizer() -> SentencePieceTokenizer:
 
 @pytest.fixture
 def made(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> Made:
-    """Write a folder without any file of ours; `config` changes its config.json, as other converters have it."""
+    """Write a folder without our own files; `config` changes its config.json to match other converters."""
 
     def make(positions: str = "sinusoidal", segmenter: str | None = "sentencepiece.model", **config: Any) -> Path:
         shape = ModelConfig.model_validate({**SMALL, "embedding": {**SMALL["embedding"], "positions": positions}})
@@ -72,7 +72,7 @@ def made(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> Made:
 
 
 def direct(path: Path, sources: list[list[str]], target: str) -> list[str | None]:
-    """The texts that CTranslate2 gives for pieces of a source; None where the translation was cut."""
+    """Return the texts that CTranslate2 gives for a source's pieces; None if the translation was cut."""
     results = ctranslate2.Translator(str(path), device="cpu", intra_threads=1).translate_batch(
         sources,
         beam_size=SEARCH["beam_size"],
@@ -101,7 +101,7 @@ def pieces(path: Path, lines: list[str]) -> list[list[str]]:
 
 
 def convert(theirs: Path, path: Path, vocabularies: list[str]) -> None:
-    """Convert a model of Marian as CTranslate2 does, whose reader wants the options without padding."""
+    """Convert a Marian model as CTranslate2 does, whose reader requires the options without padding."""
     write_npz(theirs / "other.npz", arrays_of(theirs / "opus.npz"), PRE_NORM, block=1)
     MarianConverter(str(theirs / "other.npz"), [str(theirs / name) for name in vocabularies]).convert(str(path))
 
@@ -165,7 +165,7 @@ def test_folders_of_transformers_own_converter(
 ) -> None:
     hub, path = downloaded(tags=True), tmp_path / "converted"
     model = transformers.MarianMTModel.from_pretrained(str(hub))
-    model.save_pretrained(hub)  # as safetensors, which the converter wants
+    model.save_pretrained(hub)  # as safetensors, which the converter requires
     TransformersConverter(str(hub)).convert(str(path))
     theirs = transformers.AutoTokenizer.from_pretrained(str(hub))
     lines = [line if tag is None else f"{tag} {line}" for line in SENTENCES]
@@ -207,7 +207,7 @@ def cut(path: Path) -> None:
 
 
 def renamed_variable(path: Path) -> None:
-    """Damage the name of the first embeddings, for which CTranslate2 raises IndexError."""
+    """Damage the name of the first embeddings, which makes CTranslate2 raise IndexError."""
     file = path / "model.bin"
     file.write_bytes(file.read_bytes().replace(b"encoder/embeddings", b"encoder/embeddinks", 1))
 
@@ -280,7 +280,7 @@ def test_a_first_token_that_the_caller_gives_is_refused(made: Made) -> None:
 
 
 def test_many_languages_of_transformers_are_refused(tmp_path: Path) -> None:
-    """M2M100 and NLLB write the code of the target first."""
+    """M2M100 and NLLB put the target's code first."""
     model = trained_tokenizer(SENTENCES, 300, [])
     tokens = [*model.pieces(range(model.size)), "__de__", "__en__"]
     (tmp_path / "model.bin").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Models made fast: the same scores, whatever the architecture; what a device cannot do is refused."""
+"""Models made fast: the same scores for any architecture; what a device cannot do is refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def model(kind: str) -> Seq2Seq:
 
 @torch.no_grad()
 def scores(built: Seq2Seq) -> Tensor:
-    """Logits of six steps of two sentences whose beams change places."""
+    """Return logits for six steps of two sentences whose beams swap places."""
     scorer = ModelScorer(built)
     scorer.start(3, 2)
     mask = torch.arange(7) < torch.tensor([[7], [4]])
@@ -89,12 +89,12 @@ def test_fast_models_score_as_the_plain_one(kind: str, precision: Precision, mon
     make_fast(built, precision)
     error = (scores(built) - plain).norm() / plain.norm()
     assert float(error) < (1e-5 if precision == "float32" else 4e-2)
-    assert precision == "float32" or float(error) > 1e-4  # it is another precision
+    assert precision == "float32" or float(error) > 1e-4  # its precision differs
 
 
 @pytest.mark.slow
 def test_a_packed_model_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole searches with sentences of unlike lengths, which enter and leave, over several blocks of the caches."""
+    """Whole searches over several blocks of the caches, with sentences of different lengths that enter and leave."""
     sentences = [Sentence([5 + n, *range(6, 6 + n), 7 + n, 3], 45 - 5 * n) for n in range(7)]
     settings = SearchSettings(4, 2, 2, 3, forbidden=(0, 1, 2), batch_sentences=3)
     for kind in ("pre", "rotary", "merged"):
@@ -131,7 +131,7 @@ def test_models_whose_stream_is_bf16_are_searched() -> None:
     ids=str,
 )
 def test_models_that_are_bf16_throughout_translate(choices: dict[str, Any]) -> None:
-    """As on a GPU with `precision: bfloat16`: what a kind computes in fp32 must not reach maps and norms in bf16."""
+    """As on a GPU with `precision: bfloat16`: a kind's fp32 results must not reach maps and norms in bf16."""
     sentences = [Sentence([5 + n, 6, 7 + n, 3], 6) for n in range(4)]
     settings = SearchSettings(2, 1, 2, 3, forbidden=(0, 1, 2), batch_sentences=3)
     deep = {**SIZES, "decoder": {"layers": 3}, "combination": {"period": 2}}
@@ -139,7 +139,7 @@ def test_models_that_are_bf16_throughout_translate(choices: dict[str, Any]) -> N
     built = build_model(config, 61, 61, seed=3).eval().bfloat16()
     types = set[torch.dtype]()
     for module in built.modules():
-        if isinstance(module, Linear | nn.LayerNorm):  # a CPU would take fp32 there, where CUDA takes one type
+        if isinstance(module, Linear | nn.LayerNorm):  # a CPU would accept fp32 there, where CUDA accepts one type
             module.register_forward_pre_hook(lambda _, inputs: types.add(inputs[0].dtype))
     assert len(search(ModelScorer(built), sentences, settings)) == 4
     assert types <= {torch.bfloat16}
@@ -147,7 +147,9 @@ def test_models_that_are_bf16_throughout_translate(choices: dict[str, Any]) -> N
 
 @torch.no_grad()
 def test_memory_of_the_caches_is_that_of_sentences_that_are_live_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot is as long as the longest sentence, which few others are live with: not all slots have memory then."""
+    """A slot is as long as the longest sentence, alongside which few others are live: then not all slots have
+    memory.
+    """
     for module in (cache_module, live_module):
         monkeypatch.setattr(module, "BLOCK", 3)
     lengths = [18, *[1] * 40]
@@ -168,7 +170,7 @@ def test_memory_of_the_caches_is_that_of_sentences_that_are_live_together(monkey
 
 
 class _Waits(TorchDispatchMode):
-    """Counts the operators for which a CPU has to wait for a GPU: those whose result depends on numbers there."""
+    """Counts the operators for which a CPU has to wait for a GPU, because their results depend on numbers there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +201,7 @@ def test_no_layer_waits_for_the_device_in_a_step(kind: str, monkeypatch: pytest.
 def test_what_the_device_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "available", lambda precision: False)
     built = model("pre")
-    make_fast(built, "float32")  # stays as it is
+    make_fast(built, "float32")  # stays unchanged
     assert type(built.output).__name__ == "OutputProjection"
     with pytest.raises(ConfigError, match=r"decoding\.precision: int8.*VNNI"):
         make_fast(built, "int8")

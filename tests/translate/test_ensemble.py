@@ -1,4 +1,4 @@
-"""Ensembles: arithmetic means of probabilities, against sums by hand and a search of all sequences."""
+"""Ensembles: arithmetic means of probabilities, compared with sums by hand and a search of all sequences."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def members() -> list[Seq2Seq]:
 
 @torch.no_grad()
 def by_hand(models: list[Seq2Seq], source: list[int], prefix: list[int]) -> list[float]:
-    """Log of the mean probability of each next token: one unpadded sentence, plain floats."""
+    """Return the log of the mean probability of each next token, for one unpadded sentence in plain floats."""
     means = [0.0] * models[0].vocabulary_size
     for model in models:
         ids = torch.tensor([source])
@@ -104,7 +104,7 @@ def test_step_by_step_scores_are_logs_of_mean_probabilities_through_any_reorderi
     prefixes: list[list[list[int]]] = [[[] for _ in range(beam)] for _ in sources]
     tokens = torch.full((len(sources), beam), BOS)
     for step in range(6):
-        if step == 3:  # one comes when others are on their way
+        if step == 3:  # one arrives while others are in progress
             scorer.admit(*padded([[4, 4, 6, EOS]], PAD, "cpu"), 4)
             sources.append([4, 4, 6, EOS])
             prefixes.append([[] for _ in range(beam)])
@@ -274,7 +274,7 @@ def test_a_translator_takes_several_models(tokenizer: SentencePieceTokenizer) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TranslationWarning)
         translations = translator.translate(texts)
-        # The coverage term asks the scorer for attention, and refuses one that has none.
+        # The coverage term needs attention, and refuses a scorer without it.
         covering = LengthPenaltyConfig(kind="lingvo", alpha=0.0, coverage=0.5)
         assert len(translator.translate(texts, length_penalty=covering)) == 2
     for source, found in zip(ids, translations, strict=True):
@@ -301,7 +301,7 @@ decoding: {beam_size: BEAM}
 def directory(
     folder: Path, source: SentencePieceTokenizer, target: SentencePieceTokenizer, layers: int, positions: str = ""
 ) -> Path:
-    """A model directory with a random model and beams of the size of its depth."""
+    """Write a model directory with a random model whose beam size equals its depth."""
     text = EXPERIMENT.replace("LAYERS", str(layers)).replace("POSITIONS", positions or "positions: sinusoidal")
     text = text.replace("LANGUAGE", f"e{layers}").replace("BEAM", str(layers))
     experiment = parse_experiment(text.replace("embedding: {", "embedding: {sharing: decoder, "), "test")
@@ -367,7 +367,7 @@ def test_maps_of_all_members_are_checked_in_the_precision_of_translation(
 @pytest.mark.parametrize(
     ("tags", "unicode", "said"),
     [
-        (["<new>", "<bt>"], "none", "its {side} vocabulary is not that of"),  # as large, but ids differ
+        (["<new>", "<bt>"], "none", "its {side} vocabulary is not that of"),  # the same size, but different ids
         (["<bt>", "<new>"], "nfkc", "normalised by `data.unicode: nfkc`, but that of .* by `none`"),
     ],
 )

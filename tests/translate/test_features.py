@@ -42,7 +42,7 @@ def quiet() -> Iterator[None]:
 
 
 def same(one: list[Translation], other: list[Translation]) -> bool:
-    """Equal up to the rounding of sums."""
+    """Return whether they are equal up to the rounding of sums."""
     ours = [h for translation in one for h in translation.hypotheses]
     theirs = [h for translation in other for h in translation.hypotheses]
     scores = pytest.approx([h.score for h in theirs], abs=1e-9)
@@ -127,7 +127,7 @@ def test_prefixes_and_constraints_must_pair_up_with_lines(translator: Translator
 
 
 def lacking(phrases: list[str], text: str) -> list[str]:
-    """The phrases that `text` does not hold as whole words as often as they are given, by the standard library."""
+    """Return the phrases that `text` has as whole words less often than given, using the standard library."""
     return [
         phrase
         for number, phrase in enumerate(phrases)
@@ -140,7 +140,7 @@ def test_constraints_are_met_or_named(translator: Translator) -> None:
     found = translator.translate(TEXTS, constraints=wanted)
     for phrases, translation in zip(wanted, found, strict=True):
         assert translation.hypotheses[0].unmet_constraints == (lacking(phrases, translation.text) if phrases else None)
-    # The search has put all of them in; an untrained model may go on where a word should end.
+    # The search inserted all of them; an untrained model may continue where a word should end.
     assert all(found[line].text.count(p) >= wanted[line].count(p) for line in (0, 3, 4) for p in wanted[line])
     assert "unmet_constraints" not in json.loads(found[1].to_json())
     streamed = list(translator.translate_stream(TEXTS, window=2, constraints=wanted, batch_sentences=2))
@@ -226,7 +226,7 @@ def test_alignments_of_a_long_line_stand_beside_each_other(translator: Translato
 
 
 class Attentive(CopyModel):
-    """Copies, and attends to what it copies; unknown stays unknown."""
+    """A model that copies, and attends to what it copies; unknown stays unknown."""
 
     def step(self, tokens: torch.Tensor, state: Any) -> torch.Tensor:
         width = max(map(len, state.rows))
@@ -304,7 +304,7 @@ MODES: dict[str, dict[str, Any]] = {
     "rules": {"no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "prune": 3.0, "eos_margin": 5.0, "banned": ["dog"]},
     "alignments": {"alignments": True, "replace_unknown": True},
     "terminology": {"terminology": {"dog": "river", "ქართული": "bridge", "\\n": "&amp;"}},
-    "itself": {},  # prefix and constraint of each line are the line itself
+    "itself": {},  # each line is its own prefix and constraint
 }
 
 

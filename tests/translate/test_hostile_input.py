@@ -1,4 +1,4 @@
-"""Whatever a line holds, it gives exactly one line, and its neighbours are translated as if it were not there."""
+"""Whatever a line contains, it gives exactly one line, and does not affect the translation of its neighbours."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_line_gives_one_line_and_disturbs_no_other(copying: Translator, na
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_copying_model_gives_the_text_back(copying: Translator, name: str) -> None:
-    """Up to what is documented: line ends and NUL are blanks, and blanks are counted once."""
+    """This holds apart from documented changes: line ends and NUL are blanks, and blanks are merged."""
     if name == "lone surrogate":
         pytest.skip("no UTF-8 spells it")
     copying.decoding = DecodingConfig(beam_size=1, max_source_pieces=300)
@@ -92,7 +92,7 @@ def test_all_of_them_together_by_a_real_model(tiny_model: Seq2Seq, tokenizer: Se
 @settings(max_examples=60)
 @given(st.lists(st.binary(max_size=12).filter(lambda b: b"\n" not in b), max_size=6))
 def test_as_many_lines_come_out_as_go_in(raw: list[bytes]) -> None:
-    """Through the reader of byte streams too: lines are counted by their LF."""
+    """This also goes through the reader of byte streams: lines are counted by their LF."""
     valid = [line.decode("utf-8", "replace").encode() for line in raw]
     text = b"".join(line + b"\n" for line in valid)
     assert len(list(read_lines(io.BytesIO(text), "x"))) == len(valid)
@@ -102,7 +102,7 @@ LINE_ENDS = [c for c in map(chr, range(0x10000)) if len(f"a{c}b".splitlines()) >
 
 
 class Writes(CopyModel):
-    """Gives the same ids for every source."""
+    """A tokenizer that gives the same ids for every source."""
 
     def __init__(self, vocabulary: int, eos: int, ids: list[int]) -> None:
         super().__init__(vocabulary, eos)

@@ -1,4 +1,4 @@
-"""The n best next words: those that the model's probabilities make the likeliest, whatever pieces they are made of."""
+"""The n best next words: the most probable ones under the model, whatever their pieces."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = TranslateOptions(6, next_words=True)
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("prefix", [(), (2,), (3, 4)])
 def test_words_are_ranked_by_their_probability(seed: int, complete: bool, prefix: tuple[int, ...]) -> None:
-    """Against all words of up to three tokens, one by one."""
+    """Compare with all words of up to three tokens, one by one."""
     table = random_log_probabilities(seed, 6, 1.5)
     expected = {}
     for length in range(1, LONGEST + 1):
@@ -72,7 +72,7 @@ def untrained(tokenizer: SentencePieceTokenizer, tiny_model: Seq2Seq) -> Transla
 
 
 def next_words(translator: Translator, hypotheses: list[Hypothesis], prefix: str) -> list[str]:
-    """What follows the prefix in each hypothesis, up to the end of its word."""
+    """Return what follows the prefix in each hypothesis, up to the end of its word."""
     (begun,) = translator.target_tokenizer.encode([prefix])
     assert all(hypothesis.text.startswith(prefix) for hypothesis in hypotheses)
     return ["".join(first_word(hypothesis.tokens[len(begun) :])) for hypothesis in hypotheses]

@@ -1,4 +1,4 @@
-"""Rules against Hugging Face's logits processors, and in a search against a plain loop."""
+"""Rules compared with Hugging Face's logits processors, and in a search with a plain loop."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def samples(
 
 
 def test_whole_translations_come_as_often_as_the_model_says() -> None:
-    """Chi-square over all outputs of up to two tokens; without BOS the rest of the probability is shared out."""
+    """Chi-square over all outputs of up to two tokens; without BOS its probability is redistributed."""
     table = random_log_probabilities(4, 5, 1.0)
     count, temperature = 3000, 0.7
 

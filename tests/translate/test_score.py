@@ -1,4 +1,4 @@
-"""Forced scoring, and the search on a real model: its scores are those of forced scoring, token by token."""
+"""Forced scoring, and the search on a real model: its scores equal those of forced scoring, token by token."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_search_scores_are_forced_scores_token_by_token(
 ) -> None:
     wanted = SearchSettings(beam_size, beam_size, tokenizer.bos, tokenizer.eos, (0, 2), penalty=penalty)
     found = found_by(tiny_model, SOURCES, wanted, 4)
-    assert len({tuple(h.tokens) for row in found for h in row}) >= 4  # or the model would be no test
+    assert len({tuple(h.tokens) for row in found for h in row}) >= 4  # otherwise the model would test nothing
     for source, row in zip(SOURCES, found, strict=True):
         scores = forced(tiny_model, [source] * len(row), [h.tokens for h in row], tokenizer, 4096)
         for hypothesis, score in zip(row, scores, strict=True):

@@ -1,4 +1,4 @@
-"""Search against brute force and against a plain loop over dictionaries and Python floats."""
+"""Search compared with brute force and with a plain loop over dictionaries and Python floats."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_greedy_takes_the_likeliest_token_at_every_step() -> None:
 
 
 def crossing(sentence: int, prefix: Prefix) -> list[float]:
-    """Token 2 looks better than token 3 at first; after 2 all goes wrong, after 3 all goes well."""
+    """Token 2 looks better than token 3 at first; but everything goes wrong after 2, and well after 3."""
     if prefix == ():
         probabilities = [0.0, 0.01, 0.55, 0.44]
     elif prefix[0] == 2:
@@ -126,7 +126,7 @@ def test_beams_that_overtake_each_other_take_their_state_with_them() -> None:
 
 
 def test_without_reordering_the_result_is_another_one() -> None:
-    """The test above would be hollow if the order of beams did not matter to it."""
+    """The test above would show nothing if the order of beams did not matter."""
 
     class Forgetful(TableScorer):
         def follow(self, parents: torch.Tensor) -> None:
@@ -222,7 +222,7 @@ def test_best_tokens_of_large_vocabularies_with_few_different_values(vocabulary:
     generator = torch.Generator().manual_seed(vocabulary)
     scores = torch.randint(different, (3, 2, vocabulary), generator=generator).float()
     scores[0, 0] = -torch.inf
-    scores[0, 0, [5, vocabulary - 1]] = 1.0  # fewer than asked for exist
+    scores[0, 0, [5, vocabulary - 1]] = 1.0  # fewer exist than requested
     scores[1, 1, -1] = 2e6  # in what the blocks leave over
     for count in (1, 2, 8):
         wanted = scores.sort(dim=-1, descending=True, stable=True)
@@ -260,7 +260,7 @@ def test_half_precision_scores_are_summed_in_single_precision() -> None:
 
 
 def test_endings_are_counted_among_all_candidates_or_among_the_beams_alone() -> None:
-    """With two beams, end-of-sentence third at the first step: it ends a hypothesis unless only beams may."""
+    """With two beams and end-of-sentence third at the first step, it ends a hypothesis unless only beams may."""
     tokens = [t for t in range(5) if t not in (BOS, EOS)]
 
     def table(sentence: int, prefix: Prefix) -> list[float]:
@@ -332,7 +332,7 @@ def test_marians_rule_against_a_plain_loop_of_it(data: st.DataObject, alpha: flo
 
 @pytest.mark.parametrize("endings", ["beam", "fairseq"])
 def test_an_end_that_does_not_count_prunes_nothing(endings: Any) -> None:
-    """End-of-sentence is third of the first step's candidates; all that goes on is far below it for a while."""
+    """End-of-sentence is third among the first step's candidates; all continuations are far below it for a while."""
 
     def table(sentence: int, prefix: Prefix) -> list[float]:
         chances = (1e-9, 0.2, 0.45, 0.35) if not prefix else (0.3, 0.2, 0.25, 0.25) if len(prefix) < 6 else (0, 1, 0, 0)
@@ -345,7 +345,7 @@ def test_an_end_that_does_not_count_prunes_nothing(endings: Any) -> None:
 
 
 def test_the_rules_of_ending_differ_widely_on_a_model_that_is_not_trained() -> None:
-    """The test above would be hollow if all rules found the same: here at most 7 of 20 sentences agree."""
+    """The test above would show nothing if all rules found the same: here at most 7 of 20 sentences agree."""
     table = random_log_probabilities(11, 12, 0.8)
     found = {}
     for endings in ("candidates", "beam", "fairseq"):
@@ -371,12 +371,12 @@ def test_fairseqs_rule_ends_at_the_limit_whatever_other_rules_say() -> None:
 
 
 def test_fairseqs_rule_stops_at_k_ended_and_turns_the_next_away() -> None:
-    """Two beams: the empty output ends first; then both beams end in one step, with room for one of them only."""
+    """Two beams: the empty output ends first; then both beams end in one step, with room for only one of them."""
 
     def table(sentence: int, prefix: Prefix) -> list[float]:
         return [math.log(p) for p in ((0.04, 0.9, 0.03, 0.03) if prefix else (1e-9, 0.3, 0.5, 0.2))]
 
-    penalty = LengthPenalty("power", 2.0)  # by its score the one turned away would be the second best
+    penalty = LengthPenalty("power", 2.0)  # by its score the rejected one would be the second best
     wanted = SearchSettings(2, 2, BOS, EOS, (BOS,), penalty=penalty, endings="fairseq")
     scorer = TableScorer(table, 4)
     (found,) = run(scorer, [9], wanted)

@@ -1,4 +1,6 @@
-"""Search with a lexical shortlist: the same as with scores of -inf for all else, whatever else is in the batch."""
+"""Search with a lexical shortlist: the same as with scores of -inf for everything else, whatever else is in the
+batch.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ MODELS = [small_model(seed).double() for seed in (1, 2)]
 
 
 class Plain(ModelScorer):
-    """All scores, then -inf for what a sentence's own source does not allow, token by token."""
+    """Compute all scores, then set -inf for what a sentence's own source does not allow, token by token."""
 
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
         super().start(beam_size, slots, keep_attention=keep_attention)

@@ -333,7 +333,7 @@ def test_an_endless_stream_needs_constant_memory(copying: Translator) -> None:
         early, late = peak(240), peak(1800)
     finally:
         tracemalloc.stop()
-    # 1,800 translations that were kept would take megabytes; Python itself keeps some thousand freed tuples.
+    # Keeping 1,800 translations would take megabytes; Python itself keeps a few thousand freed tuples.
     assert late < early + 600_000
 
 
@@ -365,7 +365,7 @@ def test_where_memory_runs_out_the_rest_is_translated_in_smaller_batches(
     assert translator.notices["too_large"] == failed[0] >= 2
     assert sum(finished) == sum(map(bool, texts))  # none is counted twice
     failed[0] = 0
-    translator.translate(texts, batch_tokens=6)  # where as few as that are asked for, nothing fails
+    translator.translate(texts, batch_tokens=6)  # nothing fails if so few are requested
     assert failed[0] == 0
 
     def broken(*_: object) -> None:
@@ -424,7 +424,7 @@ def test_a_model_directory_opens_with_its_own_settings(
     save_tokenizers(vocabularies, tokenizer, tokenizer)
     write_model_directory(tmp_path / "model", weights(model), experiment, vocabularies)
 
-    make_fast(model, "float32")  # as loading does
+    make_fast(model, "float32")  # like loading
     translator = ziggurat.load(str(tmp_path / "model"), device="cpu")
     assert (translator.decoding.beam_size, translator.decoding.min_length) == (3, 2)
     assert translator.max_positions == most

@@ -1,4 +1,4 @@
-"""Translation by several processes, and the pool that they are in."""
+"""Translation by several processes, and their pool."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_results_keep_the_order_and_few_are_under_way() -> None:
         under_way.append(future)
         most = max(most, len(under_way))
         if len(under_way) == 4 or task == 17:
-            for number, waiting in enumerate(reversed(under_way)):  # the last one begun is done first
+            for number, waiting in enumerate(reversed(under_way)):  # the one started last is done first
                 if not waiting.done():
                     waiting.set_result(task - number)
         return future
@@ -211,7 +211,7 @@ def test_the_verb_takes_them(ziggurat: Ziggurat, trained: Path, tmp_path: Path) 
 
 
 def test_an_automatic_precision_is_chosen_once_for_all_workers(trained: Path) -> None:
-    """Workers that measure could find different things, so later ones are told what the first one found."""
+    """Workers that measure could find different results, so later ones are told what the first one found."""
     asked: list[dict[str, Any]] = []
 
     def submit(function: Callable[..., Any], opening: translator._Opening, *arguments: Any) -> Future[Any]:
@@ -229,6 +229,6 @@ def test_an_automatic_precision_is_chosen_once_for_all_workers(trained: Path) ->
     assert several.about_precision(True) == "chosen"
     assert asked[0] == {"precision": "auto", "beam_size": 2}
     assert asked[1:] == [{"precision": "bfloat16", "beam_size": 2}] * 2
-    # The first worker finds its model by all the rest, and does not load it again.
+    # The first worker finds its model by all other settings, and does not load it again.
     assert replace(opening, decoding={"precision": "bfloat16"}) == opening
     assert hash(replace(opening, decoding={"precision": "bfloat16"})) == hash(opening)

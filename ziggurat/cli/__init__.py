@@ -1,6 +1,6 @@
-"""The command line: runs one verb, and turns every way it may end into a message and an exit status.
+"""The command line: runs one verb and turns every outcome into a message and an exit status.
 
-The verbs are in ziggurat.cli.app. Signals and broken streams are handled here, around them.
+The verbs are in ziggurat.cli.app; this module handles signals and broken streams around them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _CLOSED = "standard output is closed, so results would be lost; redirect it to a
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one verb and exit: 0 success, 2 the user's error, 1 our error, 130 Ctrl-C, 128 + n after signal n.
+    """Run one verb and exit: 0 success, 2 user error, 1 internal error, 130 Ctrl-C, 128 + n after signal n.
 
-    When the reader of the output goes away, as `head` does, the exit status is 141, as after SIGPIPE; no message then.
+    When the reader of the output goes away, as `head` does, the exit status is 141, as after SIGPIPE, and no message is
+    printed.
 
     Anywhere before `--`, the option `--debug` shows the traceback of an error, and `--quiet` or `-q` suppresses all
-    messages but errors.
+    messages except errors.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if "--" in given else len(given)
@@ -39,20 +40,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in options
     quiet = {"--quiet", "-q"} & set(options)
     words = [option for option in options if option not in ("--debug", "--quiet", "-q")]
-    # The result of `train` is the run, not its output: it needs no standard output.
+    # `train` works without standard output, since its result is the run folder.
     closed = sys.stdout is None and words[:1] != ["train"]
     with _unwinding() as ended, standard_streams(), _quiet() if quiet else contextlib.nullcontext():
         status = _fail(_CLOSED, 2, False) if closed else _run(words + rest, debug)
-        if ended and status not in [128 + number for number in ended]:  # something caught the exception and went on
+        if ended and status not in [128 + number for number in ended]:  # something caught the exception and continued
             status = _stopped_by(ended[0])
-    if arguments is None:  # the process ends here
-        gc.freeze()  # or Python, before it ends, looks for garbage among PyTorch's modules for a quarter of a second
+    if arguments is None:  # the process is about to exit
+        gc.freeze()  # otherwise Python collects garbage in PyTorch's modules at exit, for a quarter of a second
     sys.exit(status)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Context in which ziggurat.cli.output.console is silent, also in processes that the verb starts."""
+    """Context in which ziggurat.cli.output.console is silent, including in processes that the verb starts."""
     before = os.environ.get("ZIGGURAT_QUIET")
     os.environ["ZIGGURAT_QUIET"] = "1"
     try:
@@ -69,7 +70,7 @@ _EXTRAS = {
     "matplotlib": ("matplotlib", "report"),
     "jinja2": ("jinja2", "report"),
 }
-"""_EXTRAS is a package that some verbs need -> its name, and the extra that installs it."""
+"""_EXTRAS maps each optional package to its display name and the extra that installs it."""
 
 
 def _run(arguments: list[str], debug: bool) -> int:
@@ -102,7 +103,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         missing, extra = _EXTRAS[name]
         return _fail(f"this needs {missing}, which is not installed: pip install 'ziggurat-mt[{extra}]'", 2, debug)
     except OSError as error:
-        # Without a name it may be standard output's, where a full disk shows only when the buffer is flushed.
+        # An error without a file name may come from standard output: a full disk shows only when the buffer is flushed.
         if error.filename is None and (reason := _unwritten_results()):
             let_go(sys.stdout)
             return _fail(f"standard output cannot be written: {reason}", 2, debug)
@@ -113,18 +114,18 @@ def _run(arguments: list[str], debug: bool) -> int:
     except Exception as error:
         if message := _shortage_message(error):
             return _fail(message, 2, debug)
-        # Typer's usage errors, known by their attributes: some versions depend on click, others contain a copy.
+        # Typer's usage errors, recognised by their attributes: some versions depend on click, others contain a copy.
         if hasattr(error, "show") and hasattr(error, "exit_code"):
             error.show()
             if hint := option_hint(error, arguments):
                 print(hint, file=sys.stderr)
             return 2
-        text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ziggurat; run again with --debug"
-        return _fail(f"{text} and report what it prints.", 1, debug)
+        text = f"internal error: {type(error).__name__}: {error}\nThis is a bug in ziggurat; run again with --debug"
+        return _fail(f"{text} and report the output.", 1, debug)
 
 
 class _Ended(BaseException):
-    """A signal to stop came. Not an Exception, so that no `except Exception` carries on after it."""
+    """A stop signal arrived. It is not an Exception, so no `except Exception` can swallow it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -132,19 +133,19 @@ class _Ended(BaseException):
 
 
 _AGAIN_SECONDS = 0.5
-"""_AGAIN_SECONDS is the time after which a signal raises its exception once more, if nothing is handling it then."""
+"""_AGAIN_SECONDS is the interval after which a signal raises its exception again, unless handled by then."""
 
 
 @contextlib.contextmanager
 def _unwinding() -> Iterator[list[int]]:
-    """Context in which signals to stop raise an exception, as Ctrl-C does, so that temporary files are removed.
+    """Context in which stop signals raise an exception, as Ctrl-C does, so that temporary files are removed.
 
-    Gives a list that receives the number of each signal that comes. Python drops an exception that is raised inside a
-    weakref's callback or a `__del__`, and other code may catch all exceptions. So it is raised again every half second,
-    unless a clean-up on its way is being done just then.
+    Yields a list that receives the number of each signal. Python drops an exception raised inside a weakref callback or
+    a `__del__`, and other code may catch all exceptions, so it is raised again every half second unless a clean-up that
+    it triggered is still running.
 
-    A second SIGTERM ends the process at once; a second one of `REPEATED` is ignored. Under torchrun all keep their
-    default action: a process that waits for others in C++ would not run Python's handler.
+    A second SIGTERM ends the process at once; a second one of `REPEATED` is ignored. Under torchrun all signals keep
+    their default action: a process that waits for others in C++ would not run Python's handler.
     """
     ended: list[int] = []
     if threading.current_thread() is not threading.main_thread() or "RANK" in os.environ:
@@ -169,7 +170,7 @@ def _unwinding() -> Iterator[list[int]]:
         if not isinstance(unraisable.exc_value, _Ended):
             before(unraisable)
 
-    # Any other handler belongs to a program that calls ziggurat, or is nohup's, which ignores SIGHUP.
+    # Any other handler belongs to a program that calls ziggurat, or to nohup, which ignores SIGHUP.
     free = [number for number in (signal.SIGTERM, *REPEATED) if signal.getsignal(number) is signal.SIG_DFL]
     alarm = bool(free) and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     before, sys.unraisablehook = sys.unraisablehook, dropped
@@ -185,18 +186,18 @@ def _unwinding() -> Iterator[list[int]]:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
         sys.unraisablehook = before
         for number in free:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # the next may still come
+            if signal.getsignal(number) is not signal.SIG_IGN:  # another one may still arrive
                 signal.signal(number, signal.SIG_DFL)
 
 
 def _stopped_by(number: int) -> int:
-    """Say which signal ended the verb; return the exit status."""
-    signal.setitimer(signal.ITIMER_REAL, 0)  # it is not lost
+    """Report which signal ended the verb; return the exit status."""
+    signal.setitimer(signal.ITIMER_REAL, 0)  # the exception got through
     return _fail(f"stopped by {signal.Signals(number).name}", 128 + number, False)
 
 
 def _shortage_message(error: Exception) -> str | None:
-    """Return a message for an error caused by too little memory, or by too few threads, unless it has said so."""
+    """Return a message for an error caused by too little memory or too few threads, unless its own message says so."""
     lack = shortage(error)
     if lack is None or (isinstance(error, ZigguratError) and "memory" in str(error)):
         return None
@@ -206,13 +207,13 @@ def _shortage_message(error: Exception) -> str | None:
 
 
 def _reader_gone() -> int:
-    """Return the exit status after SIGPIPE; what standard output still holds is dropped."""
+    """Return the exit status after SIGPIPE; unwritten output is dropped."""
     let_go(sys.stdout)
     return 128 + signal.SIGPIPE
 
 
 def _unwritten_results() -> str | None:
-    """Return why standard output cannot be flushed; None when it can."""
+    """Return why standard output cannot be flushed; None if it can."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError) as error:
@@ -221,9 +222,9 @@ def _unwritten_results() -> str | None:
 
 
 def _fail(message: str, status: int, debug: bool) -> int:
-    """Print an error message, with `debug` also the traceback; return `status`."""
+    """Print an error message, and with `debug` the traceback; return `status`."""
     if debug:
         traceback.print_exc()
-    rank = os.environ.get("RANK")  # of processes that torchrun started
+    rank = os.environ.get("RANK")  # set in processes that torchrun starts
     print_message(safe(Console(stderr=True)), f"ziggurat{f' (process {rank})' if rank else ''}: {message}")
     return status

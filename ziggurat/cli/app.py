@@ -1,4 +1,4 @@
-"""The Typer application: all verbs, in groups. A verb is one function that parses, calls and prints."""
+"""The Typer application: all verbs, in groups. Each verb is one function that parses, calls and prints."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from ziggurat.system.errors import ConfigError, printable
 app = typer.Typer(
     name="ziggurat",
     help="Machine translation with very deep Transformers: prepare, train, translate, evaluate.",
-    epilog="`ziggurat VERB --help` shows an example. With every verb, `-q` (`--quiet`) shows nothing but errors and "
-    "results, and `--debug` shows the traceback of an error.",
+    epilog="`ziggurat VERB --help` shows an example. Every verb takes `-q` (`--quiet`), which shows only errors and "
+    "results, and `--debug`, which shows the traceback of an error.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -62,25 +62,25 @@ _VERBS: dict[str, dict[str, Callable[..., None]]] = {
     "Hand over": {"export": export, "import": import_model},
 }
 _SETTING = re.compile(r"([a-z][a-z0-9_]*(?:\.[A-Za-z0-9_]+)*)=")
-"""_SETTING is the beginning of an argument that sets a key of the configuration."""
+"""_SETTING is the beginning of an argument that sets a configuration key."""
 
 
 class _Verb(TyperCommand):
-    """A verb of which every option counts: one that takes a single value is refused where it is given twice."""
+    """A verb that refuses an option with a single value when it is given twice, since only one could count."""
 
     def make_parser(self, ctx: Any) -> Any:
         parser = super().make_parser(ctx)
         parse = parser.parse_args
 
         def parse_once(args: list[str]) -> Any:
-            typed = [word.partition("=")[0] for word in args]  # which parsing empties
+            typed = [word.partition("=")[0] for word in args]  # copied first, since parsing empties the list
             values, rest, order = parse(args)
             times = Counter(id(parameter) for parameter in order)
             for parameter in order:
                 if times[id(parameter)] > 1 and _takes_one(parameter):
                     names = dict.fromkeys(word for word in typed if word in parameter.opts)
                     name = "` or `".join(names or [max(parameter.opts, key=len)])
-                    raise ConfigError(f"`{name}` is given {times[id(parameter)]} times, and only one of them can count")
+                    raise ConfigError(f"`{name}` is given {times[id(parameter)]} times, but only one of them can count")
             arguments = [values.get(each.name or "") for each in self.params if each.param_type_name == "argument"]
             _refuse_repeated_settings(arguments)
             return values, rest, order
@@ -90,19 +90,19 @@ class _Verb(TyperCommand):
 
 
 def _takes_one(parameter: Any) -> bool:
-    """Return True for an option whose second value would take the place of the first; a flag says the same twice."""
+    """Return True for an option whose second value would replace the first; repeating a flag changes nothing."""
     if parameter.param_type_name != "option" or parameter.multiple or getattr(parameter, "count", False):
         return False
     return not getattr(parameter, "is_flag", False) or bool(parameter.secondary_opts)
 
 
 def _refuse_repeated_settings(arguments: Iterable[object]) -> None:
-    """Raise ConfigError if the words of all arguments set a key twice; keys of a search may be without `decoding.`."""
+    """Raise ConfigError if the arguments set a key twice; search keys may omit `decoding.`."""
     lists = (found if isinstance(found, list | tuple) else [found] for found in arguments)
     words = [word for found in lists for word in found if isinstance(word, str)]
     keys = Counter(setting[1].removeprefix("decoding.") for word in words if (setting := _SETTING.match(word)))
     if twice := [key for key, times in keys.items() if times > 1]:
-        raise ConfigError(f"`{printable(twice[0])}=` is given {keys[twice[0]]} times, and only one of them can count")
+        raise ConfigError(f"`{printable(twice[0])}=` is given {keys[twice[0]]} times, but only one of them can count")
 
 
 for _group, _verbs in _VERBS.items():

@@ -1,7 +1,7 @@
 """Arguments with tab completion: recipes, keys and methods (`ziggurat --install-completion`).
 
-Completions are computed when the user presses tab, so help and verbs do not wait for them. Without any, shells complete
-file names.
+Completions are computed when the user presses tab, so help and verbs do not wait for them. Where there are none, shells
+complete file names.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def configurations(incomplete: str) -> list[str]:
 
 
 def settings(incomplete: str) -> list[str]:
-    """Return keys of an experiment that start with `incomplete`, each with `=`."""
+    """Return experiment keys that start with `incomplete`, each with `=`."""
     from ziggurat.config.reference import entries
 
     return _beginning(incomplete, (f"{_typed(entry.path)}=" for entry in entries() if entry.type != "section"))
 
 
 def search_settings(incomplete: str) -> list[str]:
-    """Return search keys that start with `incomplete`, without `decoding.`, each with `=`."""
+    """Return search keys that start with `incomplete`, each without `decoding.` and with `=`."""
     return [key.removeprefix("decoding.") for key in settings(f"decoding.{incomplete.removeprefix('decoding.')}")]
 
 
 def pipeline_settings(incomplete: str) -> list[str]:
-    """Return keys of a pipeline that start with `incomplete`, each with `=`."""
+    """Return pipeline keys that start with `incomplete`, each with `=`."""
     from ziggurat.config.pipeline import PipelineConfig
     from ziggurat.config.reference import entries
 
@@ -45,7 +45,7 @@ def pipeline_settings(incomplete: str) -> list[str]:
 
 
 def explained_names(incomplete: str) -> list[str]:
-    """Return keys, sections, methods and papers that `explain` describes and that start with `incomplete`."""
+    """Return the keys, sections, methods and papers known to `explain` that start with `incomplete`."""
     from ziggurat.config.choices import choices
     from ziggurat.config.pipeline import PipelineConfig
     from ziggurat.config.recipes import paper_keys
@@ -57,7 +57,7 @@ def explained_names(incomplete: str) -> list[str]:
 
 
 def _typed(path: str) -> str:
-    """Return a key as users type it, with the first item of a list for all."""
+    """Return a key as users type it, with the index of the first item for `[]`."""
     return path.replace("[]", ".0")
 
 
@@ -66,7 +66,7 @@ ConfigArgument = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="Values that replace the file's: path.to.key=value.", autocompletion=settings),
+    typer.Argument(help="Values that override the file: path.to.key=value.", autocompletion=settings),
 ]
 DecodingOverrides = Annotated[
     list[str] | None,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ziggurat.corpora.synthesis.backtranslation import Report
 
 _UNLIKELY = -4.0
-"""Median score, nats per token, below which the text is probably not what the model translates."""
+"""_UNLIKELY is the median score (nats per token) below which the text probably does not suit the model."""
 
 _CORPUS, _CHOICE, _FILTERS = "The new corpus", "How lines are translated", "Which pairs are kept"
 _ModelTag = Annotated[
@@ -40,14 +40,14 @@ _ModelTag = Annotated[
     typer.Option(
         "--model-tag",
         metavar="TAG",
-        help="Tag the model reads before every line, such as <2de>; not of the new corpus.",
+        help="Tag that the model needs before every line, such as <2de>; not part of the corpus.",
         rich_help_panel=WHO,
     ),
 ]
 _MaxLength = Annotated[
     int,
     typer.Option(
-        "--max-length", metavar="N", min=1, help="Most subword pieces of either side.", rich_help_panel=_FILTERS
+        "--max-length", metavar="N", min=1, help="Most subword pieces on either side.", rich_help_panel=_FILTERS
     ),
 ]
 _Weight = Annotated[
@@ -69,7 +69,7 @@ def backtranslate(
         list[str] | None,
         typer.Option("--input", "-i", metavar="FILE", help="Monolingual text, also .gz, .xz, .zst; file or glob."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(*OUT, metavar="FOLDER", help="Folder of the corpus.")] = None,
+    out: Annotated[Path | None, typer.Option(*OUT, metavar="FOLDER", help="Folder for the corpus.")] = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -92,7 +92,7 @@ def backtranslate(
         typer.Option(
             "--reference",
             metavar="FILE",
-            help="With --forward: the text's translations, line by line; of --n-best candidates the nearest is kept.",
+            help="With --forward: the text's translations, line by line; keeps the nearest of --n-best candidates.",
             rich_help_panel=_CHOICE,
         ),
     ] = None,
@@ -103,7 +103,7 @@ def backtranslate(
             metavar="N",
             min=2,
             max=1000,
-            help="Candidates of each line. Default: 8.",
+            help="Candidates per line. Default: 8.",
             rich_help_panel=_CHOICE,
         ),
     ] = None,
@@ -133,7 +133,7 @@ def backtranslate(
             "--max-ratio",
             metavar="X",
             min=1,
-            help="Largest ratio of the two sides' pieces.",
+            help="Largest ratio of pieces between the sides.",
             rich_help_panel=_FILTERS,
         ),
     ] = MAX_RATIO,
@@ -143,7 +143,7 @@ def backtranslate(
             "--ratio-slack",
             metavar="N",
             min=0,
-            help="Pieces that the longer side may have beyond --max-ratio.",
+            help="Pieces allowed on the longer side beyond --max-ratio.",
             rich_help_panel=_FILTERS,
         ),
     ] = RATIO_SLACK,
@@ -157,14 +157,14 @@ def backtranslate(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Translate monolingual text into a synthetic corpus for `prepare`; the same command resumes one that was stopped.
+    """Translate monolingual text into a synthetic corpus for `prepare`; repeat a stopped command to resume it.
 
     Example: `ziggurat backtranslate runs/en-de --input mono.en.gz --out bt` makes German for English text.
     """
-    # (1) Options are checked before PyTorch is imported, which takes seconds.
+    # (1) Check options before the seconds that importing PyTorch takes.
     if not input:
         raise ConfigError("`--input FILE` is missing: which text should be translated?")
-    # `--input *` reaches us as `--input a b c`, so arguments that are no settings are input files, too.
+    # `--input *` arrives as `--input a b c`, so arguments that are not settings are input files, too.
     inputs = (*input, *(text for text in given or [] if not is_setting(text)))
     settings = decoding_settings([text for text in given or [] if is_setting(text)], "--input")
     if out is None:
@@ -172,9 +172,9 @@ def backtranslate(
     options = job_options(str(out), threads=threads, device=device)
     choosing = [name for name, value in {"--n-best": n_best, "--nearest": nearest}.items() if value is not None]
     if choosing and not reference:
-        raise ConfigError(f"`{choosing[0]}` is of candidates, which references choose among: add `--reference FILE`")
+        raise ConfigError(f"`{choosing[0]}` is for candidates, from which references choose: add `--reference FILE`")
     tag = (None if forward else "<bt>") if tag is None else tag or None
-    # Only for its checks: `prepare` must accept the tag and the weight that are written into the snippet.
+    # Built only for its checks: `prepare` must accept the snippet's tag and weight.
     change_section(CorpusConfig(source="-", target="-"), {"tag": tag, "weight": weight}, "data.train.0")
 
     from ziggurat.config.pipeline_models import Method
@@ -211,7 +211,7 @@ def backtranslate(
     )
     with warnings_shown():
         report = finished(back_translate(job, options.work()), options)
-    # (3) Results, and the corpus as a snippet for the configuration
+    # (3) Print results, and the corpus as a snippet for the configuration
     if report is not None:
         name = "distillation" if forward else "back-translation"
         _print(report, out, write_snippet(out, name=name, weight=weight, tag=tag), json)
@@ -227,12 +227,10 @@ def filter_corpus(
     target: Annotated[
         list[str] | None, typer.Option("--target", metavar="FILE", help="Its translations, line by line.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(*OUT, metavar="FOLDER", help="Folder of the corpus that stays.")] = None,
+    out: Annotated[Path | None, typer.Option(*OUT, metavar="FOLDER", help="Folder for the filtered corpus.")] = None,
     keep: Annotated[
         float,
-        typer.Option(
-            "--keep", metavar="X", help="Share of the pairs that stays: the likeliest.", rich_help_panel=_FILTERS
-        ),
+        typer.Option("--keep", metavar="X", help="Share of pairs to keep: the likeliest.", rich_help_panel=_FILTERS),
     ] = 0.95,
     reverse: Annotated[
         bool,
@@ -249,7 +247,7 @@ def filter_corpus(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Drop the pairs of a corpus that a model finds least likely; the same command resumes one that was stopped.
+    """Drop the pairs of a corpus that a model finds least likely; repeat a stopped command to resume it.
 
     Example: `ziggurat filter runs/en-de --reverse --source kd/source.txt --target kd/target.txt --out kd-filtered`
     """
@@ -282,10 +280,10 @@ def filter_corpus(
         report = finished(filter_pairs(job, options.work()), options)
     if report is not None:
         median, threshold = report.scores["median"], report.scores["threshold"]
-        say(f"mean log-probability of a token: threshold {threshold:.3f}, median {median:.3f}")
+        say(f"mean log-probability per token: threshold {threshold:.3f}, median {median:.3f}")
         if median < _UNLIKELY:
             other = "without" if reverse else "with"
-            say(f"warning: the model finds most pairs very unlikely; was it to be used {other} `--reverse`?")
+            say(f"warning: the model finds most pairs very unlikely; did you mean to use it {other} `--reverse`?")
         _print(report, out, write_snippet(out, name="filtered", weight=weight, tag=None), json)
 
 

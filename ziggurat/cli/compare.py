@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from ziggurat.evaluate.comparison import Comparison
     from ziggurat.evaluate.findings import BucketTable, NgramTable, OverSeeds, Scores, SentenceTable
 
-_EXAMPLES = 3  # sentences shown for each of two systems; the JSON has more
-_LINE = 4096  # characters shown of a sentence
+_EXAMPLES = 3  # example sentences shown for each of two systems; the JSON has more
+_LINE = 4096  # longest part of a sentence that is shown, in characters
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Return all tables, with the first few examples of sentences."""
+    """Return all tables, with a few example sentences."""
     originals = [system.name for system in comparison.systems]
     names = [printable(name) for name in originals]
     parts = [_head(comparison), _scores(comparison)]
@@ -96,7 +96,7 @@ def _scores(comparison: Comparison) -> str:
 
 
 def _tests(scores: Scores, originals: Sequence[str]) -> str:
-    """Return the differences and p-values of all pairs, and for three systems or more who beats whom."""
+    """Return the differences and p-values of all pairs, and for three systems or more which beats which."""
     from ziggurat.evaluate.findings import FEWEST_CASES, USELESS_BLEU
 
     several = len(scores.pairs) > 1  # a single p-value needs no correction for their number
@@ -116,7 +116,7 @@ def _tests(scores: Scores, originals: Sequence[str]) -> str:
         )
     if len(scores.useless) > 1:
         named = ", ".join(map(printable, scores.useless))
-        shown.append(f"{named}: BLEU below {USELESS_BLEU:g}, so none translates and none is better than another.")
+        shown.append(f"{named}: BLEU below {USELESS_BLEU:g}, so none translates and none beats another.")
     if len(originals) > 2 and not scores.too_few:
         matrix = [
             [printable(row), *("" if row == column else scores.verdict(row, column) for column in originals)]
@@ -166,7 +166,7 @@ def _sentences(table: SentenceTable) -> str:
                 (left, example.left_score, example.left),
                 (right, example.right_score, example.right),
             ):
-                several = "mean " if len(outputs) > 1 else ""  # one score for the outputs of all seeds
+                several = "mean " if len(outputs) > 1 else ""  # one score covers the outputs of all seeds
                 lines += [(system, f"{several}{score:.1f}", output) for output in dict.fromkeys(outputs)]
             width = max(len(label) for label, _, _ in lines)
             shown += [f"    {label:<{width}} {score:>5}  {printable(line, _LINE)}" for label, score, line in lines]
@@ -180,7 +180,7 @@ def _figure(value: OverSeeds, decimals: int) -> str:
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> str:
-    """Return rows in aligned columns: the first column to the left, the others to the right."""
+    """Return rows in aligned columns: the first column left-aligned, the others right-aligned."""
     cells = [list(row) for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return "\n".join(
@@ -192,7 +192,7 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
 
 
 def systems_and_settings(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return the systems among the arguments of a verb, and the decoding settings, which are known by their keys."""
+    """Return the systems among a verb's arguments, and the decoding settings, recognised by their keys."""
     from ziggurat.config import DecodingConfig
 
     def is_decoding(word: str) -> bool:
@@ -256,13 +256,13 @@ def compare(
 
 
 def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str | None, json: bool) -> None:
-    """Translate where a system is a model, compare all systems, and print the tables.
+    """Translate with each system that is a model, compare all systems, and print the tables.
 
-    `train_target` are paths of the training text's target side; `output` is the folder for what models translate.
+    `train_target` are paths to the training text's target side; `output` is the folder for the models' translations.
     """
     from ziggurat.evaluate.comparison import System, compare
 
-    # (1) Texts are read and paired, options and metrics checked, before a model is opened.
+    # (1) Read and pair texts and check options and metrics before a model is opened.
     systems = parse_systems(options.systems)
     paths = [path for _, of_system in systems for path in of_system]
     models = [path for path in paths if Path(path).is_dir()]
@@ -274,10 +274,10 @@ def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str
     of_models = opening.settings or output or scoring.tag or opening.which or opening.threads
     if not models and (of_models or (opening.device != "auto" and scoring.comet is None)):
         raise ConfigError(
-            "decoding settings, `--output`, `--tag`, `--which`, `--threads` and (but for COMET) `--device` "
+            "decoding settings, `--output`, `--tag`, `--which`, `--threads` and (except for COMET) `--device` "
             "are for models; all systems are files of translations"
         )
-    # The tables of sentences need BLEU and chrF, whatever is asked for.
+    # The sentence tables need BLEU and chrF, whatever metrics are requested.
     needed = list(dict.fromkeys((*scoring.metrics, "bleu", "chrf")))
     test_set = scoring.test_set(references, sources)
     language_known = test_set.target_language is not None or not models
@@ -288,7 +288,7 @@ def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str
     for name, of_system in systems:
         for seed in range(1, len(of_system) + 1):
             refuse_overwriting(kept_file(folder, f"{name}.{seed}"), *inputs)
-    # (2) Outputs are collected, one for each path. The first model names the language where no option did.
+    # (2) Collect outputs, one for each path. The first model gives the language if no option did.
     found = []
     for name, of_system in systems:
         outputs, origins = [], []
@@ -331,9 +331,9 @@ def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str
 def _read(
     options: SystemOptions, references: Sequence[list[str]], files: Sequence[str], models: Sequence[str]
 ) -> tuple[dict[str, list[str]], list[str] | None]:
-    """Return the lines of each of `files` by path, and those of the source text; None where none is given.
+    """Return the lines of each of `files` by path, and those of the source text (None if none is given).
 
-    Raises DataError for a file that cannot be read or does not pair up, ConfigError when `models` have no source text.
+    Raises DataError for a file that cannot be read or does not pair up, ConfigError if `models` have no source text.
     """
     if models and options.source is None:
         raise ConfigError(f"`--source FILE` is missing: what should {models[0]} translate?")
@@ -372,7 +372,7 @@ def parse_systems(given: Sequence[str]) -> list[tuple[str, list[str]]]:
         if "/" in name or name.startswith("."):
             raise ConfigError(f"{printable(repr(name))} cannot be a system's name; leave out `/`")
         if name in (other for other, _ in systems):
-            raise ConfigError(f"two systems are called {printable(repr(name))}; tell them apart, NAME=PATH")
+            raise ConfigError(f"two systems are called {printable(repr(name))}; give them different names, NAME=PATH")
         systems.append((name, paths))
     return systems
 

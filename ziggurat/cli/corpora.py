@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 _NETWORK = "Network"
 EMBEDDED = "babel"
-"""Name of the embedded language pair (docs/data.md), which is made and not downloaded."""
-_EMBEDDED_TITLE = "Babel, the synthetic pair qlo-qhi of `ziggurat demo` and small recipes: made here, not downloaded"
+"""EMBEDDED is the name of the embedded language pair (docs/data.md), which is generated, not downloaded."""
+_EMBEDDED_TITLE = "Babel, the synthetic pair qlo-qhi of `ziggurat demo` and small recipes: generated, not downloaded"
 
 
 def fetch(
@@ -68,14 +68,14 @@ def fetch(
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     registry: Annotated[
         list[str] | None,
-        typer.Option("--registry", metavar="FILE", help="A registry of your own, laid over the built-in one; repeat."),
+        typer.Option("--registry", metavar="FILE", help="Your own registry, added to the built-in one; repeat."),
     ] = None,
     cache: Annotated[
         str | None,
         typer.Option(
             "--cache",
             metavar="FOLDER",
-            help="Folder of downloads; default: $ZIGGURAT_DOWNLOADS, or ~/.cache/ziggurat/downloads.",
+            help="Folder for downloads; default: $ZIGGURAT_DOWNLOADS, or ~/.cache/ziggurat/downloads.",
         ),
     ] = None,
     mirror: Annotated[
@@ -83,7 +83,7 @@ def fetch(
         typer.Option(
             "--mirror",
             metavar="PLACE",
-            help="Folder or address with files at HOST/PATH, asked before their servers; repeat.",
+            help="Folder or URL with files at HOST/PATH, tried before their servers; repeat.",
             rich_help_panel=_NETWORK,
         ),
     ] = None,
@@ -95,11 +95,11 @@ def fetch(
         typer.Option("--proxy", metavar="URL", help="Proxy; default: $https_proxy.", rich_help_panel=_NETWORK),
     ] = None,
     retries: Annotated[
-        int, typer.Option("--retries", min=0, max=1000, help="Failures in a row to bear.", rich_help_panel=_NETWORK)
+        int, typer.Option("--retries", min=0, max=1000, help="Failures in a row allowed.", rich_help_panel=_NETWORK)
     ] = 5,
     json: Json = False,
 ) -> None:
-    """Get public corpora and test sets by name, or all that a recipe names, with their licences on record.
+    """Get public corpora and test sets by name, or all that a recipe names, and record their licences.
 
     Example: `ziggurat fetch multi30k-de-en`, `ziggurat fetch opus/Tatoeba/latest/de-en`, `ziggurat fetch --list de-en`
     """
@@ -135,7 +135,7 @@ def fetch(
 
 
 def _write_embedded(folder: Path) -> list[dict[str, Any]]:
-    """Write the embedded language pair, which the package makes and small recipes train on; return its sets."""
+    """Generate and write the embedded language pair, which small recipes train on; return its sets."""
     from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE, write_corpus
 
     written = write_corpus(folder)
@@ -161,7 +161,7 @@ def _tasks(name: str, names: Names, folder: Path) -> list[FetchTask]:
 
     if name == "demo":
         raise ConfigError(
-            f"the data of `demo` come with the package: `ziggurat demo` writes them; `ziggurat fetch {EMBEDDED}`, alone"
+            f"the data of `demo` comes with the package: `ziggurat demo` or `ziggurat fetch {EMBEDDED}` writes it"
         )
     if Path(name).is_file() or "/" not in name or name.endswith((".yaml", ".yml")):
         named = read_named(name)
@@ -175,7 +175,7 @@ def _run(tasks: Sequence[FetchTask], downloads: Downloads, force: bool) -> list[
     written, failed = [], by_hand(tasks)
     for task in tasks:
         if task.own:
-            say(f"{task.target.name}: is there and was not fetched, so it stays as it is")
+            say(f"{task.target.name}: exists and was not fetched, so it is left alone")
         try:
             written += run_task(task, downloads, force=force)
         except DataError as error:
@@ -188,7 +188,7 @@ def _run(tasks: Sequence[FetchTask], downloads: Downloads, force: bool) -> list[
 
 
 def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[IndexEntry]:
-    """Return what a list is to show: the corpora of an index, one corpus with the sizes of its files, or a search."""
+    """Return the entries to list: an index's corpora, one corpus with its file sizes, or search results."""
     from ziggurat.corpora.fetch.indexes import IndexEntry, opus_listed, sacrebleu_listed
     from ziggurat.corpora.fetch.registry import any_pair, described
 
@@ -198,7 +198,7 @@ def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[In
             raise ConfigError("name two languages: `ziggurat fetch --list opus de-en`")
         every = opus_listed(downloads, pair[1], pair[2])
         return [one for one in every if all(word.casefold() in one.name.casefold() for word in words[2:])]
-    own = IndexEntry(EMBEDDED, _EMBEDDED_TITLE, 0, 21_000, "of ziggurat itself")
+    own = IndexEntry(EMBEDDED, _EMBEDDED_TITLE, 0, 21_000, "ziggurat's own")
     listed, by_pair = list[IndexEntry](), bool(names.registry.pairs_among(words))
     if all(word.casefold() in f"{own.name} {own.title}".casefold() for word in words):
         listed.append(own)
@@ -227,7 +227,7 @@ def _print_list(listed: Sequence[IndexEntry], as_json: bool) -> None:
     width = max((len(one.name) for one in listed), default=0)
     for before, one in zip([None, *listed], listed, strict=False):
         if one.any_pair and not (before and before.any_pair):
-            print("Any pair that the origin has; whether it has these languages is not known here:")
+            print("Any pair that the source offers; whether it has these languages is not known here:")
         pairs = f", {counted(one.pairs, 'pair')}" if one.pairs is not None else ""
         size = "?" if one.bytes is None else decimal(one.bytes)
         print(f"{one.name:<{min(width, 60)}}  {size:>9}{pairs}  {printable(one.title, 200)}; {one.licence}")
@@ -257,7 +257,7 @@ def _document(one: Written) -> dict[str, Any]:
 
 
 _MODEL_FILE = "aligner"  # in the folder of a job
-_SHARD_PAIRS = 10_000  # of a shard of a job
+_SHARD_PAIRS = 10_000  # per shard of a job
 _TRAINING, _FORM = "Training", "Form of the alignments"
 
 
@@ -279,8 +279,8 @@ def align(
         Literal["split", "blanks"] | None,
         typer.Option(
             "--words",
-            help="`split`: words end at white space and punctuation. `blanks`: the text is tokenised. Default: split, "
-            "or as the `--input-model` was trained.",
+            help="`split`: words end at white space and punctuation. `blanks`: the text is already tokenised. Default: "
+            "split, or as the `--input-model` was trained.",
             rich_help_panel=_FORM,
         ),
     ] = None,
@@ -306,7 +306,7 @@ def align(
         typer.Option(
             "--pairs",
             min=1,
-            help="Pairs to train on at most, evenly spread; memory grows with them. Default: 1,000,000.",
+            help="Maximum number of pairs to train on, evenly spread; memory grows with it. Default: 1,000,000.",
             rich_help_panel=_TRAINING,
         ),
     ] = None,
@@ -336,12 +336,12 @@ def align(
         "--save-model": save_model,
     }
     if input_model is not None and (given := [name for name, value in training.items() if value is not None]):
-        raise ConfigError(f"`{given[0]}` is for training, and `--input-model` says not to train; leave out one of them")
+        raise ConfigError(f"`{given[0]}` is for training, but `--input-model` skips training; leave out one of them")
     bulk = job_options(noun="pair")
     if json and output == "-":
-        raise ConfigError("`--json` and the alignments would both go to standard output; name a file with `-o`")
+        raise ConfigError("`--json` and the alignments both write to standard output; name a file with `-o`")
     if save_model == "-":
-        save_model = "./-"  # a file of this name: the model is binary, so standard output makes no sense
+        save_model = "./-"  # a file called `-`: a binary model makes no sense on standard output
     for path in (output, save_model):
         if path is not None:
             check_output(path)
@@ -385,7 +385,7 @@ def align(
 
 
 def _written(blocks: Iterator[list[set[Link]]], output: str) -> dict[str, int]:
-    """Write the links of each pair; return the counts of the report."""
+    """Write the links of each pair; return the counts for the report."""
     from ziggurat.data.aligner import format_links
 
     counts = {"pairs": 0, "links": 0, "without_links": 0}
@@ -408,7 +408,7 @@ def _by_job(
     how: Symmetrisation,
     output: str,
 ) -> dict[str, int] | None:
-    """Align the corpus in bulk, all parts with one aligner; return the counts of the report, None for a part."""
+    """Align the corpus in bulk, all parts with one aligner; return the counts for the report, None for a part."""
     from ziggurat.corpora.jobs.job import made_once
     from ziggurat.corpora.jobs.tasks import Aligning, LineWithInputs
 
@@ -432,7 +432,7 @@ def _by_job(
 def _trained(
     reader: CorpusReader, rule: Literal["split", "blanks"], options: TrainingOptions, most: int | None
 ) -> Aligner:
-    """Return an aligner trained on the corpus, of which at most `most` pairs are read into memory."""
+    """Return an aligner trained on at most `most` pairs of the corpus, which are read into memory."""
     from ziggurat.data.aligner import Aligner
     from ziggurat.data.word_links import TRAINING_PAIRS, spread_pairs
 

@@ -1,4 +1,4 @@
-"""Whole documents for `translate --document`: checked before a model is loaded, translated one by one, with notices."""
+"""Whole documents for `translate --document`: checked before a model is loaded, then translated one by one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DocumentForm(NamedTuple):
-    """Options of documents: patterns to protect, keys to leave, and whether results are also printed as JSON."""
+    """Options for documents: patterns to protect, keys to leave, and whether results are also printed as JSON."""
 
     protect: tuple[str, ...]
     leave: tuple[str, ...]
@@ -46,18 +46,18 @@ def translate_documents(
     terminology: str | None,
     form: DocumentForm,
 ) -> None:
-    """Translate documents; `output` is a file, or a folder in which they keep their names.
+    """Translate documents; `output` is a file, or a folder where they keep their names.
 
-    A folder is made where several documents, or one and a name that ends in `/`, find none. `terminology` is the file
-    that the terms of `asked` are from, which no document may overwrite. Raises ConfigError for options that do not go
-    with the documents, DataError for a document that cannot be read.
+    If there is no such folder, it is created for several documents, or for one if the name ends in `/`. `terminology`
+    is the file behind the terms of `asked`, which no document may overwrite. Raises ConfigError for options that do not
+    fit the documents, DataError for a document that cannot be read.
     """
     from ziggurat.serve.text.documents.kinds import KINDS, document, document_kind
     from ziggurat.serve.text.files import Settings
     from ziggurat.serve.text.sentences import Options, run
     from ziggurat.serve.text.splitting import Protection, sentencex_splitter
 
-    # Everything that can be wrong with the files is found before the model is loaded.
+    # Every problem with the files is found before the model is loaded.
     places = _places(paths, output, terminology)
     for path, place in places.items():
         named, kind = [each for each in KINDS if place.lower().endswith(each.endings)], document_kind(path)
@@ -68,7 +68,7 @@ def translate_documents(
     source, target = model_languages(models[0], opening)
     split = sentencex_splitter(source)
 
-    def settings(*, aligned: bool) -> Settings:  # for each document, of which the patterns have their time
+    def settings(*, aligned: bool) -> Settings:  # one per document, since patterns have a time limit per document
         options = Options(split, aligned, protect=Protection(form.protect) if form.protect else None)
         return Settings(options, source, target, leave=form.leave)
 
@@ -79,12 +79,12 @@ def translate_documents(
         document_kind(path)
         next(document(contents[path], path, settings(aligned=True)), None)
     with warnings_shown(), open_engine(models, opening, beside_lines=asked.terms is not None) as engine:
-        translator = cast("TextTranslator", engine)  # it is in this process
+        translator = cast("TextTranslator", engine)  # always in this process here
         from ziggurat.translate.options import tells_alignments
 
         aligned = tells_alignments(translator)
         if not aligned:
-            say("no alignments from this model: text with tags inside of sentences is translated segment by segment")
+            say("no alignments from this model: text with tags inside sentences is translated segment by segment")
         for path in paths:
             began, sentences = time.perf_counter(), Counter[str]()
 
@@ -95,7 +95,7 @@ def translate_documents(
                 return _rendered(translator, wanted, Path(path).name, replace(asked, alignments=aligned))
 
             outcome = run(document(contents[path], path, settings(aligned=aligned)), translate)
-            if _is_folder(paths, output):  # made now, so that whatever went wrong before leaves none behind
+            if _is_folder(paths, output):  # created this late so that an earlier failure leaves none behind
                 Path(output).mkdir(exist_ok=True)
             with output_stream(places[path]) as out:
                 out.write(outcome.value)
@@ -110,16 +110,16 @@ def translate_documents(
 
 
 def _places(paths: Sequence[str], output: str, terminology: str | None) -> dict[str, str]:
-    """Return where each document is written. Raises ConfigError for names that would meet."""
+    """Return where each document is written. Raises ConfigError for names that clash."""
     for path in paths:
         if path == "-":
-            raise ConfigError("`--document -`: a document's kind is known from its name; give a file")
+            raise ConfigError("`--document -`: a document's kind is recognised by its name; give a file")
         check_input(path)
     if output == "-":
         raise ConfigError("`--document` needs `--output`: a file, or a folder for several documents")
     into = _is_folder(paths, output)
     if into and Path(output).exists() and not Path(output).is_dir():
-        raise ConfigError(f"{output}: is not a folder, where documents would keep their names")
+        raise ConfigError(f"{output}: is not a folder; several documents need one")
     places = {path: str(Path(output) / Path(path).name) if into else output for path in paths}
     if len(set(places.values())) < len(places):
         raise ConfigError("two of the documents have the same name; write them to different folders")

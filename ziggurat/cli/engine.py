@@ -1,4 +1,4 @@
-"""Opening the model behind a verb, on one of two engines (ziggurat.translate.engines) or by PyTorch."""
+"""Opens the model behind a verb, on one of two engines (ziggurat.translate.engines) or with PyTorch."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from ziggurat.translate.options import StreamTranslator
     from ziggurat.translate.translator import Translator
 
-_LINES_PER_WORKER = 1000  # fewer do not win back the seconds in which a process starts and loads the model
-_BYTES_PER_WORKER = 2 << 30  # PyTorch, a model of a hundred million parameters, a batch in the search
+_LINES_PER_WORKER = 1000  # fewer do not make up for the seconds it takes a process to start and load the model
+_BYTES_PER_WORKER = 2 << 30  # PyTorch, a model of a hundred million parameters, and a batch in the search
 HINT_LINES = 1000
-"""HINT_LINES is the least number of lines that are worth a hint on how to translate them faster."""
+"""HINT_LINES is the number of lines from which a hint on faster translation is worth printing."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options of a verb on how to open a model; None: the engine's default.
+    """Options that say how to open a model; None: the engine's default.
 
-    `segmenters` are SentencePiece models of source and target, for another toolkit's folder of CTranslate2.
+    `segmenters` are SentencePiece models of source and target, for a CTranslate2 folder from another toolkit.
     """
 
     which: str | None
@@ -44,9 +44,9 @@ class ModelOptions:
 
 
 def open_model(paths: Sequence[str], options: ModelOptions, *, lines: int | None) -> Translator:
-    """Return a PyTorch translator with a model, or with several as an ensemble; prints which weights are used.
+    """Return a PyTorch translator for one model, or several as an ensemble; prints which weights are used.
 
-    `lines` is the number of lines to translate, None if it is not known: for few there are no hints on speed.
+    `lines` is the number of lines to translate, None if unknown; small numbers get no hints on speed.
     """
     _refuse_missing(paths)
     with importing():
@@ -68,7 +68,7 @@ def open_model(paths: Sequence[str], options: ModelOptions, *, lines: int | None
 
 
 def model_languages(path: str, options: ModelOptions) -> tuple[str, str]:
-    """Return the source and target language of a model, before it is opened; empty where it does not say."""
+    """Return the source and target language of a model without opening it; empty if unknown."""
     from ziggurat.config import load_experiment
     from ziggurat.model.run_folder import config_file
     from ziggurat.translate.engines import export_folder
@@ -83,9 +83,9 @@ def model_languages(path: str, options: ModelOptions) -> tuple[str, str]:
 
 
 def _introduce(translator: StreamTranslator, lines: int | None) -> None:
-    """Print which weights are used, and for a text of HINT_LINES or more whether another precision would be faster.
+    """Print which weights are used, and for HINT_LINES lines or more whether another precision would be faster.
 
-    In fewer lines it saves a few seconds at most, and a user with many short texts would read it each time.
+    With fewer lines it would save a few seconds at most, and users with many short texts would see it each time.
     """
     say(translator.origin)
     if about := translator.about_precision(lines is not None and lines >= HINT_LINES):
@@ -108,16 +108,16 @@ def open_engine(
     beside_lines: bool = False,
     lines: int | None = None,
 ) -> Iterator[StreamTranslator]:
-    """Context with a translator; prints which weights it has, and ends its worker processes.
+    """Context with a translator; prints which weights are used, and ends its worker processes on exit.
 
     Args:
         paths: run or model directories; several form an ensemble.
-        options: how the model is opened.
+        options: how to open the model.
         workers: number of processes, or of CTranslate2's workers, that translate in parallel.
         beside_lines: whether there are prefixes, constraints or terminology.
-        lines: number of lines to translate; None: not known.
+        lines: number of lines to translate; None: unknown.
 
-    Raises ConfigError for anything that the engine cannot do.
+    Raises ConfigError for anything the engine cannot do.
     """
     _refuse_missing(paths)
     from ziggurat.translate.engines import NO_LINE_INPUTS, export_folder
@@ -127,7 +127,7 @@ def open_engine(
     )
     if folder is None and any(options.segmenters):
         raise ConfigError(
-            f"{paths[0]}: `--source-model` and `--target-model` are for a folder of CTranslate2 that another toolkit "
+            f"{paths[0]}: `--source-model` and `--target-model` are for a CTranslate2 folder that another toolkit "
             "wrote; leave them out"
         )
     if folder is not None:
@@ -168,10 +168,10 @@ def open_engine(
 def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines: int | None) -> int:
     """Return the number of processes that `--workers` asks for.
 
-    `auto` on a CPU is one for each thread (two workers of one thread were 12 to 26 % faster than one of two), as long
-    as each gets _LINES_PER_WORKER of the text's `lines` and finds _BYTES_PER_WORKER of free memory; CTranslate2's
-    workers share one model. On a GPU it is one, and for a stream, whose length is not known. Raises ConfigError for
-    anything but `auto` or a number from 1 to 1024.
+    With `auto` on a CPU it is one per thread (two workers with one thread were 12 to 26 % faster than one with two), as
+    long as each gets _LINES_PER_WORKER of the text's `lines` and finds _BYTES_PER_WORKER of free memory; CTranslate2's
+    workers share one model. On a GPU, and for a stream of unknown length, it is one. Raises ConfigError for anything
+    but `auto` or a number from 1 to 1024.
     """
     if asked != "auto":
         if not (re.fullmatch("[0-9]{1,4}", asked) and 1 <= int(asked) <= 1024):
@@ -185,7 +185,7 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
 
     if any(
         is_export(path) or is_converted(path) for path in paths
-    ):  # its workers share one model, and may not need PyTorch
+    ):  # CTranslate2's workers share one model, and may not need PyTorch
         return most
     with importing():
         from ziggurat.model.accelerator import default_device
@@ -198,7 +198,7 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
 
 
 def _refuse_missing(paths: Sequence[str]) -> None:
-    """Raise CheckpointError for a folder that does not exist, before PyTorch is imported, which takes seconds."""
+    """Raise CheckpointError for a missing folder, before the seconds that importing PyTorch takes."""
     for path in paths:
         refuse_missing(Path(path))
 
@@ -213,7 +213,7 @@ def warnings_shown() -> Iterator[None]:
 
 
 def notices_text(notices: Mapping[str, int]) -> str:
-    """Return a translator's counts of unusual lines, as the end of a sentence; empty where there are none."""
+    """Return a translator's counts of unusual lines as the end of a sentence; empty if there are none."""
     from ziggurat.serve.notices import notice_text
 
     counts = [notice_text(kind, count) for kind, count in notices.items() if count]

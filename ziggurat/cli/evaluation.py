@@ -1,4 +1,4 @@
-"""The verbs that score translations: evaluate, and score, which asks a model."""
+"""The verbs that score translations: evaluate, and score, which uses a model's probabilities."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def evaluate(
         typer.Option(
             "--test-set",
             metavar="[NAME=]SOURCE,REF[,REF]",
-            help="One of several test sets, in place of --source and --reference; repeat. Their mean is added.",
+            help="One of several test sets, in place of --source and --reference; repeat. Adds their mean.",
             rich_help_panel=TEXTS,
         ),
     ] = None,
@@ -94,11 +94,11 @@ def evaluate(
 ) -> None:
     """Score a model on a test set, or translations in a file, with sacreBLEU.
 
-    `ziggurat compare` tests whether systems differ, `ziggurat perturb` how robust they are.
+    `ziggurat compare` tests whether systems differ; `ziggurat perturb` measures how robust they are.
 
     Example: `ziggurat evaluate runs/a --source test.de --reference test.en --confidence`
     """
-    if model is not None and is_setting(model):  # no model is named: this is the first setting
+    if model is not None and is_setting(model):  # no model was named: this is the first setting
         overrides, model = [model, *(overrides or [])], None
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"), without_layers)
     options = job_options(threads=threads, device=device)
@@ -111,14 +111,14 @@ def evaluate(
     if test_set and checkpoints is not None:
         raise ConfigError("`--test-set` and `--checkpoints`: give several test sets or several checkpoints, not both")
     if test_set and (source or reference):
-        raise ConfigError("`--test-set` has source and references: leave out `--source` and `--reference`")
+        raise ConfigError("`--test-set` gives source and references: leave out `--source` and `--reference`")
     if checkpoints is not None and (ensemble or which):
         raise ConfigError("`--checkpoints` names the weights of one run: leave out `--ensemble` and `--which`")
     if not reference and not test_set:
         raise ConfigError("`--reference FILE` is missing")
     check_one_stream(source, hypothesis, *reference)
     if options.folder is not None and model is None:
-        raise ConfigError("bulk work is translating with one model, or an ensemble; name it")
+        raise ConfigError("`bulk` translates with one model or an ensemble; name it")
     scoring = score_options(
         metrics,
         language,
@@ -131,23 +131,23 @@ def evaluate(
         confidence=confidence,
     )
     if scoring.table is not None and json:
-        raise ConfigError("`--format` is of tables of scores: leave out `--json`")
+        raise ConfigError("`--format` is for tables of scores: leave out `--json`")
     if scoring.names.perplexity:
         if model is None or options.folder is not None:
             raise ConfigError(
-                f"`--metrics {PERPLEXITY}` asks a model: name it, and leave out `--hypothesis` and `bulk`"
+                f"`--metrics {PERPLEXITY}` needs a model: name it, and leave out `--hypothesis` and `bulk`"
             )
         opening = replace(opening, engine="torch")
     scoring.refuse_references(len(reference))
     if output is not None and not scoring.of_outputs:
-        raise ConfigError(f"`--output` is for translations, and `--metrics {PERPLEXITY}` alone makes none")
+        raise ConfigError(f"`--output` is for translations, but `--metrics {PERPLEXITY}` alone makes none")
     if (model is None) == (hypothesis is None):
         raise ConfigError("give a model with `--source`, or translations with `--hypothesis`")
     of_model = bool(overrides or output or ensemble or which or without_layers or threads or tag)
     if hypothesis is not None and (of_model or (device != "auto" and scoring.comet is None)):
         raise ConfigError(
             "`--hypothesis` is scored as it is, without a model: leave out decoding settings, `--output`, "
-            "`--ensemble`, `--which`, `--without-layers`, `--threads`, `--tag` and (but for COMET) `--device`"
+            "`--ensemble`, `--which`, `--without-layers`, `--threads`, `--tag` and (except for COMET) `--device`"
         )
     if not several:
         refuse_overwriting(output, source, *reference)
@@ -179,8 +179,8 @@ def score(
 ) -> None:
     """Print the log-probability of each given translation (natural logarithm, end-of-sentence included).
 
-    Their sum and the perplexity of a token go to standard error; `evaluate --metrics perplexity --json` has them for
-    programs.
+    Their sum and the perplexity per token go to standard error; `evaluate --metrics perplexity --json` reports them as
+    JSON.
 
     Example: `ziggurat score runs/a --source test.de --target test.en`
     """
@@ -206,7 +206,7 @@ def score(
         for result in scores:
             out.write((result.to_json() if json else result.to_text()).encode() + b"\n")
     if not scores:
-        say("0 lines, which have no perplexity")
+        say("0 lines, so no perplexity")
         return
     from ziggurat.evaluate.metrics import Likelihood
 

@@ -30,7 +30,7 @@ def export(
         typer.Option(
             "--which",
             metavar="NAME",
-            help="Checkpoint of a run: averaged, best, last or an update's number.",
+            help="Checkpoint of a run: averaged, best, last or an update number.",
             rich_help_panel=WHO,
         ),
     ] = None,
@@ -41,8 +41,8 @@ def export(
             "--quantization",
             metavar="NAME",
             rich_help_panel=_CONTENT,
-            help="ctranslate2, argos, firefox: int8 (what the last two have unless told otherwise), float32; but for "
-            "firefox also int8_float32, int16, float16, bfloat16, ...",
+            help="ctranslate2, argos, firefox: int8 (default for the last two), float32. All but "
+            "firefox: also int8_float32, int16, float16, bfloat16, ...",
         ),
     ] = None,
     metadata: Annotated[
@@ -60,7 +60,7 @@ def export(
         typer.Option(
             "--splitter",
             metavar="FOLDER",
-            help="argos: sentence splitter of MiniSBD, Stanza or spaCy to put into it.",
+            help="argos: sentence splitter from MiniSBD, Stanza or spaCy to include.",
             rich_help_panel=_CONTENT,
         ),
     ] = None,
@@ -70,7 +70,7 @@ def export(
             "--shortlist",
             metavar="FILE",
             rich_help_panel=_CONTENT,
-            help="ctranslate2, firefox: search with this file of `ziggurat shortlist` from now on.",
+            help="ctranslate2, firefox: always search with this file from `ziggurat shortlist`.",
         ),
     ] = None,
     verify: Annotated[
@@ -84,14 +84,14 @@ def export(
     ] = None,
     lines: Annotated[
         int,
-        typer.Option("--lines", metavar="N", min=1, help="Lines of that text to verify with.", rich_help_panel=_TEST),
+        typer.Option("--lines", metavar="N", min=1, help="Number of its lines to verify with.", rich_help_panel=_TEST),
     ] = 1000,
     reference: Annotated[
         Path | None,
         typer.Option(
             "--reference",
             metavar="FILE",
-            help="Translation of the `--verify` text: BLEU must not fall.",
+            help="Reference for the `--verify` text: BLEU must not fall.",
             rich_help_panel=_TEST,
         ),
     ] = None,
@@ -101,12 +101,12 @@ def export(
             "--tolerance",
             metavar="X",
             min=0,
-            help="With --reference: by how much BLEU may fall [0.2].",
+            help="With --reference: how far BLEU may fall [0.2].",
             rich_help_panel=_TEST,
         ),
     ] = None,
     check: Annotated[
-        str | None, typer.Option("--check", help="Only list the targets that this configuration can be exported to.")
+        str | None, typer.Option("--check", help="Only list the targets for which this configuration can be exported.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export in the folder.")] = False,
     json: Json = False,
@@ -125,9 +125,9 @@ def export(
     if model is None or to is None or out is None:
         raise ConfigError("give a model, `--to TARGET` and `--out FOLDER` (or `--check CONFIG`)")
     if reference is not None and verify is None:
-        raise ConfigError("`--reference` is the translation of the text in `--verify FILE`, which is missing")
+        raise ConfigError("`--reference` is the translation of `--verify FILE`, which is missing")
     if tolerance is not None and reference is None:
-        raise ConfigError("`--tolerance` is of BLEU against the translation in `--reference FILE`, which is missing")
+        raise ConfigError("`--tolerance` is for BLEU against `--reference FILE`, which is missing")
     for path in (verify, reference):
         if path is not None:
             check_input(str(path))
@@ -160,7 +160,7 @@ def export(
 
 
 def _check(config: str, to: str | None, json: bool) -> None:
-    """Print for each target, or for `to` alone, whether the configuration can be exported, and why not."""
+    """Print whether the configuration can be exported to each target, or to `to` alone, and if not why."""
     from ziggurat.exchange.exporter import reachable
     from ziggurat.exchange.targets import target_named
 
@@ -206,7 +206,7 @@ def import_model(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="Directory of transformers (Marian, Pegasus, ...), model of Marian (.npz, .bin, or its folder), or a "
+            help="Directory of transformers (Marian, Pegasus, ...), Marian model (.npz, .bin, or its folder), or "
             "fairseq checkpoint (.pt)."
         ),
     ],
@@ -215,21 +215,21 @@ def import_model(
         list[Path] | None,
         typer.Option(
             "--dictionary",
-            help="Vocabulary of the source, then of the target where it differs: dict.XX.txt of fairseq; .spm, .yml, "
-            ".json or text of Marian.",
+            help="Source vocabulary, then the target's if it differs: fairseq's dict.XX.txt; .spm, .yml, "
+            ".json or text from Marian.",
         ),
     ] = None,
     sentencepiece: Annotated[
         list[Path] | None,
-        typer.Option("--sentencepiece", help="Model of the source, then of the target where it differs."),
+        typer.Option("--sentencepiece", help="Source model, then the target's if it differs."),
     ] = None,
     languages: Annotated[
-        str | None, typer.Option("--languages", help="Codes of source and target: de-en, pt-BR-en or pt-br:en.")
+        str | None, typer.Option("--languages", help="Source and target codes: de-en, pt-BR-en or pt-br:en.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model in the folder.")] = False,
     json: Json = False,
 ) -> None:
-    """Convert a plain Transformer that another toolkit trained into a model directory.
+    """Convert a plain Transformer trained by another toolkit into a model directory.
 
     Example: `ziggurat import opus-mt-de-en --out imported`
     """

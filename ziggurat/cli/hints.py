@@ -1,4 +1,4 @@
-"""Hints for users of other toolkits and earlier versions: after "no such option", what to write (hints.yaml)."""
+"""Hints for users of other toolkits and earlier versions: what to write instead of an unknown option (hints.yaml)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "inspect": ("data", "train"),
     "average": ("average",),
 }
-"""Verb -> parts of hints.yaml; the later one counts where two have a name."""
+"""_PARTS maps each verb to its parts of hints.yaml; a later part takes precedence."""
 
 
 @functools.cache
 def hints(verb: str) -> Mapping[str, str]:
-    """Return option of another toolkit -> what to write here, for a verb; empty for a verb that has none.
+    """Return another toolkit's options -> what to write here, for a verb; empty if it has none.
 
-    Names are without hyphens before them, and have hyphens for underscores. In what to write, VALUE is the value that
-    was typed, and VERB the verb.
+    Names have no leading hyphens, and hyphens for underscores. In the values, VALUE stands for the value that was
+    typed, and VERB for the verb.
     """
-    import yaml  # only an error needs it so early
+    import yaml  # imported here, since only an error needs it
 
     if verb not in _PARTS:
         return MappingProxyType({})
@@ -44,10 +44,10 @@ def hints(verb: str) -> Mapping[str, str]:
 
 
 def option_hint(error: Exception, arguments: Sequence[str]) -> str:
-    """Return what to write for the unknown option that `error` is about; empty where it is not known.
+    """Return what to write for the unknown option that `error` reports; empty if there is no hint.
 
-    `arguments` are those of the command line, for the value. Typer's errors about options have an `option_name` and
-    the context of the verb.
+    `arguments` is the command line, in which the value is looked up. Typer's errors about options have an `option_name`
+    and the verb's context.
     """
     option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if option is None or context is None:
@@ -56,9 +56,9 @@ def option_hint(error: Exception, arguments: Sequence[str]) -> str:
 
 
 def single_hyphen_hint(arguments: Sequence[str]) -> str:
-    """Return the message for an option of another toolkit that has one hyphen and several letters, as `-report_every`.
+    """Return the message for another toolkit's option with one hyphen and several letters, such as `-report_every`.
 
-    The parser would read it as `-r` with the value `eport_every`. Empty where there is none before `--`.
+    The parser would read it as `-r` with the value `eport_every`. Empty if there is none before `--`.
     """
     verb, *rest = arguments or [""]
     end = rest.index("--") if "--" in rest else len(rest)
@@ -77,7 +77,7 @@ def _hint(verb: str, option: str, arguments: Sequence[str]) -> str:
 
 
 def _value(option: str, arguments: Sequence[str]) -> str:
-    """Return the value of `option`, given as `--beam 8` or `--beam=8`; empty where there is none."""
+    """Return the value of `option`, given as `--beam 8` or `--beam=8`; empty if there is none."""
     for position, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name == option and equals:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def _run_check(experiment: Experiment, *, updates: int, width: int | None, remedies: bool) -> DepthCheck:
     """Run the depth check of `experiment`, with a progress bar on a terminal and a message per trial elsewhere.
 
-    `width` is that of the model in the trials; None: 128 on a CPU, the model's own on a GPU; 0: the model's own.
+    `width` is the model width in trials; None: 128 on a CPU, the model's own on a GPU; 0: the model's own.
     """
     from ziggurat.inspect.check import check_depth
     from ziggurat.inspect.trial import TrialOptions
@@ -74,11 +74,11 @@ def _check_text(check: DepthCheck) -> str:
         f"  {trial.updates} updates of {settings.tokens} tokens at width {trial.width}, peak rate {trial.peak:.1e}, on "
         f"{check.data} ({duration(check.seconds)})",
         f"  below the entropy of word frequencies by {_nats(verdict.learned)}; a shallow model by "
-        f"{_nats(reference.learned)}, and {_nats(reference.bar)} are asked for",
+        f"{_nats(reference.learned)}; the bar is {_nats(reference.bar)}",
     ]
     if not reference.enough:
         lines.append(
-            f"  the shallow model has hardly learned anything in {reference.updates} updates: try more (`--updates`)"
+            f"  the shallow model hardly learned anything in {reference.updates} updates: try more (`--updates`)"
         )
     lines += [*_profile(trial), ""]
     lines += [f"  {'ok' if finding.healthy else '!!'} {finding.part:<8} {finding.said}" for finding in verdict.findings]
@@ -86,7 +86,7 @@ def _check_text(check: DepthCheck) -> str:
         lines += ["", f"what could help, not tried (`--no-remedies`): {'; '.join(check.untried)}"]
     if not check.remedies:
         return "\n".join(lines)
-    lines += ["", "what to change, tried in the same way, best first:"]
+    lines += ["", "what to change, tried the same way, best first:"]
     width = max(len(outcome.remedy.name) for outcome in check.remedies)
     for number, outcome in enumerate(check.remedies, start=1):
         said = outcome.verdict.findings[0].said
@@ -99,7 +99,7 @@ def _nats(value: float) -> str:
 
 
 def _profile(trial: TrialMeasures) -> list[str]:
-    """Return gradient norm, beta and Var(r) at five depths at most, before and after the trial."""
+    """Return gradient norm, beta and Var(r) at up to five depths, before and after the trial."""
     lines: list[str] = []
     for update in sorted({0, *trial.points} & {0, trial.updates}):
         lines.append(f"  {'at initialisation' if update == 0 else f'after {update} updates'}")
@@ -119,13 +119,13 @@ def _profile(trial: TrialMeasures) -> list[str]:
 
 
 def _means(values: dict[str, Any], measure: str, stack: str) -> list[float]:
-    """Return a measure by layer, the mean over its sub-layers; empty where the model does not have it."""
+    """Return a measure by layer, averaged over its sub-layers; empty if the model lacks it."""
     rows = [row for sub_layer, row in values.get(measure, {}).items() if sub_layer.startswith(f"{stack}.")]
     return [sum(layer) / len(layer) for layer in zip(*rows, strict=True)]
 
 
 def suggest(check: DepthCheck, experiment: Experiment, path: str) -> str:
-    """Write the best configuration that the check found to `path`; return a message that says which one it is."""
+    """Write the best configuration found by the check to `path`; return a message that says which one it is."""
     chosen = next((outcome for outcome in check.remedies if outcome.verdict.label == "trains"), None)
     write_parts(path, [dump(chosen.experiment if chosen else experiment).encode()])
     if chosen is not None:
@@ -143,7 +143,7 @@ def inspect(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Values that replace the file's: path.to.key=value. Or further configurations.",
+            help="Values that override the file: path.to.key=value. Or further configurations.",
             autocompletion=settings,
         ),
     ] = None,
@@ -151,17 +151,17 @@ def inspect(
         bool, typer.Option("--cost/--no-cost", help="Estimate arithmetic, memory and time of training.")
     ] = True,
     device_memory: Annotated[
-        bool, typer.Option("--device-memory", help="Show the largest batch that fits into the memory of GPUs.")
+        bool, typer.Option("--device-memory", help="Show the largest batch that fits into a GPU's memory.")
     ] = False,
     check: Annotated[
         bool | None,
         typer.Option(
             "--check/--no-check",
-            help="Try out whether this depth trains; default: for configurations, not for runs and models.",
+            help="Try whether this depth trains; default: for configurations, not for runs and models.",
             show_default=False,
         ),
     ] = None,
-    updates: Annotated[int, typer.Option(min=10, help="Updates in each trial of the depth check.")] = 80,
+    updates: Annotated[int, typer.Option(min=10, help="Updates in each depth-check trial.")] = 80,
     width: Annotated[
         int | None,
         typer.Option(
@@ -177,7 +177,7 @@ def inspect(
 ) -> None:
     """Summarise a model before it is trained: parameters, methods, costs, and whether its depth will train.
 
-    Costs come from a simulated update and a short measurement of this machine. The depth check trains a narrow copy for
+    Costs come from a simulated update and a short measurement on this machine. The depth check trains a narrow copy for
     a few dozen updates (docs/depth-check.md). Several configurations become one table.
 
     Examples: `ziggurat inspect multi30k-de-en model.residual=post model.encoder.layers=18 --suggest better.yaml`,
@@ -191,7 +191,7 @@ def inspect(
     overrides = [word for word in overrides or [] if word not in others]
     if others:
         if suggested is not None:
-            raise ConfigError(f"`--suggest` is of one configuration, not {len(others) + 1}")
+            raise ConfigError(f"`--suggest` is for one configuration, not {len(others) + 1}")
 
         def checked(experiment: Experiment) -> DepthCheck:
             return _run_check(experiment, updates=updates, width=width, remedies=False)
@@ -199,7 +199,7 @@ def inspect(
         _tabulate([_opened(name, overrides) for name in (config, *others)], cost, checked, check, json=json)
         return
     _, experiment, folder = _opened(config, overrides)
-    # Published figures are shown only for a paper's recipe as it is.
+    # Published figures are shown only for an unchanged recipe of a paper.
     recipe = None if folder or overrides or Path(config).is_file() else find_paper_recipe(config)
     wanted = folder is None if check is None else check
     if suggested is not None:
@@ -240,7 +240,7 @@ def inspect(
 
 
 def _is_configuration(word: str) -> bool:
-    """Return whether a word behind the first configuration is another one, and no `key=value`."""
+    """Return whether an argument after the first configuration is another one, not `key=value`."""
     if is_setting(word):
         return False
     return (
@@ -252,7 +252,7 @@ def _is_configuration(word: str) -> bool:
 
 
 def _opened(config: str, overrides: list[str]) -> tuple[str, Experiment, Path | None]:
-    """Return a configuration with its name, and the folder of the run or model that it is of."""
+    """Return a configuration with its name, and the folder if it belongs to a run or model."""
     saved = Path(config) / CONFIG_FILE
     if Path(config).is_dir() and not saved.is_file() and config not in recipe_names():
         raise ConfigError(f"{config}: is a folder, but neither a run nor a model directory (no {CONFIG_FILE})")
@@ -270,7 +270,7 @@ def _tabulate(
     *,
     json: bool,
 ) -> None:
-    """Print one row for each configuration: parameters, verdict, arithmetic, seconds and memory of an update."""
+    """Print one row per configuration: parameters, verdict, and an update's arithmetic, seconds and memory."""
     from ziggurat.inspect.cost import estimate_cost
     from ziggurat.model.counts import inspect_experiment
 
@@ -293,7 +293,7 @@ def _tabulate(
         "parameters": ("parameters", "{:,}"),
         "verdict": ("verdict", "{}"),
         "flops": ("TFLOP", "{:,.3f}"),
-        "seconds": ("s an update", "{:,.2f}"),
+        "seconds": ("s per update", "{:,.2f}"),
         "memory": ("MiB", "{}"),
     }
     columns = [key for key in shown if any(key in row for row in rows)]
@@ -308,7 +308,7 @@ def _tabulate(
     table = [("", [shown[key][0] for key in columns]), *zip((row["name"] for row in rows), texts, strict=True)]
     print("\n".join(f"{name:<{width}}" + "".join(f"{text:>16}" for text in line) for name, line in table))
     if any(row.get("delay", 1) > 1 for row in rows):
-        print("  seconds are those of an idle machine, which this one is not now")
+        print("  seconds assume an idle machine, but this one is busy now")
 
 
 def _record(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> dict[str, Any]:
@@ -349,11 +349,11 @@ def _text(name: str, experiment: Experiment, inspection: Inspection, recipe: Pap
 
 # Costs as text and for JSON
 
-_WIDTH = 34  # of the first column
+_WIDTH = 34  # width of the first column
 
 
 def _cost_record(cost: Cost) -> dict[str, Any]:
-    """Return the costs for JSON; operations are additions and multiplications, memory is in bytes."""
+    """Return the costs for JSON: operations count additions and multiplications, memory is in bytes."""
     batches, shape = cost.batches, cost.memory.batch
     return {
         "device": cost.device,
@@ -378,7 +378,7 @@ def _cost_text(cost: Cost, training: TrainingConfig) -> str:
 
 
 def _published_saving(recipe: PaperRecipe | None) -> list[str]:
-    """Return a line with the share of time that growing saves by the paper, and why the recipe saves another one."""
+    """Return a line with the share of time that growing saves according to the paper, and why the recipe differs."""
     published = recipe.table_row.published if recipe else None
     if published is None or "train_time_saved_percent" not in published.costs:
         return []
@@ -394,11 +394,11 @@ def _arithmetic(cost: Cost) -> list[str]:
     forward, training = cost.forward, cost.training
     source, target = cost.length
     rows = (
-        ("source token, in all", forward.source, training.source),
+        ("source token, total", forward.source, training.source),
         ("  encoder layers", forward.encoder, training.encoder),
         (f"  attention, {source} tokens", forward.encoder_attention, training.encoder_attention),
         ("  keys and values for the decoder", forward.memory, training.memory),
-        ("target token, in all", forward.target, training.target),
+        ("target token, total", forward.target, training.target),
         ("  decoder layers", forward.decoder, training.decoder),
         (f"  attention, {target} and {source} tokens", forward.decoder_attention, training.decoder_attention),
         ("  output layer", forward.output, training.output),
@@ -406,7 +406,7 @@ def _arithmetic(cost: Cost) -> list[str]:
     return [
         f"{'MFLOP per token':<{_WIDTH + 2}}{'forward':>12}{'training':>12}",
         *(_row(name, f"{once / 1e6:,.1f}", f"{trained / 1e6:,.1f}") for name, once, trained in rows),
-        f"  in sentences of {source} source and {target} target tokens ({cost.batches.origin})",
+        f"  for sentences of {source} source and {target} target tokens ({cost.batches.origin})",
     ]
 
 
@@ -414,8 +414,8 @@ def _memory(cost: Cost, training: TrainingConfig) -> list[str]:
     memory, optimiser = cost.memory, training.optimiser
     names = {
         "weights": "weights, fp32",
-        "tables": "tables, such as of positions",
-        "copies": "their copies in bf16",
+        "tables": "tables, such as positions",
+        "copies": "their bf16 copies",
         "gradients": "gradients",
         "moments": f"moments ({optimiser.kind}, {optimiser.moments})",
         "encoder": "kept by the encoder" + _recomputed(training.recompute.encoder),
@@ -434,7 +434,7 @@ def _memory(cost: Cost, training: TrainingConfig) -> list[str]:
         "tokens",
     ]
     if memory.checkpoint:
-        lines.append(f"  asynchronous checkpoints keep {_mebibytes(memory.checkpoint)} MiB of main memory in addition")
+        lines.append(f"  asynchronous checkpoints keep {_mebibytes(memory.checkpoint)} MiB more of main memory")
     return lines
 
 
@@ -445,8 +445,8 @@ def _device_memory(largest: list[LargestBatch], shape: BatchShape, precision: st
             _row(f"{batch.gib} GiB", *(f"{n:,}" if n else "-" for n in (batch.tokens, batch.sentences)))
             for batch in largest
         ),
-        f"  of {shape.source} source and {shape.target} target tokens; tokens are those of the longer side, as "
-        "`training.batch.max_tokens` counts them",
+        f"  of {shape.source} source and {shape.target} target tokens; tokens count the longer side, as "
+        "in `training.batch.max_tokens`",
     ]
 
 
@@ -469,14 +469,14 @@ def _time(cost: Cost, training: TrainingConfig) -> list[str]:
     accumulate = training.batch.accumulate
     count = "1 batch" if accumulate == 1 else f"{accumulate} batches"
     busy = (
-        f"  {busy_notice(time.others)}. These seconds are those of an idle machine; now an update takes at least "
+        f"  {busy_notice(time.others)}. These seconds assume an idle machine; now an update takes at least "
         f"{time.delay:.1f} times as long"
     )
     return [
-        f"{f'seconds of an update ({cost.device}{threads})':<{_WIDTH + 2}}{time.seconds:>12,.2f}",
+        f"{f'seconds per update ({cost.device}{threads})':<{_WIDTH + 2}}{time.seconds:>12,.2f}",
         *(_row(name, f"{time.parts[key]:,.2f}") for key, name in names.items()),
         f"  {count} of {batches.source_tokens:,.0f} source and {batches.target_tokens:,.0f} target tokens on average, "
-        f"padding included; {time.target_tokens_per_second:,.0f} target tokens a second without it",
-        f"  {time.flops / 1e12:,.3f} TFLOP, at rates just measured on a shallow copy (docs/depth-check.md)",
+        f"padding included; {time.target_tokens_per_second:,.0f} target tokens per second without it",
+        f"  {time.flops / 1e12:,.3f} TFLOP, at rates measured just now on a shallow copy (docs/depth-check.md)",
         *([busy] if time.delay > 1 else []),
     ]

@@ -1,4 +1,4 @@
-"""Bulk work: the verb `bulk`, which runs others by a job, progress, and what is said at the end."""
+"""Bulk work: the verb `bulk`, which runs other verbs as jobs, their progress, and the closing message."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 Report = TypeVar("Report")
 
 SHARD_LINES = 2048
-"""SHARD_LINES are the lines of a shard, unless the verb has others: the window of a translator."""
-_MESSAGE_SECONDS = 10.0  # between two messages on the progress
+"""SHARD_LINES is the number of lines in a shard unless the verb has its own: a translator's window."""
+_MESSAGE_SECONDS = 10.0  # between two progress messages
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """Settings of bulk work: the options of `ziggurat bulk`, and what the verb adds to them.
+    """Settings of bulk work: the options of `ziggurat bulk` and what the verb adds.
 
     Attributes:
         folder: folder of the job; None: no job.
-        shard: `--shard`, as it was typed.
-        ray: address of a Ray cluster; None: processes of this machine.
+        shard: `--shard` as typed.
+        ray: address of a Ray cluster; None: local processes.
         workers: number of workers, each with `threads` CPU threads on `device`; None: the default.
-        shard_lines: lines of a shard; None: the verb's default.
-        noun: what progress is counted in.
+        shard_lines: lines per shard; None: the verb's default.
+        noun: unit of progress.
     """
 
     folder: str | None = None
@@ -57,7 +57,7 @@ class JobOptions:
 
     @property
     def part(self) -> tuple[int, int]:
-        """(i, n), i from 0, of `--shard i/n`, where i counts from 1."""
+        """(i, n) from `--shard i/n`, with i counted from 0 here and from 1 there."""
         if self.shard is None:
             return 0, 1
         found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.shard)
@@ -66,7 +66,7 @@ class JobOptions:
         return int(found[1]) - 1, int(found[2])
 
     def work(self) -> Work:
-        """Return the work of this call."""
+        """Return which part of the work this call does."""
         from ziggurat.corpora.jobs.job import Work
         from ziggurat.corpora.jobs.launchers import processes, ray_actors
 
@@ -84,7 +84,7 @@ class JobOptions:
 
 
 _CURRENT: ContextVar[JobOptions | None] = ContextVar("bulk", default=None)
-"""_CURRENT is what `ziggurat bulk` says of the verb after it; None without it."""
+"""_CURRENT holds the options that `ziggurat bulk` passes to the verb it runs; None without `bulk`."""
 
 
 def job_options(
@@ -95,10 +95,10 @@ def job_options(
     noun: str = "line",
     cluster: bool = True,
 ) -> JobOptions:
-    """Return how the verb is to work; `folder` is that of a verb which always works by a job.
+    """Return how the verb should work; `folder` belongs to a verb that always runs as a job.
 
-    Without `cluster`, which is for a verb that only looks, the Ray cluster is left out. Raises ConfigError for one
-    that is not there: a vocabulary or an aligner may be learned before workers are started.
+    Without `cluster`, meant for a verb that only looks, the Ray cluster is left out. Raises ConfigError for a missing
+    cluster now, since a vocabulary or an aligner may be learned before workers start.
     """
     given = _CURRENT.get() or JobOptions()
     ray = given.ray if cluster else None
@@ -114,7 +114,7 @@ def job_options(
 
 _WITH_FOLDER = ("align", "evaluate", "prepare", "score", "translate")
 _OWN_FOLDER = {"backtranslate": "its `--output`", "filter": "its `--output`", "pipeline": "the folder of its file"}
-"""_WITH_FOLDER are the verbs that need `--job`, _OWN_FOLDER where others keep their parts."""
+"""_WITH_FOLDER are the verbs that need `--job`; _OWN_FOLDER is where the others keep their parts."""
 
 _VERBS = sorted((*_WITH_FOLDER, *_OWN_FOLDER))
 
@@ -133,7 +133,7 @@ def bulk(
         typer.Argument(
             metavar="COMMAND",
             autocompletion=_verbs_beginning,
-            help=f"The command to run, without `ziggurat`. Verbs: {', '.join(_VERBS)}.",
+            help=f"Command to run, without `ziggurat`. Verbs: {', '.join(_VERBS)}.",
         ),
     ],
     job: Annotated[
@@ -148,10 +148,10 @@ def bulk(
     ] = None,
     shard: Annotated[
         str | None,
-        typer.Option("--shard", metavar="I/N", help="Do the I-th of N parts; do not merge.", rich_help_panel=_PARTS),
+        typer.Option("--shard", metavar="I/N", help="Do part I of N; do not merge.", rich_help_panel=_PARTS),
     ] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Only merge what all parts have done.", rich_help_panel=_PARTS)
+        bool, typer.Option("--merge", help="Only merge the finished parts.", rich_help_panel=_PARTS)
     ] = False,
     shard_lines: Annotated[
         int | None,
@@ -159,7 +159,7 @@ def bulk(
             "--shard-lines",
             metavar="N",
             min=1,
-            help="Lines of a shard, the smallest piece of work. Default: about 2,000; align 10,000.",
+            help="Lines per shard, the smallest piece of work. Default: about 2,000; align 10,000.",
             rich_help_panel=_PARTS,
         ),
     ] = None,
@@ -170,7 +170,7 @@ def bulk(
             metavar="N",
             min=1,
             max=1024,
-            help="Processes. Default: one per CPU core, 1 on a GPU; with --ray as many as the cluster holds.",
+            help="Processes. Default: one per CPU core, 1 on a GPU; with --ray as many as fit the cluster.",
             rich_help_panel=_MACHINES,
         ),
     ] = None,
@@ -184,9 +184,9 @@ def bulk(
         ),
     ] = None,
 ) -> None:
-    """Run another verb on many processes or machines, or in several sittings; the result is the same.
+    """Run another verb on many processes or machines, or in several sessions; the result is the same.
 
-    The same command resumes one that was stopped.
+    Repeat a stopped command to resume it.
 
     Example: `ziggurat bulk --job work --shard 3/40 translate runs/a -i mono.en -o mono.de`, then the same with
     `--merge` instead of `--shard 3/40`
@@ -194,13 +194,13 @@ def bulk(
     options = JobOptions(job, shard, merge, ray, workers, shard_lines)
     verb, *words = command
     if verb not in _VERBS:
-        raise ConfigError(f"`bulk {printable(verb)}`: the verbs that work in bulk are {', '.join(_VERBS)}")
+        raise ConfigError(f"`bulk {printable(verb)}`: `bulk` works with the verbs {', '.join(_VERBS)}")
     root = context.parent
     assert root is not None
     inner = root.command.get_command(root, verb)  # type: ignore[attr-defined]
     before = _CURRENT.set(options)
     try:
-        with inner.make_context(verb, words, parent=root) as called:  # which may print its help
+        with inner.make_context(verb, words, parent=root) as called:  # may print the verb's help
             _check_bulk(verb, options)
             inner.invoke(called)
     finally:
@@ -219,7 +219,7 @@ def _check_bulk(verb: str, options: JobOptions) -> None:
         raise ConfigError("`pipeline` merges by itself when it is called without `--shard`; leave out `--merge`")
     if options.shard_lines is not None and verb in ("pipeline", "prepare"):
         raise ConfigError(f"`{verb}` chooses the size of its shards; leave out `--shard-lines`")
-    options.part  # noqa: B018 - it is checked now
+    options.part  # noqa: B018 - reading it checks the value
 
 
 class _Progress:
@@ -230,9 +230,9 @@ class _Progress:
         self._start = self._last_message = time.monotonic()
 
     def show(self, before: int, now: int, total: int | None) -> None:
-        """Take the number of lines done by earlier calls of the verb, by this one, and of all (None: not known)."""
+        """Show progress, given the lines done by earlier calls, by this one, and in total (None: unknown)."""
         clock = time.monotonic()
-        if now == 0:  # the rate counts from here, the time in which workers load the models included
+        if now == 0:  # the rate counts from here, including the time workers take to load models
             self._start = self._last_message = clock
             if before:
                 say(f"{self._amount(before, total)} were done before")
@@ -247,9 +247,9 @@ class _Progress:
 
 
 def finished(outcome: JobOutcome[Report], options: JobOptions) -> Report | None:
-    """Return the report of a merged job; None where only a part was done, with what to do next printed.
+    """Return the report of a merged job; None if only a part was done, after printing what to do next.
 
-    Ends the program where a signal stopped the work.
+    Ends the program if a signal stopped the work.
     """
     if outcome.signal is not None:
         say("stopped; run the same command to continue")
@@ -274,11 +274,11 @@ def line_job(
     shard_lines: int = SHARD_LINES,
     before: Callable[[Plan], None] = lambda plan: None,
 ) -> Merged | None:
-    """Do a job of lines; return what was merged, or None where this call did only a part.
+    """Run a job over lines; return the merged result, or None if this call did only a part.
 
-    The result depends on `settings` and the files `inputs`, from which `lines` come. `before` makes what all shards
-    need, once their plan is written; `take` takes the results of all shards, in order. A shard has `shard_lines`
-    unless `options` say otherwise.
+    The result depends on `settings` and the files `inputs`, which supply `lines`. `before` makes what all shards need,
+    once their plan is written; `take` receives the results of all shards, in order. A shard has `shard_lines` unless
+    `options` say otherwise.
     """
     from ziggurat.corpora.jobs.job import fix_plan
     from ziggurat.corpora.jobs.tasks import run_text_job
@@ -300,7 +300,7 @@ def line_job(
 
 
 def lines_beside(text: str, *beside: str) -> Iterator[LineWithInputs]:
-    """Yield the lines of a file, each with the matching lines of other files. Raises DataError unless they pair up."""
+    """Yield the lines of a file, each with the matching lines of other files. Raises DataError if the counts differ."""
     from ziggurat.corpora.jobs.tasks import LineWithInputs
     from ziggurat.translate.results import read_lines
 
@@ -340,8 +340,8 @@ def translation_job(
 ) -> Merged | None:
     """Translate the file `inputs["lines"]` as a job; see line_job.
 
-    `inputs` may also have `prefixes` and `constraints`, line by line, and the file that the `terminology` of `asked`,
-    what is asked of the translations, was read from.
+    `inputs` may also have `prefixes` and `constraints`, line by line, and the file from which the `terminology` in
+    `asked`, the translation options, was read.
     """
     from ziggurat.corpora.jobs.tasks import Translating
     from ziggurat.translate.options import TranslateOptions

@@ -1,7 +1,7 @@
 """Input and output of the verbs, and the options that several of them share.
 
-Messages and progress bars go to standard error, results to standard output. A file appears when it is complete, or not
-at all. Paths are checked before the work begins, since loading a model takes seconds.
+Messages and progress bars go to standard error, results to standard output. A file appears only once it is complete.
+Paths are checked before the work begins, since loading a model takes seconds.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ if TYPE_CHECKING:
     from ziggurat.inspect.report.figure import Figure
 
 OUT = ("--output", "-o", "--out")
-"""Names of the option that says where to write, for every verb; some verbs called it `--out` before version 0.2."""
+"""OUT are the names of every verb's output option; some verbs called it `--out` before version 0.2."""
 
 QUIET = "ZIGGURAT_QUIET"
-"""Environment variable set by `--quiet`: the processes that a verb starts inherit it and are quiet too."""
+"""QUIET is the environment variable that `--quiet` sets; processes that a verb starts inherit it."""
 
-_COUNTED_BYTES = 1 << 28  # counting the lines of a larger file would keep people waiting
+_COUNTED_BYTES = 1 << 28  # counting the lines of a larger file would keep the user waiting
 
-_of_bars: list[Console] = []  # the console of the progress bars on the screen, innermost last
+_of_bars: list[Console] = []  # consoles of the progress bars on the screen, innermost last
 
 
 # Messages and progress
 
 
 def console() -> Console:
-    """Return the console for messages: standard error, where a failed write is ignored; silent with `--quiet`.
+    """Return the console for messages: standard error, ignoring failed writes; silent with `--quiet`.
 
-    While a progress bar is shown, it is the bar's console: it prints above the bar, where another console would print
+    While a progress bar is shown, this is the bar's console, which prints above the bar; another console would print
     into the bar's line.
     """
     if _of_bars:
@@ -66,13 +66,13 @@ def console() -> Console:
 
 
 def say(text: str) -> None:
-    """Print a message on standard error as it is: no markup, no colours; nothing with `--quiet`."""
+    """Print a message on standard error without markup or colours; nothing with `--quiet`."""
     print_message(console(), text)
 
 
 @contextlib.contextmanager
 def progress_bars(*columns: ProgressColumn, shown: bool = True) -> Iterator[Progress]:
-    """Context with progress bars on standard error, removed at the end; none unless that is a terminal and `shown`."""
+    """Context with progress bars on standard error, removed at the end; none off a terminal or without `shown`."""
     screen = console()
     with Progress(*columns, console=screen, transient=True, disable=not (shown and screen.is_terminal)) as bars:
         _of_bars.append(screen)
@@ -83,14 +83,14 @@ def progress_bars(*columns: ProgressColumn, shown: bool = True) -> Iterator[Prog
 
 
 class PhaseBars:
-    """One progress bar per phase of a verb; off a terminal one message per phase. `once`: only the latest is shown."""
+    """One progress bar per phase of a verb; off a terminal, one message per phase. `once`: show only the latest bar."""
 
     def __init__(self, bars: Progress, *, once: bool = False) -> None:
         self._bars, self._once = bars, once
         self._tasks: dict[str, TaskID] = {}
 
     def show(self, phase: str, done: int, total: int | None) -> None:
-        """Show how much of a phase is done; `total` is None where it is not known."""
+        """Show how much of a phase is done; `total` is None if unknown."""
         if phase not in self._tasks:
             while self._once and self._tasks:
                 self._bars.remove_task(self._tasks.popitem()[1])
@@ -110,7 +110,7 @@ class _LineRate(ProgressColumn):
 def line_progress(task: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], object]]:
     """Context with a progress bar over lines; gives the function that advances it by a number of lines.
 
-    `total` is None where it is not known.
+    `total` is None if unknown.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _LineRate(), TimeRemainingColumn())
     with progress_bars(*columns, shown=shown) as bars:
@@ -119,7 +119,7 @@ def line_progress(task: str, total: int | None, *, shown: bool = True) -> Iterat
 
 
 def is_first_process() -> bool:
-    """Return True in the process that prints for all that torchrun started, and where there is no torchrun."""
+    """Return True without torchrun, and under it in the one process that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -129,7 +129,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on standard output; numbers that JSON does not have are null."""
+    """Print one JSON document on standard output; numbers that JSON lacks become null."""
     print(json.dumps(json_safe(document), ensure_ascii=False, indent=2, allow_nan=False))
 
 
@@ -137,7 +137,7 @@ def print_json(document: Any) -> None:
 
 
 def line_count(path: str) -> int | None:
-    """Return the number of lines of a text file; None where counting takes long: a stream, a packed or huge file."""
+    """Return the number of lines of a text file; None for a stream, or a packed or huge file, which take too long."""
     if path == "-" or not os.path.isfile(path) or compression_of(Path(path)) or os.path.getsize(path) > _COUNTED_BYTES:
         return None
     with open(path, "rb") as file:
@@ -145,16 +145,16 @@ def line_count(path: str) -> int | None:
 
 
 def shell_paths(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with `~/` expanded where the shell does not do it: in quotes and after `=`.
+    """Return arguments with `~/` expanded where the shell leaves it: in quotes and after `=`.
 
-    Raises ConfigError for an unexpanded `$NAME/...`, since a folder literally called `$NAME` would be created.
+    Raises ConfigError for an unexpanded `$NAME/...`, which would create a folder literally called `$NAME`.
     """
     expanded = []
     for argument in arguments:
         name, equals, value = argument.partition("=") if "=" in argument else ("", "", argument)
         if (found := re.match(r"(\$(?:\{\w+\}|[A-Za-z_]\w*))(?:/|$)", value)) and not os.path.lexists(value):
             raise ConfigError(
-                f"`{printable(argument)}`: the shell did not replace `{found[1]}`, as in single quotes; "
+                f"`{printable(argument)}`: the shell did not expand `{found[1]}`, as in single quotes; "
                 "use double quotes, or write out the path"
             )
         expanded.append(f"{name}{equals}{os.path.expanduser(value)}" if re.match(r"~(/|$)", value) else argument)
@@ -162,7 +162,7 @@ def shell_paths(arguments: Sequence[str]) -> list[str]:
 
 
 def check_input(path: str) -> None:
-    """Raise DataError unless `path` can be read as a file (`-`: standard input)."""
+    """Raise DataError unless `path` is a readable file (`-`: standard input)."""
     if path == "-":
         if sys.stdin is None:  # `<&-` in a shell
             raise DataError("standard input is closed; give a file or a pipe")
@@ -176,7 +176,7 @@ def check_input(path: str) -> None:
 
 
 def check_one_stream(*paths: str | None) -> None:
-    """Raise ConfigError where several inputs are standard input, which can be read once."""
+    """Raise ConfigError if several inputs are standard input, which can be read only once."""
     if paths.count("-") > 1:
         raise ConfigError("only one of the inputs can be standard input (`-`)")
 
@@ -190,15 +190,15 @@ def input_stream(path: str) -> tuple[BinaryIO, str]:
 
 
 def file_named(path: str) -> str:
-    """Return a path to write by a verb whose standard output is its report: `-` is a file of this name."""
+    """Return an output path for a verb that prints a report on standard output: here `-` is a file of that name."""
     return "./-" if path == "-" else path
 
 
 def _write_target(path: str) -> Path:
-    """Return the path to write to: links are followed to the file, but a pipe or device keeps the given name.
+    """Return the path to write to: links are resolved, except to a pipe or device.
 
-    The shell's `>(gzip > x.gz)` and /dev/stdout are links whose target has no name in the file system: they can be
-    opened, but not resolved.
+    The shell's `>(gzip > x.gz)` and /dev/stdout are links whose targets have no name in the file system: they can be
+    opened but not resolved.
     """
     given = Path(path)
     return given if given.exists() and not given.is_file() else given.resolve()
@@ -212,7 +212,7 @@ def check_output(path: str) -> None:
     if target.is_dir():
         raise DataError(f"{path}: is a folder, expected a file to write")
     if compression_of(target):
-        raise DataError(f"{path}: is written as plain text, not packed: name it {target.stem}")
+        raise DataError(f"{path}: output is plain text, not compressed: name it {target.stem}")
     if not target.parent.is_dir():
         raise DataError(f"{path}: folder {target.parent} does not exist")
     # A pipe or device is written to directly; a file is renamed into its folder, so the folder must be writable.
@@ -227,7 +227,7 @@ def check_output(path: str) -> None:
 def output_stream(path: str) -> Iterator[BinaryIO]:
     """Context with `path` opened for writing (`-`: standard output); a file appears once everything is written.
 
-    Of a link the target is replaced, not the link itself; a pipe or device is written to directly.
+    If `path` is a link, its target is replaced; a pipe or device is written to directly.
     """
     if path == "-":
         yield sys.stdout.buffer
@@ -244,7 +244,7 @@ def output_stream(path: str) -> Iterator[BinaryIO]:
 
 
 def output_folder(path: str | None) -> Path | None:
-    """Return the folder for several texts, created if missing. Raises ConfigError when a file is in its place."""
+    """Return the folder for several texts, created if missing. Raises ConfigError if `path` is a file."""
     if path is None:
         return None
     folder = Path(path)
@@ -261,7 +261,7 @@ def write_parts(path: str, parts: Iterable[bytes]) -> None:
 
 
 def figure_files(figures: Sequence[Figure], folder: Path, formats: Sequence[str] | None = None) -> list[Path]:
-    """Write each figure, in all formats unless some are named, and its numbers as CSV; return the files."""
+    """Write each figure in the given formats (None: all), and its numbers as CSV; return the files."""
     from ziggurat.inspect.report.drawing import FORMATS, save
     from ziggurat.inspect.report.figure import numbers
 
@@ -275,7 +275,7 @@ def figure_files(figures: Sequence[Figure], folder: Path, formats: Sequence[str]
 
 
 def refuse_overwriting(output: str | None, *inputs: str | None) -> None:
-    """Raise ConfigError when `output` is also one of the `inputs`; `-` means a standard stream, never a file."""
+    """Raise ConfigError if `output` is also one of the `inputs`; `-` means a standard stream, never a file."""
     if not output or output == "-" or not os.path.isfile(output):
         return
     for path in inputs:
@@ -284,18 +284,17 @@ def refuse_overwriting(output: str | None, *inputs: str | None) -> None:
 
 
 def check_page(path: str, option: str, *inputs: str | None) -> None:
-    """Raise an error unless a page can be written at `path`, named by `option`, in place of at most another page."""
+    """Raise an error unless a page can be written to `path`, given by `option`; only an earlier page is replaced."""
     check_output(path)
     refuse_overwriting(path, *inputs)
     if path != "-" and not may_be_replaced(Path(path)):
         raise ConfigError(
-            f"{path}: is there already, and is not a page that ziggurat wrote; name another file with `{option}`, or "
-            "remove it"
+            f"{path}: exists and is not a page that ziggurat wrote; name another file with `{option}`, or remove it"
         )
 
 
 def read_text(path: str) -> list[str]:
-    """Return the lines of a text file, `-` for standard input. Raises DataError when it cannot be read."""
+    """Return the lines of a text file, `-` for standard input. Raises DataError if it cannot be read."""
     from ziggurat.translate.results import read_lines
 
     stream, name = input_stream(path)
@@ -303,7 +302,7 @@ def read_text(path: str) -> list[str]:
 
 
 def refuse_empty(path: str, lines: Sequence[str]) -> None:
-    """Raise DataError for a text without any line, of which nothing can be scored."""
+    """Raise DataError for a text without lines."""
     if not lines:
         raise DataError(f"{path}: is empty, so there is nothing to score")
 
@@ -320,7 +319,7 @@ def pair_up(first: tuple[str, list[str]], *others: tuple[str, Sequence[str]]) ->
 
 
 WHO, HOW, WHAT = "Which model", "Speed", "What to translate"
-"""Groups of options in the help of verbs."""
+"""WHO, HOW and WHAT are groups of options in the help."""
 
 Model = Annotated[str, typer.Argument(help="Run or model directory.")]
 Tag = Annotated[
@@ -348,7 +347,7 @@ Which = Annotated[
     typer.Option(
         "--which",
         metavar="NAME",
-        help="Checkpoint of a run: averaged, best, best-en-de (of a direction), last or an update's number.",
+        help="Checkpoint of a run: averaged, best, best-en-de (for one direction), last or an update number.",
         rich_help_panel=WHO,
     ),
 ]
@@ -357,7 +356,7 @@ Checkpoints = Annotated[
     typer.Option(
         "--checkpoints",
         metavar="KIND:N",
-        help="Several checkpoints of a run: last:5 (the newest), last-epochs:5 (that end an epoch), around-best:21.",
+        help="Several checkpoints of a run: last:5 (the newest), last-epochs:5 (ends of epochs), around-best:21.",
         rich_help_panel=WHO,
     ),
 ]
@@ -366,8 +365,8 @@ WithoutLayers = Annotated[
     typer.Option(
         "--without-layers",
         metavar="LAYERS",
-        help="Leave layers out, such as `encoder.5-8,decoder.3`: faster, and worse unless trained for it "
-        "(`layer_drop`). `ziggurat diagnose --layers` tells what each is worth.",
+        help="Leave layers out, such as `encoder.5-8,decoder.3`: faster, but worse unless trained for it "
+        "(`layer_drop`). `ziggurat diagnose --layers` measures what each is worth.",
         rich_help_panel=WHO,
     ),
 ]
@@ -384,11 +383,11 @@ Threads = Annotated[
 
 def is_setting(text: str) -> bool:
     """Return True for an argument `key=value`, unless a file or folder has that name."""
-    return "=" in text and not os.path.exists(text)  # which takes what is too long for a path, as a setting may be
+    return "=" in text and not os.path.exists(text)  # which accepts text too long for a path
 
 
 def decoding_settings(overrides: Sequence[str] | None, text_option: str) -> dict[str, Any]:
-    """Return decoding settings from `key=value`; `text_option` is the verb's option for the text, for the message."""
+    """Return decoding settings from `key=value`; `text_option` is the verb's text option, for the message."""
     settings: dict[str, Any] = {}
     for override in overrides or []:
         if "=" not in override:

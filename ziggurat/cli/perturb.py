@@ -1,4 +1,4 @@
-"""The verb perturb: what disturbances of the source cost a model, or several side by side."""
+"""The verb perturb: what perturbations of the source cost one model, or several side by side."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ziggurat.evaluate.significance import Effect, PairwiseTest, Robustness
 
 _SIGNIFICANT = 0.05
-_SHOWN = 4096  # characters shown of a path or signature
+_SHOWN = 4096  # longest part of a path or signature that is shown, in characters
 
 
 def perturb(
@@ -71,11 +71,11 @@ def perturb(
         ),
     ] = "all",
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random choices.", rich_help_panel=TEXTS)
+        int, typer.Option("--seed", metavar="N", min=0, help="Seed for random choices.", rich_help_panel=TEXTS)
     ] = 0,
     tag: SourceTag = None,
     metrics: Annotated[
-        str, typer.Option("--metrics", metavar="NAME,...", help="Of bleu, chrf, ter.", rich_help_panel=SCORES)
+        str, typer.Option("--metrics", metavar="NAME,...", help="Any of bleu, chrf, ter.", rich_help_panel=SCORES)
     ] = "bleu,chrf,ter",
     language: Language = None,
     bleu_tokenizer: BleuTokenizer = None,
@@ -90,7 +90,7 @@ def perturb(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Measure robustness: what capitals, typing errors, tags, noise or the length of lines cost a model.
+    """Measure robustness: what capitals, typos, tags, noise or line length cost a model.
 
     Example: `ziggurat perturb runs/a --source test.de --reference test.en --kinds caps,typos --page robustness.html`
     """
@@ -110,7 +110,7 @@ def perturb(
 
 
 def perturbation_names(listed: str) -> list[str]:
-    """Return the perturbations of a comma-separated list, in their own order; `all` stands for all of them."""
+    """Return the perturbations of a comma-separated list, in canonical order; `all` means every one."""
     from ziggurat.evaluate.perturbations import perturbation_names as names_of
 
     names = [name.strip().lower() for name in listed.split(",") if name.strip()]
@@ -126,14 +126,14 @@ def _perturb(
     page: str | None,
     json: bool,
 ) -> None:
-    """Translate the test set as it is and disturbed by every system, and print or write what that costs.
+    """Translate the test set, clean and perturbed, with every system, and print or write what that costs.
 
-    `ensemble` are further members of the only system; `page` is the path of an HTML file.
+    `ensemble` are further members of a single system; `page` is the path of an HTML file.
     """
     from ziggurat.evaluate.perturbations import DisturbedSet, changes_any
     from ziggurat.evaluate.scores import METRICS
 
-    # (1) Texts and options are checked before a model is opened.
+    # (1) Check texts and options before a model is opened.
     scoring = options.scoring
     if unknown := [name for name in scoring.metrics if name not in METRICS]:
         raise ConfigError(f"`perturb` scores by {', '.join(METRICS)}, not by {unknown[0]}")
@@ -146,14 +146,14 @@ def _perturb(
         refuse_empty(name, lines)
     pair_up((options.source, sources), *named)
     if not changes_any(perturbations, sources, references, seed):
-        raise ConfigError(f"{options.source}: none of {', '.join(perturbations)} changes a line of it")
+        raise ConfigError(f"{options.source}: none of {', '.join(perturbations)} changes any line")
     if page is not None:
         if page == "-" and json:
             raise ConfigError("`--page -` and `--json` both write to standard output; name a file")
         check_page(page, "--page", options.source, *options.references)
-        if find_spec("jinja2") is None:  # before hours of translating
+        if find_spec("jinja2") is None:  # found out before hours of translating
             raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[report]'")
-    # (2) Every system translates all lines, disturbed and not, in one go. The first model names the languages.
+    # (2) Every system translates all lines, perturbed and not, in one go. The first model gives the languages.
     disturbed: DisturbedSet | None = None
     found: list[SystemOutputs] = []
     origins = []
@@ -164,7 +164,7 @@ def _perturb(
             if disturbed is None:
                 test_set = scoring.test_set(references, sources, translator.target_language)
                 check_test_set(test_set, scoring.metrics, None)
-                # Capitals are chosen by the source language: the Turkish one of `i` has a dot.
+                # Upper-casing depends on the source language: in Turkish, capital `i` has a dot.
                 languages = (model_languages(path, options.opening)[0], translator.target_language)
                 disturbed = DisturbedSet(perturbations, sources, references, languages, seed)
             outputs = disturbed.outputs(translated(translator, disturbed.texts, None, scoring.tag))
@@ -172,10 +172,10 @@ def _perturb(
             found.append(outputs)
             origins.append(translator.origin)
     assert disturbed is not None
-    # (3) What it costs
+    # (3) Report the cost
     named_systems = [(name, origin) for (name, _), origin in zip(systems, origins, strict=True)]
     results = disturbed.judged(named_systems, found, scoring.metrics, test_set)
-    if page != "-":  # else standard output holds the page
+    if page != "-":  # `-`: standard output holds the page
         if json:
             print_json(results.as_record())
         else:
@@ -192,9 +192,9 @@ def _systems(given: Sequence[str]) -> list[tuple[str, str]]:
     systems = []
     for name, paths in parse_systems(given):
         if len(paths) > 1:
-            raise ConfigError(f"{printable(name)} has {len(paths)} seeds; name one model of it")
+            raise ConfigError(f"{printable(name)} has {len(paths)} seeds; name one of its models")
         if Path(paths[0]).is_file():
-            raise ConfigError(f"`perturb` needs models, which translate: {printable(paths[0], _SHOWN)} is a file")
+            raise ConfigError(f"`perturb` needs models: {printable(paths[0], _SHOWN)} is a file")
         systems.append((name, paths[0]))
     return systems
 
@@ -208,7 +208,7 @@ def _text(results: Robustness) -> str:
     for metric, signature, up in zip(results.metrics, results.signatures, results.higher_is_better, strict=True):
         direction = "" if up else " (lower is better)"
         tables = []
-        for system in results.systems:  # side by side they would be wider than a terminal
+        for system in results.systems:  # next to each other they would be wider than a terminal
             name = printable(system) if len(results.systems) > 1 else ""
             rows = [[name, "cases", "as it is", "disturbed", "difference", "adjusted p"]]
             for disturbance in results.perturbations:
@@ -227,7 +227,7 @@ def _text(results: Robustness) -> str:
                 lines = [[one.perturbation, label, *_tested(one)] for one, label in zip(own, labels, strict=True)]
                 parts.append(aligned([[title, "", "difference", "adjusted p"], *lines]))
     if any(effect.p is None for effect in results.effects):
-        parts.append(f"too few: {FEWEST_CASES} cases are the fewest that tell a difference from chance")
+        parts.append(f"too few: it takes {FEWEST_CASES} cases to tell a difference from chance")
     if results.left_out:
         parts.append(f"Left out, since they change no line: {', '.join(results.left_out)}")
     return "\n\n".join(parts)

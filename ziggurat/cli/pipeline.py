@@ -1,4 +1,4 @@
-"""The verbs that do all steps: demo, on the embedded language pair, and pipeline, from corpora to a small model."""
+"""The verbs that run every step: demo, on the embedded language pair, and pipeline, from corpora to a small model."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def demo(
     folder: Annotated[
         Path,
         typer.Option(
-            "--folder", help="Folder for everything; an interrupted demo in it goes on, a finished one is replaced."
+            "--folder", help="Folder for everything; resumes an interrupted demo in it, replaces a finished one."
         ),
     ] = Path("demo"),
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Values that replace those of the recipe `demo`: path.to.key=value.")
+        list[str] | None, typer.Argument(help="Values that override the recipe `demo`: path.to.key=value.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train and score a translator from nothing, in under five minutes on two CPU cores.
+    """Train and score a translator from scratch, in under five minutes on two CPU cores.
 
     Example: `ziggurat demo`
     """
@@ -74,7 +74,7 @@ def demo(
     run = folder / "run"
     result = train(run, experiment, resume=resume, console=console(), advice=False)
     if result.signal is not None:
-        say(f"{folder}: the same command resumes this demo")
+        say(f"{folder}: repeat the command to resume this demo")
         raise typer.Exit(128 + result.signal)
 
     say_with_time("4/6 translate: the 500 sentences of the test set, beam 4")
@@ -95,7 +95,7 @@ def demo(
     for i in range(3):
         print(f"source     {sentences.sources[i]}\noutput     {outputs[i]}\nreference  {sentences.references[i]}\n")
     print(*scores, sep="\n")
-    print(f"\nFrom nothing to this in {duration(seconds)}. What to try next:\n{_next_steps(folder, files['test'])}")
+    print(f"\nAll of this took {duration(seconds)}. What to try next:\n{_next_steps(folder, files['test'])}")
     print(f"\nWhat the run did, to open in a browser: {page_file}")
 
 
@@ -103,10 +103,10 @@ _CONFIG, _REPORT = "demo.yaml", Path("run") / "report.html"
 
 
 def _make_room(folder: Path, config: str) -> bool:
-    """Create the folder; return True where a demo of the same `config` was interrupted in its training or later.
+    """Create the folder; return True if a demo with the same `config` was interrupted during training or later.
 
-    What another demo wrote into it, or a finished one, is removed; other files stay. The corpus and the store, which
-    are the same every time, are not compared here: `prepare` does that.
+    Removes what another or a finished demo wrote into it; other files stay. The corpus and the store, which are the
+    same every time, are not compared here: `prepare` does that.
     """
     mark = folder / ".ziggurat-demo"
     if folder.exists():
@@ -115,10 +115,10 @@ def _make_room(folder: Path, config: str) -> bool:
         written = folder / _CONFIG
         same = written.is_file() and written.read_text("utf-8") == config and not (folder / _REPORT).exists()
         if same and any(folder.glob("run/checkpoints/*")):
-            say(f"{folder}: the demo that was interrupted there goes on")
+            say(f"{folder}: resuming the demo interrupted there")
             return True
         if (folder / "corpus").exists():
-            say(f"{folder}: the demo that was there is removed, and this one begins at its first step")
+            say(f"{folder}: removed the earlier demo; starting from the first step")
         for name in ("corpus", "store", "run"):
             shutil.rmtree(folder / name, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def _experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
     for split in ("train", "dev"):
         for side, language in (("source", SOURCE_LANGUAGE), ("target", TARGET_LANGUAGE)):
             paths[f"data.{split}.0.{side}"] = folder / "corpus" / f"{split}.{language}"
-    # Quoted: values are read as YAML, where ` #` and `: ` in a name have a meaning.
+    # Quoted: values are read as YAML, where ` #` and `: ` in a name are special.
     return load_named("demo", [*(f"{key}={json.dumps(str(path))}" for key, path in paths.items()), *overrides])
 
 
@@ -151,18 +151,18 @@ def _next_steps(demo_folder: Path, test: tuple[Path, Path]) -> str:
     folder, source, target = (shlex.quote(str(path)) for path in (demo_folder, *test))
     commands = (
         (f"head -3 {source} | ziggurat translate {folder}/run", "text of your own"),
-        (f"ziggurat serve {folder}/run", "the same in a browser: open the address that it prints"),
+        (f"ziggurat serve {folder}/run", "the same in a browser: open the address it prints"),
         (f"ziggurat evaluate {folder}/run --source {source} \\", ""),
         (f"    --reference {target} --confidence", "score it, with confidence intervals"),
         (f"ziggurat train {folder}/demo.yaml --run {folder}/deep \\", ""),
         ("    model.encoder.layers=12", "another model on the same data"),
-        (f"ziggurat report {folder}/run {folder}/deep", "both side by side"),
+        (f"ziggurat report {folder}/run {folder}/deep", "compare the two"),
         ("ziggurat recipes", "configurations to start from"),
         ("ziggurat recipes multi30k-de-en > my.yaml", "then edit the paths and:"),
         ("ziggurat prepare my.yaml", ""),
         ("ziggurat train my.yaml --run runs/mine", ""),
     )
-    # The shell ignores what follows a `#`; after a line that ends in a backslash it would break the command.
+    # The shell ignores what follows a `#`, but after a trailing backslash it would break the command.
     width = max(len(command) for command, comment in commands if comment)
     return "\n".join(
         f"  {command:<{width}}  # {comment}" if comment else f"  {command}" for command, comment in commands
@@ -176,7 +176,7 @@ def pipeline(
     file: Annotated[str, typer.Argument(help="YAML file, or `demo`; `starter`, with --print: one to edit.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Values that replace the file's: path.to.key=value.", autocompletion=pipeline_settings),
+        typer.Argument(help="Values that override the file: path.to.key=value.", autocompletion=pipeline_settings),
     ] = None,
     dry_run: Annotated[
         bool,
@@ -185,19 +185,19 @@ def pipeline(
         ),
     ] = False,
     status: Annotated[
-        bool, typer.Option("--status", help="Show how far it is, without estimates.", rich_help_panel=_LOOK)
+        bool, typer.Option("--status", help="Show progress, without estimates.", rich_help_panel=_LOOK)
     ] = False,
     show: Annotated[bool, typer.Option("--print", help="Print the file, to edit it.", rich_help_panel=_LOOK)] = False,
     only: Annotated[
         str | None,
-        typer.Option("--only", metavar="STEP", help="This step alone.", rich_help_panel=_CHOICE),
+        typer.Option("--only", metavar="STEP", help="Run this step alone.", rich_help_panel=_CHOICE),
     ] = None,
     first: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="STEP",
-            help="Begin with this step: results of those before it are taken as they stand.",
+            help="Begin with this step and use earlier results as they are.",
             rich_help_panel=_CHOICE,
         ),
     ] = None,
@@ -207,22 +207,22 @@ def pipeline(
     force: Annotated[
         list[str] | None,
         typer.Option(
-            "--force", metavar="STEP", help="Do this step again although it is done; repeat.", rich_help_panel=_CHOICE
+            "--force", metavar="STEP", help="Redo this step even if it is done; repeat.", rich_help_panel=_CHOICE
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """From corpora to a small fast student, by one file; stop at any time, the same command goes on.
+    """Go from corpora to a small fast student with one file; stop at any time and repeat the command to resume.
 
     Examples: `ziggurat pipeline demo`, `ziggurat pipeline starter --print > my.yaml`, `ziggurat pipeline my.yaml`
     """
     if only is not None and (first is not None or until is not None):
-        raise ConfigError("`--only` is one step; leave out `--from` and `--until`")
+        raise ConfigError("`--only` runs one step; leave out `--from` and `--until`")
     if sum((dry_run, status, show)) > 1:
         raise ConfigError("choose one of `--dry-run`, `--status` and `--print`")
     bulk = job_options(cluster=not (dry_run or status))
     if bulk.shard is not None and force:
-        raise ConfigError("`--force` with `--shard`: every part would begin the step again; remove its folder instead")
+        raise ConfigError("`--force` with `--shard`: every part would restart the step; remove its folder instead")
     from ziggurat.corpora.pipeline.demo_data import DEMO, STARTER, write_demo
 
     given = overrides or []
@@ -231,7 +231,7 @@ def pipeline(
         print(text, end="")
         return
     if file == STARTER and not Path(file).is_file():
-        raise ConfigError(f"`{STARTER}` is a file to edit: `ziggurat pipeline {STARTER} --print > my.yaml`")
+        raise ConfigError(f"`{STARTER}` is a template to edit: `ziggurat pipeline {STARTER} --print > my.yaml`")
     from ziggurat.config.load import parse_as
     from ziggurat.config.pipeline import PipelineConfig
 
@@ -266,7 +266,7 @@ def pipeline(
 
 @contextlib.contextmanager
 def _located(text: str, label: str, overrides: Sequence[str]) -> Iterator[None]:
-    """Context in which errors that begin with a key of the file get its line, as those of reading it have."""
+    """Context that adds the line number to errors that begin with a key of the file, as in errors from reading it."""
     from ziggurat.system.yaml_text import parse_yaml
 
     try:
@@ -283,7 +283,7 @@ def _located(text: str, label: str, overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _read(file: str, overrides: Sequence[str]) -> tuple[str, str]:
-    """Return the text of a pipeline's file and its name in errors; `folder=` moves all of the demo."""
+    """Return the text of a pipeline's file and its name in errors; `folder=` relocates the whole demo."""
     from ziggurat.config.load import read_config
     from ziggurat.corpora.pipeline.demo_data import DEMO_FOLDER, EMBEDDED, embedded_text
     from ziggurat.system.yaml_text import parse_value
@@ -306,16 +306,16 @@ def _run(steps: Pipeline, selection: Selection, located: AbstractContextManager[
         say(text)
 
     def again() -> str:
-        # `--force` would begin once more what it began already.
+        # `--force` would restart what it already started.
         forced = [f"`--force {name}`" for name in steps.begun if name in selection.forced]
-        return f"the same command{' without ' if forced else ''}{' and '.join(forced)} goes on from here"
+        return f"the same command{' without ' if forced else ''}{' and '.join(forced)} resumes from here"
 
     try:
         with located:
             end = steps.run(selection, tell)
     except ZigguratError as error:
         if told:
-            raise type(error)(f"error: {error}\nWhat is done is kept; once this is mended, {again()}.") from error
+            raise type(error)(f"error: {error}\nWhat is done is kept; once this is fixed, {again()}.") from error
         raise
     if end.stopped is not None:
         say(f"stopped in step {end.stopped}; what is done is kept, and {again()}")
@@ -330,7 +330,7 @@ def _do_part(steps: Pipeline, name: str | None, shard: str) -> None:
         signal = ShardedRun(steps.folder, steps.steps).run_part(step, say)
     if signal is not None:
         say(
-            f"stopped in part {shard} of step {step.name}; what is done is kept, and the same command goes on from here"
+            f"stopped in part {shard} of step {step.name}; what is done is kept, and the same command resumes from here"
         )
         raise typer.Exit(128 + signal)
     say(f"part {shard} of step {step.name} is done; the same command without `--only` and `--shard` merges all parts")
@@ -351,7 +351,7 @@ def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> 
             memory = f"; {cost.memory / 2**20:,.0f} MiB" if cost.memory else ""
             print(f"{'':<{width}}  {'':>{of_time}}  {cost.said}{memory}")
     for name in steps.left_over():
-        print(f"{steps.folder / name}: of a step that this pipeline no longer has")
+        print(f"{steps.folder / name}: from a step that this pipeline no longer has")
     if costs:
         print(_total(expected))
 
@@ -369,7 +369,7 @@ def _total(expected: dict[str, Expected]) -> str:
     if not expected:
         return "nothing to do"
     unknown = len(expected) - len(known)
-    more = f", without {counted(unknown, 'step')} whose time cannot be estimated" if unknown else ""
+    more = f", plus {counted(unknown, 'step')} whose time cannot be estimated" if unknown else ""
     return f"{counted(len(expected), 'step')} to do: about {duration(sum(known))}{more}"
 
 
@@ -398,7 +398,7 @@ def _print_report(context: PipelineContext, json: bool) -> None:
 
     record = read_document(context.at("report", RECORD))
     if record is None:
-        say(f"{context.at('report', RECORD)}: cannot be read; `--force report` writes it again")
+        say(f"{context.at('report', RECORD)}: cannot be read; `--force report` rewrites it")
         return
     if json:
         print_json(record)

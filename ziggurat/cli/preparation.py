@@ -59,23 +59,23 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 3
-"""Names of a list that are printed where it is long; `--json` has all."""
+"""_SHOWN is how many names of a long list are printed; `--json` has all."""
 
 
 def explain(
     name: Annotated[
         str,
         typer.Argument(
-            help="Key or section, such as training.schedule; or a method, such as DLCL or muon.",
+            help="Key or section, such as training.schedule, or method, such as DLCL or muon.",
             autocompletion=explained_names,
         ),
     ] = "",
     json: Json = False,
 ) -> None:
-    """Explain a key, a method or a paper: what it means, who published it, and which keys and recipes have it.
+    """Explain a key, a method or a paper: what it means, who published it, and which keys and recipes use it.
 
-    Keys are those of an experiment and of a pipeline. A method is found by the value that chooses it and by its usual
-    names, whatever their case and punctuation.
+    Keys may be those of experiments and pipelines. A method is found by the value that selects it and by its usual
+    names, ignoring case and punctuation.
 
     Example: `ziggurat explain training.schedule`, `ziggurat explain "merged attention"`, `ziggurat explain sdt`
     """
@@ -97,7 +97,7 @@ def _unknown(name: str) -> str:
         return f"`{name}` is a recipe: `ziggurat recipes {name}` prints it"
     option = name.lower().replace("_", "-")
     if instead := next((known[option] for known in map(hints, ("train", "translate")) if option in known), None):
-        return f"no key or method `{printable(name)}`; as an option of other toolkits it is, here, {instead}"
+        return f"no key or method `{printable(name)}`; other toolkits' option of that name is {instead} here"
     methods = [] if "." in name else names_like(name)
     near = [*methods, *(key for key in resembling(name) if key not in methods)]
     what = "key" if "." in name else "key or method"
@@ -106,7 +106,7 @@ def _unknown(name: str) -> str:
 
 def _entry_text(entry: KeyDescription) -> str:
     kind = entry.type if entry.type == "section" else f"{entry.type}; default: {entry.default}"
-    meaning = re.sub(r"(?<=[.:]) (?=`\w+`: )", "\n      ", entry.meaning)  # one line for each value that it describes
+    meaning = re.sub(r"(?<=[.:]) (?=`\w+`: )", "\n      ", entry.meaning)  # one line for each value described
     return f"{entry.path}  ({kind})\n    {meaning}"
 
 
@@ -116,7 +116,7 @@ def _choice_text(choice: NamedChoice) -> str:
         "also set by": ", ".join(choice.keys[1:]),
         "paper": _published(choice) if choice.paper else f"none: {choice.reason}",
         "options": ", ".join(choice.options),
-        "means something with": _by_key(choice.heeded_with),
+        "has an effect with": _by_key(choice.heeded_with),
         "goes with": ", ".join(choice.usual_with),
         "refused with": _by_key(list(refused_with(choice))),
         "recipes": _first(found),
@@ -132,7 +132,7 @@ def _published(choice: NamedChoice) -> str:
 
 
 def _by_key(chosen: Sequence[str]) -> str:
-    """Return choices such as `model.init.kind: admin` with each key named once."""
+    """Return choices such as `model.init.kind: admin` naming each key once."""
     values: dict[str, list[str]] = {}
     for choice in chosen:
         key, *value = choice.split(": ")
@@ -141,7 +141,7 @@ def _by_key(chosen: Sequence[str]) -> str:
 
 
 def _first(names: Sequence[str]) -> str:
-    """Return the first of some names and the number of the others; "" where there are none."""
+    """Return the first of some names and the number of the others; "" if there are none."""
     others = len(names) - _SHOWN
     shown = ", ".join(names[:_SHOWN])
     return f"{shown} and {others} more" if others > 0 else shown
@@ -200,12 +200,12 @@ def recipes(
         ),
     ] = None,
     small: Annotated[
-        bool, typer.Option("--small", help="Make a paper's recipe small: minutes on two cores, the same method.")
+        bool, typer.Option("--small", help="Shrink a paper's recipe to minutes on two cores, with the same method.")
     ] = False,
     corpus: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            "--corpus", metavar="SOURCE TARGET", help="With --small: train on these files, not on the embedded pair."
+            "--corpus", metavar="SOURCE TARGET", help="With --small: train on these files, not the embedded pair."
         ),
     ] = None,
     dev: Annotated[
@@ -218,13 +218,13 @@ def recipes(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the built-in configurations and the systems of the papers, or print one of them.
+    """List the built-in configurations and the papers' systems, or print one of them.
 
     Example: `ziggurat recipes multi30k-de-en > my.yaml`, `ziggurat recipes admin`, `ziggurat recipes --find en-fr`
     """
     if from_ is not None:
         if name or find or small or corpus or dev or json:
-            raise ConfigError("`--from FILE` prints that file converted: leave out the other options")
+            raise ConfigError("`--from FILE` converts and prints that file: leave out the other options")
         from ziggurat.exchange.opustrainer import opustrainer_text
 
         print(opustrainer_text(from_), end="")
@@ -234,7 +234,7 @@ def recipes(
         name = name if name is None or find_small_recipe(name) else f"{name}{SUFFIX}"
     if name is not None and name not in paper_keys():
         if find is not None:
-            raise ConfigError(f"`--find` looks through a list, and `{name}` is one recipe; leave out one of the two")
+            raise ConfigError(f"`--find` searches a list, but `{name}` is one recipe; leave out one of the two")
         text = recipe_text(name, corpus=SmallCorpus(corpus, dev, None) if corpus and dev else None)
         if json:
             print_json({**_listed(name), "text": text})
@@ -256,21 +256,21 @@ def recipes(
 
 
 def _check_small(name: str | None, small: bool, corpus: tuple[str, str] | None, dev: tuple[str, str] | None) -> None:
-    """Raise ConfigError where a small recipe is asked for of what is none of a paper, or with half of a corpus."""
+    """Raise ConfigError for a small recipe that is not from a paper, or that has only half of a corpus."""
     if not small:
-        raise ConfigError("`--corpus` and `--dev` are what a small recipe trains on: add `--small`")
+        raise ConfigError("`--corpus` and `--dev` are for a small recipe: add `--small`")
     if name is None or (find_paper_recipe(name) or find_small_recipe(name)) is None:
-        asked = "name one" if name is None else f"`{name}` is none"
+        asked = "name one" if name is None else f"`{name}` is not one"
         raise ConfigError(f"`--small` is for the recipes of papers: {asked}; `ziggurat recipes` lists them")
     if (corpus is None) != (dev is None):
-        raise ConfigError("`--corpus SOURCE TARGET` and `--dev SOURCE TARGET` go together: give both, or neither")
+        raise ConfigError("`--corpus SOURCE TARGET` and `--dev SOURCE TARGET` go together: give both or neither")
     missing = [file for file in (*(corpus or ()), *(dev or ())) if not Path(file).is_file()]
-    if missing:  # the recipe may be for another machine
-        say(f"note: not here: {', '.join(missing)}")
+    if missing:  # a note only, since the recipe may be meant for another machine
+        say(f"note: not on this machine: {', '.join(missing)}")
 
 
 def _has(find: str | None, *texts: str) -> bool:
-    """Return True where each word of `find` is in one of the texts; case is ignored."""
+    """Return True if each word of `find` is in one of the texts, ignoring case."""
     together = "\n".join(texts).casefold()
     return all(word in together for word in (find or "").casefold().split())
 
@@ -299,7 +299,7 @@ def _paper_text(listed: Sequence[PaperRecipe]) -> str:
 def prepare(
     config: ConfigArgument,
     overrides: Overrides = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a store made from other settings.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a store made with other settings.")] = False,
     json: Json = False,
 ) -> None:
     """Clean parallel text, split it into subwords, and write it to a store for training.
@@ -313,7 +313,7 @@ def prepare(
     for doubt in data_notices(experiment.data):
         say(f"warning: {doubt}")
     if not experiment.data.dev:
-        say("no `data.dev`: runs will not be validated, nor keep their best weights; docs/tutorial.md holds pairs out")
+        say("no `data.dev`: runs cannot validate or keep their best weights; see docs/tutorial.md to hold out pairs")
     done = TextColumn("{task.completed:,.0f}")
     try:
         with progress_bars(TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn()) as bars:
@@ -331,7 +331,7 @@ def prepare(
     except DataError as error:
         fetched = find_small_recipe(config) is not None or (config in recipe_names() and config != "demo")
         if fetched and ": no such file: " in str(error):
-            raise DataError(f"{error}; `ziggurat fetch {config}` gets the data of the recipe") from None
+            raise DataError(f"{error}; `ziggurat fetch {config}` gets the recipe's data") from None
         raise
     for notice in report.notices:
         say(f"warning: {notice}")
@@ -351,9 +351,9 @@ def _report_text(report: PrepareReport) -> str:
             lines.append(f"       {counted(corpus.aligned, 'pair')} with word alignments")
         lines += [f"       of {name}: {licence}" for name, licence in corpus.licences.items()]
         if corpus.short_rows:
-            lines.append(f"       {counted(corpus.short_rows, 'row')} with too few columns left out")
+            lines.append(f"       {counted(corpus.short_rows, 'row')} left out for having too few columns")
         if corpus.changed:
-            lines.append(f"       {' and '.join(corpus.changed)} changed since that was fetched; its licences stay")
+            lines.append(f"       {' and '.join(corpus.changed)} changed since they were fetched; licences still apply")
         if corpus.repaired:
             lines.append(f"       {counted(corpus.repaired, 'pair')} mended")
         if corpus.carriage_returns:
@@ -371,15 +371,15 @@ def shortlist(
     store: Annotated[str, typer.Argument(help="Folder that `ziggurat prepare` wrote.")],
     output: Annotated[str, typer.Option(*OUT, metavar="FILE", help="File to write.")],
     best: Annotated[
-        int, typer.Option("--best", min=0, help="Most likely target pieces to keep for each source piece.")
+        int, typer.Option("--best", min=0, help="Number of likely target pieces to keep per source piece.")
     ] = 100,
     frequent: Annotated[
-        int, typer.Option("--frequent", min=0, help="Most frequent target pieces, allowed in every sentence.")
+        int, typer.Option("--frequent", min=0, help="Number of frequent target pieces to allow in every sentence.")
     ] = 100,
     floor: Annotated[
         float, typer.Option("--floor", min=0, max=1, help="Lowest probability of a target piece given a source piece.")
     ] = 1e-4,
-    pairs: Annotated[int, typer.Option("--pairs", min=1, help="Training pairs to read at most.")] = 200_000,
+    pairs: Annotated[int, typer.Option("--pairs", min=1, help="Maximum number of training pairs to read.")] = 200_000,
     json: Json = False,
 ) -> None:
     """Estimate a lexical shortlist from training pairs (IBM Model 1), for `decoding.shortlist`.
@@ -407,6 +407,6 @@ def shortlist(
         print_json(report)
         return
     print(
-        f"{output}: {report['mean_candidates']:.1f} of {opened.target.size:,} target pieces for a source piece, "
+        f"{output}: {report['mean_candidates']:.1f} of {opened.target.size:,} target pieces per source piece, "
         f"{len(table.always)} for every sentence; from {report['pairs']:,} pairs"
     )

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from ziggurat.train.records import Record
 
 _BEGUN = "begun.json"
-"""_BEGUN is the file that every step of a pipeline has in its folder."""
+"""_BEGUN is a file in the folder of every pipeline step."""
 
 
 def diagnose(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Run (all its kept checkpoints are measured) or model directory; with --coordinates a configuration."
+            help="Run (measures all its kept checkpoints) or model directory; with --coordinates a configuration."
         ),
     ],
     store: Annotated[
@@ -58,26 +58,24 @@ def diagnose(
     ] = None,
     layers: Annotated[
         bool,
-        typer.Option(
-            "--layers", help="Also measure what each layer is worth: losses without layers, or with layers exchanged."
-        ),
+        typer.Option("--layers", help="Also measure what each layer is worth: losses with layers removed or swapped."),
     ] = False,
     translate: Annotated[
         int,
         typer.Option(
-            "--translate", min=0, help="With --layers: translate so many dev sentences without the layers worth least."
+            "--translate", min=0, help="With --layers: translate this many dev sentences without the weakest layers."
         ),
     ] = 0,
     coordinates: Annotated[
         bool,
         typer.Option(
             "--coordinates",
-            help="Instead: whether first updates change small and large models of a configuration alike.",
+            help="Check instead whether the first updates change small and large models of a configuration alike.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Measure the gradients, states and wiring of a trained model layer by layer, as training does while it runs.
+    """Measure the gradients, states and wiring of a trained model layer by layer, as training does.
 
     Records go to RUN/diagnostics/depth.jsonl, from which reports draw their figures (docs/report.md).
 
@@ -85,12 +83,12 @@ def diagnose(
     """
     if coordinates:
         if layers or translate or store is not None:
-            raise ConfigError("`--coordinates` is of a configuration: leave out `--layers`, `--translate`, `--store`")
+            raise ConfigError("`--coordinates` is for a configuration: leave out `--layers`, `--translate`, `--store`")
         check_coordinates(str(run), device, json=json)
         return
     refuse_missing(run)
     if translate and not layers:
-        raise ConfigError("`--translate N` is of the layers that `--layers` measures: give both")
+        raise ConfigError("`--translate N` uses the layers that `--layers` measures: give both")
     from ziggurat.inspect.diagnose import diagnose as diagnose_run
     from ziggurat.train.records import DEPTH_FILE
 
@@ -103,7 +101,7 @@ def diagnose(
 
 
 def _record_text(record: Record) -> str:
-    """Return the part of a record that fits on a screen: the loss, and the gradients of each stack."""
+    """Return the part of a record that fits on a screen: the loss and each stack's gradients."""
     from ziggurat.inspect.diagnose import pruning_order
 
     values: dict[str, Any] = record.values
@@ -117,7 +115,7 @@ def _record_text(record: Record) -> str:
     for stack, depth in values.get("effective_depth", {}).items():
         curve, bleu = values["pruning_curve"][stack], values.get("pruning_bleu", {}).get(stack)
         steps = ", ".join(f"{n}: {rise:+.2f}{f' ({bleu[n]:.1f})' if bleu else ''}" for n, rise in enumerate(curve))
-        known = f"{depth:.0f}" if math.isfinite(depth) else "–"  # not of a model that has diverged
+        known = f"{depth:.0f}" if math.isfinite(depth) else "–"  # not finite for a model that has diverged
         lines.append(f"{stack}: effective depth {known}; loss{' (BLEU)' if bleu else ''} without n layers: {steps}")
         order = pruning_order([row[n] for n, row in enumerate(values["loss_without"][stack])])
         lines.append(f"  worth least, first: {', '.join(f'{stack}.{n + 1}' for n in order)}")
@@ -128,7 +126,7 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of runs, in the order of their colours; above 8, only against depth. Or one store, or a "
+            help="Folders of runs, in the order of their colours; more than 8: only against depth. Or one store, or a "
             "pipeline's folder or step."
         ),
     ],
@@ -136,7 +134,7 @@ def report(
         Path | None,
         typer.Option(
             *OUT,
-            help="HTML file, or - for standard output; default: RUN/report.html, else report.html, with --json none.",
+            help="HTML file, or - for standard output; default: RUN/report.html or report.html; with --json none.",
         ),
     ] = None,
     translations: Annotated[
@@ -146,7 +144,7 @@ def report(
         str | None,
         typer.Option(
             "--source",
-            help="Translate this text instead of the dev set; with --reference. Of a store: look for it in the pairs.",
+            help="Translate this text instead of the dev set; with --reference. For a store: look for it in the pairs.",
         ),
     ] = None,
     reference: Annotated[str | None, typer.Option("--reference", help="Its translation, line by line.")] = None,
@@ -160,12 +158,12 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Replace the page of another report.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a report on runs, side by side, or on prepared data, as one HTML file that needs no network.
+    """Write a report comparing runs, or on prepared data, as one HTML file that needs no network.
 
-    Of runs it shows whether each trained, learning curves, throughput, measures over depth, scores with their
-    signatures, translations, and the settings in which they differ. Of a store it shows what was dropped and why, with
-    examples, lengths, scripts and languages, and test sentences in training pairs. A pipeline writes its own report: of
-    its folder, and of steps without a run or a store, this verb prints what there is and where.
+    For runs it shows whether each trained, learning curves, throughput, measures over depth, scores with their
+    signatures, translations, and the settings in which they differ. For a store it shows what was dropped and why, with
+    examples, lengths, scripts and languages, and test sentences in training pairs. A pipeline writes its own report:
+    for its folder, and for steps without a run or a store, this verb prints what is there and where.
 
     Examples: `ziggurat report runs/a runs/b --out report.html`, `ziggurat report stores/de-en`
     """
@@ -180,7 +178,7 @@ def report(
     of_data = any(map(_is_store, runs))
     if of_data and (len(runs) > 1 or translations is not None):
         which = "one store alone" if len(runs) > 1 else "a store, which translates nothing: leave out `--translations`"
-        raise ConfigError(f"a report is on runs, or on {which}")
+        raise ConfigError(f"a report is about runs, or about {which}")
     from ziggurat.inspect.report.drawing import FORMATS
 
     formats = [name.strip().lower() for name in format.split(",") if name.strip()]
@@ -189,7 +187,9 @@ def report(
     if (source is None) != (reference is None):
         raise ConfigError("`--source` and `--reference` belong together")
     if source is not None and translations is not None:
-        raise ConfigError("`--translations N` is of the dev set, `--source` is translated whole: leave out one of them")
+        raise ConfigError(
+            "`--translations N` is for the dev set, but `--source` is translated whole: leave out one of them"
+        )
     check_one_stream(source, reference)
     for path in (source, reference):
         if path is not None:
@@ -213,48 +213,48 @@ def report(
             file.write(made.page.encode())
     files = figure_files(made.figures, figures, formats) if figures is not None else []
     if files and (unlike := made.record.get("unlike")):
-        say(f"warning: the runs in these figures are not alike: {'; '.join(unlike)}")
+        say(f"warning: the runs in these figures differ: {'; '.join(unlike)}")
     if json:
         page = str(target) if written else None
         print_json({"report": page, "files": [str(path) for path in files], **made.record})
         return
     lines = made.lines + ([f"{counted(len(made.figures), 'figure')} in {figures}"] if figures else [])
-    if piped:  # standard output holds the page
+    if piped:  # `-`: standard output holds the page
         say("\n".join(lines))
     else:
         print("\n".join([*lines, f"report: {target.resolve()}"]))
 
 
 def _is_store(folder: Path) -> bool:
-    """Return whether a folder is a store, perhaps a damaged one."""
+    """Return whether a folder is a store, even a damaged one."""
     return is_store(folder) or ((folder / MANIFEST).is_file() and any(folder.glob("*.arrow")))
 
 
 def _described(folder: Path) -> Path:
-    """Return the run or store that a step of a pipeline has made in its folder, else the folder itself."""
+    """Return the run or store that a pipeline step made in its folder, else the folder itself."""
     made = [folder / name for name in ("run", "store") if (folder / _BEGUN).is_file() and (folder / name).is_dir()]
     return made[0] if made else folder
 
 
 def _pipeline_of(folder: Path) -> tuple[Path, str | None] | None:
-    """Return the folder of a pipeline and the name of the step that `folder` is; None for other folders."""
+    """Return the pipeline's folder and the name of the step if `folder` belongs to one; None for other folders."""
     if (folder / _BEGUN).is_file():
         return folder.parent, folder.resolve().name
     return (folder, None) if any(folder.glob(f"*/{_BEGUN}")) else None
 
 
 def _refuse_other_report(page: Path, subject: str) -> None:
-    """Raise ConfigError where `page` is of other runs or another store than `subject`, relative to its folder."""
+    """Raise ConfigError if `page` reports on anything but `subject`, given relative to its folder."""
     if not page.is_file() or not page.stat().st_size:
         return
     from ziggurat.inspect.report.template import subject_mark
 
     if subject_mark(subject) not in page.read_text("utf-8", "replace"):
-        raise ConfigError(f"{page}: has another report; name another file with `--out`, or replace it with `--force`")
+        raise ConfigError(f"{page}: holds another report; name another file with `--out`, or replace it with `--force`")
 
 
 def _tell_pipeline(folder: Path, step: str | None, *, json: bool) -> None:
-    """Print what the steps of a pipeline, or one of them, have left for readers, and where its report is."""
+    """Print the readable results of all steps of a pipeline, or of one, and where its report is."""
     from ziggurat.corpora.pipeline.step import read_document
 
     def document(path: Path) -> dict[str, Any]:
@@ -310,7 +310,7 @@ def _tell_pipeline(folder: Path, step: str | None, *, json: bool) -> None:
 
 
 class _Made(NamedTuple):
-    """A report: its page, figures, content for JSON, and what is said of it."""
+    """A report: its page, figures, content for JSON, and lines to print."""
 
     page: str
     figures: Sequence[Figure]
@@ -327,8 +327,8 @@ def _report_on_runs(
 
     if len(runs) > MAX_DRAWN and (translations or source is not None):
         raise ConfigError(
-            f"translations are compared of at most {MAX_DRAWN} runs, not {len(runs)}; leave out `--translations` and "
-            "`--source`, and the report shows the runs against depth"
+            f"a report compares translations of at most {MAX_DRAWN} runs, not {len(runs)}; leave out `--translations` "
+            "and `--source`, and it shows the runs against depth"
         )
     read = read_runs(runs)
     count = (200 if len(runs) <= MAX_DRAWN else 0) if translations is None else translations
@@ -357,7 +357,7 @@ def _report_on_store(path: Path, source: str | None, reference: str | None, subj
 def _sentences(
     runs: Sequence[ReportRun], count: int, source: str | None, reference: str | None
 ) -> Callable[[], Sentences] | None:
-    """Return the function that reads the sentences to translate; None where none are asked for."""
+    """Return the function that reads the sentences to translate; None if none are requested."""
     from ziggurat.inspect.report.runs import Sentences, dev_sentences
 
     if source is not None and reference is not None:

@@ -1,4 +1,4 @@
-"""Options of `evaluate`, `compare` and `perturb`: which scores, how they are computed, and of which systems."""
+"""Options of `evaluate`, `compare` and `perturb`: which scores, how to compute them, and for which systems."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ziggurat.evaluate.metrics import CometEnvironment, TestSet
 
 COMET_PYTHON = "ZIGGURAT_COMET_PYTHON"
-"""COMET_PYTHON is the environment variable that names the Python which has COMET."""
+"""COMET_PYTHON is the environment variable that names a Python interpreter with COMET."""
 
 PERPLEXITY = "perplexity"
-"""PERPLEXITY is the metric that is of the reference under the model, not of translations."""
+"""PERPLEXITY is the metric that scores the reference under the model rather than translations."""
 
 TOKENISED, COMPOUND_SPLIT = "tokenised", "compound-split"
-"""TOKENISED and COMPOUND_SPLIT are BLEU as some papers have it, which is not comparable with sacreBLEU's."""
+"""TOKENISED and COMPOUND_SPLIT are BLEU as in some papers, not comparable with sacreBLEU's."""
 
 _OF_EVALUATE = (PERPLEXITY, TOKENISED, COMPOUND_SPLIT)
 
@@ -49,7 +49,7 @@ Metrics = Annotated[
     typer.Option(
         "--metrics",
         metavar="NAME,...",
-        help="bleu, chrf, chrf++, ter, meteor, comet; of a single system also perplexity, tokenised, compound-split.",
+        help="bleu, chrf, chrf++, ter, meteor, comet; for a single system also perplexity, tokenised, compound-split.",
         rich_help_panel=SCORES,
     ),
 ]
@@ -110,14 +110,14 @@ def metric_names(listed: str) -> MetricNames:
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """The options on how outputs are scored.
+    """Options that say how to score outputs.
 
     Attributes:
         names: the metrics.
         comet: where COMET runs; None without that metric.
-        language: target language; None: the model's, if there is a model.
-        tokenizer: BLEU's tokenizer by sacreBLEU's name; None: by the language.
-        tag: put before every source sentence that is translated.
+        language: target language; None: the model's, if any.
+        tokenizer: sacreBLEU's name for BLEU's tokenizer; None: by language.
+        tag: prefix for every source sentence to translate.
         table: format of the table of scores (ziggurat.cli.score_tables); None: plain text.
     """
 
@@ -136,9 +136,9 @@ class ScoreOptions:
         return self.names.of_outputs
 
     def refuse_references(self, count: int) -> None:
-        """Raise ConfigError where so many references are too many: a perplexity is of one."""
+        """Raise ConfigError for several references if a perplexity is requested, which takes one."""
         if self.names.perplexity and count > 1:
-            raise ConfigError(f"`--metrics {PERPLEXITY}` is of one reference translation, but there are {count}")
+            raise ConfigError(f"`--metrics {PERPLEXITY}` takes one reference translation, but there are {count}")
 
     def refuse_others(self, verb: str) -> None:
         """Raise ConfigError for metrics that only `evaluate` has."""
@@ -147,24 +147,24 @@ class ScoreOptions:
 
     @property
     def of_outputs(self) -> bool:
-        """True where some score is of translations, False where the model alone is asked for probabilities."""
+        """True if some score needs translations, False if only the model's probabilities are needed."""
         return bool(self.names.of_outputs or self.names.tokenised or self.names.compound_split)
 
     def test_set(
         self, references: Sequence[Sequence[str]], sources: Sequence[str] | None, model_language: str | None = None
     ) -> TestSet:
-        """Return these texts as a test set; `model_language` is used where no language was given."""
+        """Return these texts as a test set; `model_language` is used if no language was given."""
         from ziggurat.evaluate.metrics import TestSet
 
         return TestSet(references, sources, self.language or model_language, self.tokenizer, self.lowercase)
 
     def check(self, test_set: TestSet) -> None:
-        """Check before anything is translated that every score can be computed; see check_test_set."""
+        """Check, before anything is translated, that every score can be computed; see check_test_set."""
         check_test_set(test_set, self.metrics, self.comet)
         self.check_moses(test_set.target_language)
 
     def check_moses(self, language: str | None) -> None:
-        """Raise ConfigError where a score needs Moses' tokeniser, and it does not know this target language."""
+        """Raise ConfigError if a score needs Moses' tokeniser, which does not know this target language."""
         from ziggurat.evaluate.scores import check_language
 
         if self.names.tokenised or self.names.compound_split:
@@ -183,7 +183,7 @@ def score_options(
     format: str = "text",
     confidence: bool = False,
 ) -> ScoreOptions:
-    """Return the options on scores, from what was typed. Raises ConfigError for those that cannot be."""
+    """Return the score options as typed. Raises ConfigError for invalid ones."""
     from ziggurat.config.languages import check_language_code
 
     table = table_format(format)
@@ -200,7 +200,7 @@ def score_options(
 
 
 def moses_language(target_language: str | None) -> str:
-    """Return the language whose rules Moses' tokeniser is to use: compound splitting comes from English-German."""
+    """Return the language for Moses' tokeniser; German if none is given, as compound splitting is English-German."""
     from ziggurat.config.languages import main_language
 
     return main_language(target_language or "de")
@@ -226,7 +226,7 @@ class SystemOptions:
 
 
 def comet_environment(model: str | None, device: str) -> CometEnvironment:
-    """Return the environment that COMET runs in. Raises ConfigError when no Python is named for it."""
+    """Return the environment that COMET runs in. Raises ConfigError if no Python is named for it."""
     from ziggurat.evaluate.metrics import DEFAULT_MODEL, CometEnvironment
 
     python = os.environ.get(COMET_PYTHON)
@@ -241,10 +241,10 @@ def comet_environment(model: str | None, device: str) -> CometEnvironment:
 def check_test_set(
     test_set: TestSet, metrics: Iterable[str], comet: CometEnvironment | None, *, compare: bool = False
 ) -> None:
-    """Print notices on how lines are split into words; raise ConfigError when a metric cannot be computed.
+    """Print notices on how lines are split into words; raise ConfigError if a metric cannot be computed.
 
-    To be called before anything is translated, which may take hours. With `compare`, BLEU's tokenizer is needed
-    whatever the metrics, so the message does not propose to leave BLEU out.
+    Call this before anything is translated, which may take hours. `compare` needs BLEU's tokenizer whatever the
+    metrics, so its message does not suggest leaving BLEU out.
     """
     from ziggurat.evaluate.scores import MissingTokenizerError
 

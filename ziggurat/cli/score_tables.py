@@ -25,11 +25,11 @@ class ScoreCell(NamedTuple):
     """A score in a table.
 
     Attributes:
-        metric: name of the metric, which heads the column.
+        metric: name of the metric, used as the column's heading.
         value: the score.
-        spread: half of its 95 % confidence interval, or the standard deviation over seeds; None: not known.
+        spread: half of its 95 % confidence interval, or the standard deviation over seeds; None: unknown.
         signature: the settings behind it.
-        decimals: decimals to show.
+        decimals: number of decimals to show.
     """
 
     metric: str
@@ -51,7 +51,7 @@ def table_format(given: str) -> str | None:
 
 
 def scores_table(scores: Mapping[str, Sequence[Score]], form: str) -> str:
-    """Return a table with a row for each of `scores`, which are by the name of the row, with the same metrics."""
+    """Return a table of `scores`, row name -> scores; all rows have the same metrics."""
     rows = {
         name: [ScoreCell(s.name, s.value, s.interval, s.signature, max(2, s.decimals)) for s in found]
         for name, found in scores.items()
@@ -73,7 +73,7 @@ def comparison_table(comparison: Comparison, form: str) -> str:
 
 def _table(rows: Mapping[str, Sequence[ScoreCell]], form: str) -> str:
     signatures = dict.fromkeys(f"{cell.metric}|{cell.signature}" for cells in rows.values() for cell in cells)
-    if form == "csv":  # a row for each score: numbers in cells of their own, as programs read them
+    if form == "csv":  # one row per score, with each number in its own cell for programs to read
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["system", "metric", "score", "spread", "signature"])

@@ -1,4 +1,4 @@
-"""Checks of the files of translations that `evaluate` takes: they are to be plain text, one sentence a line."""
+"""Checks that the translation files given to `evaluate` are plain text, one sentence per line."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _FORMS: tuple[tuple[str, Callable[[str], object], str], ...] = (
     (
         "output of fairseq-generate",
         re.compile(r"[STHDPA]-\d+\t").match,
-        "take the lines `D-` (`H-`) in the order of their numbers, and of these the last column",
+        "take the lines `D-` (`H-`) in the order of their numbers, and keep their last column",
     ),
-    ("JSON lines", lambda line: _is_object(line), "take the text out of each line"),
+    ("JSON lines", lambda line: _is_object(line), "extract the text of each line"),
 )
-"""_FORMS is name, test of a line, and the way out, of other forms of translations."""
+"""_FORMS are other forms of translations: the name, a test for a line, and the way out."""
 
 
 def _is_object(line: str) -> bool:
@@ -36,10 +36,10 @@ def _is_object(line: str) -> bool:
 
 
 def check_scored(path: str, lines: Sequence[str]) -> None:
-    """Look at a text that is scored, or that others are scored against.
+    """Check a text to score, or to score against.
 
-    Raises DataError for one without any line, or in the form of an n-best list, a table, JSON lines, XML or the like.
-    Warns of one that is cut into subword pieces, has tags of languages, blank lines or what another program left in it.
+    Raises DataError if it is empty, or is an n-best list, a table, JSON lines, XML or the like. Warns of subword
+    pieces, language tags, blank lines and leftovers of other programs.
     """
     from ziggurat.data.damage import KINDS, marks_of
     from ziggurat.data.vocabulary import leading_tag, segmentation_mark
@@ -47,16 +47,16 @@ def check_scored(path: str, lines: Sequence[str]) -> None:
     refuse_empty(path, lines)
     first = next((line for line in lines[:20] if line.strip()), "")
     if _XML.match(first):
-        raise DataError(f"{path}: is XML or SGM (`{printable(first, 40)}`): take the text of its segments, a line each")
+        raise DataError(f"{path}: is XML or SGM (`{printable(first, 40)}`): extract the text, one segment per line")
     for name, has_form, way_out in _FORMS:
         having = [line for line in lines if has_form(line)]
         if len(having) > _MOST * len(lines):
             raise DataError(f"{path}: is {name} (`{printable(having[0], 40)}`): {way_out}")
     said = [
         ("cut into subword pieces", "join the pieces first", _FEW, [*filter(None, map(segmentation_mark, lines))]),
-        ("with the tag of a language before the text", "take it off", _FEW, [*filter(None, map(leading_tag, lines))]),
+        ("with a language tag before the text", "remove it", _FEW, [*filter(None, map(leading_tag, lines))]),
         ("blank", "is the text complete?", _FEW, [line for line in lines if not line.strip()]),
-        ("with tabs", "take the column of the text", _MOST, [line for line in lines if "\t" in line.strip()]),
+        ("with tabs", "take the column with the text", _MOST, [line for line in lines if "\t" in line.strip()]),
     ]
     found: dict[int, list[str]] = {}
     for kind, _, mark in marks_of(lines):
@@ -66,13 +66,13 @@ def check_scored(path: str, lines: Sequence[str]) -> None:
         if len(marks) > share * len(lines):
             example = f" (`{printable(marks[0], 40)}`)" if marks[0].strip() else ""
             say(
-                f"warning: {path}: {len(marks):,} of {counted(len(lines), 'line')} {what}{example}: scores are of "
+                f"warning: {path}: {len(marks):,} of {counted(len(lines), 'line')} {what}{example}: scores need "
                 f"plain text; {way_out}"
             )
 
 
 def warn_of_forms(outputs: Sequence[str], references: Sequence[Sequence[str]], name: str) -> None:
-    """Print a warning where letters are composed (NFC) in outputs and decomposed in references, or the reverse."""
+    """Print a warning if letters are composed (NFC) in outputs and decomposed in references, or vice versa."""
     for reference in references:
         pairs = zip(outputs, reference, strict=False)
         differing = [
@@ -83,7 +83,7 @@ def warn_of_forms(outputs: Sequence[str], references: Sequence[Sequence[str]], n
         if len(differing) > _FEW * len(reference):
             say(
                 f"warning: {len(differing):,} of {counted(len(reference), 'line')} (the first: {differing[0]:,}) have "
-                f"composed letters (NFC) in {name} or the reference, and decomposed ones in the other: no score takes "
-                "them for the same. Normalise both"
+                f"composed letters (NFC) in {name} or the reference, and decomposed ones in the other: no score treats "
+                "them as equal. Normalise both"
             )
             return

@@ -1,4 +1,4 @@
-"""Scoring for `evaluate`: of one test set or several, of one checkpoint or several; `compare` translates by it too."""
+"""Scoring for `evaluate`: one or several test sets or checkpoints; `compare` also uses it to translate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LANGUAGE_LINES = 2000  # lines compared to tell the languages of two texts apar
 
 @dataclass(frozen=True)
 class Texts:
-    """A source text and its reference translations, read and paired; `paths` are of all files, the source first."""
+    """A source text and its reference translations, read and paired; `paths` lists all files, the source first."""
 
     paths: Sequence[str]
     sources: list[str]
@@ -48,10 +48,10 @@ class Texts:
 
 
 def read_texts(source: str, references: Sequence[str]) -> Texts:
-    """Return the texts at these paths. Raises DataError for one that is empty or does not pair up with the others."""
+    """Return the texts at these paths. Raises DataError if one is empty or does not match the others."""
     sources, of_references = read_text(source), [read_text(path) for path in references]
     named = list(zip(references, of_references, strict=True))
-    refuse_empty(source, sources)  # it may be cut into pieces, if its model reads them
+    refuse_empty(source, sources)  # pieces are allowed here: some models read them
     for path, lines in named:
         check_scored(path, lines)
     pair_up((source, sources), *named)
@@ -61,7 +61,7 @@ def read_texts(source: str, references: Sequence[str]) -> Texts:
 def translated(
     translator: StreamTranslator, sources: list[str], output: str | None, tag: str | None = None
 ) -> list[str]:
-    """Return the translations of `sources`, each after `tag`; they are also written to the file `output`, if given."""
+    """Return the translations of `sources`, each prefixed with `tag`; also writes them to `output`, if given."""
     with line_progress("translating", len(sources)) as advance:
         translator.on_finished = advance
         translations = translator.translate_stream(sources, window=max(1, len(sources)), tag=tag)
@@ -72,11 +72,11 @@ def translated(
 
 
 def warn_of_sides(outputs: Sequence[str], test_set: TestSet, name: str = "the output") -> None:
-    """Print a warning when `outputs` resemble the source text more than the reference, or differ in normal form."""
+    """Print a warning if `outputs` resemble the source text more than the reference, or differ in normal form."""
     warn_of_forms(outputs, test_set.references, name)
     if test_set.sources is None:
         return
-    from ziggurat.data.inputs import Trigrams, resembles_more  # it loads numpy and pyarrow
+    from ziggurat.data.inputs import Trigrams, resembles_more  # loads numpy and pyarrow
 
     source, reference = (Trigrams(lines[:_LANGUAGE_LINES]) for lines in (test_set.sources, test_set.references[0]))
     if resembles_more(Trigrams(outputs[:_LANGUAGE_LINES]), source, reference):
@@ -131,7 +131,7 @@ def _perplexity(translator: StreamTranslator, texts: Texts, tag: str | None) -> 
     from ziggurat.translate.translator import Translator
 
     if not isinstance(translator, Translator):
-        raise ConfigError(f"`--metrics {PERPLEXITY}` asks PyTorch's model for probabilities, not an export of it")
+        raise ConfigError(f"`--metrics {PERPLEXITY}` needs the model itself; an export has no probabilities")
     found = translator.score(texts.sources, texts.references[0], tag=tag)
     vocabulary = translator.target_tokenizer
     likelihood = Likelihood.of(score.token_log_probabilities for score in found)
@@ -146,7 +146,7 @@ def _checked_scores(test_set: TestSet, hypotheses: list[str], scoring: ScoreOpti
     if scoring.confidence and len(hypotheses) < FEWEST_CASES:
         say(
             f"warning: {counted(len(hypotheses), 'sentence')}: too few for `--confidence`. With fewer than "
-            f"{FEWEST_CASES}, its intervals come out too narrow."
+            f"{FEWEST_CASES}, intervals come out too narrow."
         )
     return scores
 
@@ -164,7 +164,7 @@ def score_system(
     json: bool,
 ) -> None:
     """Score the translations in the file `hypothesis`, or else those that `models` make; print the scores."""
-    # (1) Texts are read and paired before a model is opened, which takes seconds.
+    # (1) Read and pair texts before a model is opened, which takes seconds.
     if hypothesis is not None:
         scores: list[Score] | None = _scores_of_file(hypothesis, source, reference, scoring)
     elif source is None:
@@ -175,7 +175,7 @@ def score_system(
             scores = _scores_of_job(models, texts, output, scoring, opening, options)
         else:
             with warnings_shown(), open_engine(models, opening, lines=len(texts.sources)) as translator:
-                # (2) Metrics are checked before anything is translated, which may take hours.
+                # (2) Check metrics before anything is translated, which may take hours.
                 test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
                 scoring.check(test_set)
                 scores = _model_scores(translator, texts, output, scoring)
@@ -215,10 +215,10 @@ def _scores_of_job(
     from ziggurat.translate.options import TranslateOptions
 
     with warnings_shown():
-        found = model_choice(models, opening).identified()  # which names the language
+        found = model_choice(models, opening).identified()  # finds the language
         test_set = scoring.test_set(texts.references, texts.sources, found.experiment.data.target_language)
         scoring.check(test_set)
-        # The best of each line: with `n_best` above 1, also the model's own, `text` has several lines and columns.
+        # Only the best per line: with `n_best` above 1, perhaps by the model's default, `text` has several per line.
         inputs: dict[str, str | None] = {"lines": texts.paths[0]}
         merged = translation_job(
             options, "evaluate", found, inputs, b"".join, form="best", asked=TranslateOptions(tag=scoring.tag)
@@ -240,7 +240,7 @@ class _Spread:
     max: float
 
     def line(self, decimals: int, of: str) -> str:
-        """Return the figures in words; `of` says over what."""
+        """Return the figures as text; `of` says what they cover."""
         mean, deviation, low, high = (
             f"{value:.{decimals}f}" for value in (self.mean, self.deviation, self.min, self.max)
         )
@@ -257,7 +257,7 @@ def parse_test_sets(given: Sequence[str]) -> dict[str, tuple[str, list[str]]]:
         source, *references = paths.split(",")
         if not source or not references or not all(references):
             raise ConfigError(
-                f"`--test-set {printable(text)}`: say [NAME=]SOURCE,REFERENCE[,REFERENCE...], such as "
+                f"`--test-set {printable(text)}`: write [NAME=]SOURCE,REFERENCE[,REFERENCE...], such as "
                 "wmt14=newstest2014.en,newstest2014.de"
             )
         name = name or Path(source).name.partition(".")[0]
@@ -320,7 +320,7 @@ def score_checkpoints(
     *,
     json: bool,
 ) -> None:
-    """Translate with each of the `checkpoints` of a run and score it; print all scores, and their mean and spread."""
+    """Translate and score with each of a run's `checkpoints`; print all scores, their mean and their spread."""
     from ziggurat.config import load_experiment
     from ziggurat.model.run_folder import CHECKPOINTS, CONFIG_FILE, checkpoint_update, refuse_missing
     from ziggurat.train.average import CheckpointSelection, selected_checkpoints
@@ -328,7 +328,7 @@ def score_checkpoints(
     selection = CheckpointSelection.parse(checkpoints)
     refuse_missing(Path(run), "run")
     if not (Path(run) / CHECKPOINTS).is_dir():
-        raise ConfigError(f"{run}: not a run (no {CHECKPOINTS}/): `--checkpoints` chooses among those of one")
+        raise ConfigError(f"{run}: not a run (no {CHECKPOINTS}/): `--checkpoints` needs one")
     training = load_experiment(Path(run) / CONFIG_FILE).training
     updates = [checkpoint_update(folder) for folder in selected_checkpoints(Path(run), training, selection)]
     folder = output_folder(output)
@@ -361,12 +361,12 @@ def _documents(key: str, found: Mapping[Any, Sequence[Score]]) -> list[dict[str,
 
 
 def kept_file(folder: Path | None, name: str) -> str | None:
-    """Return the path of the translations called `name`; None where none are to be kept."""
+    """Return the path of the translations called `name`; None if none should be kept."""
     return None if folder is None else str(folder / f"{name}.txt")
 
 
 def _spreads(scores: Sequence[Sequence[Score]]) -> list[_Spread]:
-    """Return the spread of each metric over [checkpoints or test sets][metrics]; warn of signatures that differ."""
+    """Return each metric's spread over [checkpoints or test sets][metrics]; warn if signatures differ."""
     found = []
     for of_metric in zip(*scores, strict=True):
         values, signatures = [score.value for score in of_metric], list(dict.fromkeys(s.signature for s in of_metric))

@@ -24,13 +24,13 @@ def train(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="YAML file or recipe; not with --resume, since the run has its configuration.",
+            help="YAML file or recipe; not with --resume, which uses the run's.",
             autocompletion=configurations,
         ),
     ] = None,
     overrides: Overrides = None,
     run: Annotated[Path | None, typer.Option("--run", "-r", help="Folder of the run (-r under torchrun).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest complete checkpoint.")] = False,
     device: Annotated[
         str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...; the same as training.device=...")
     ] = None,
@@ -39,7 +39,7 @@ def train(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train a model; stop with Ctrl-C or SIGTERM and resume at any time.
+    """Train a model; you can stop it with Ctrl-C or SIGTERM and resume at any time.
 
     Example: `ziggurat train my.yaml --run runs/a model.encoder.layers=12`, later `ziggurat train --run runs/a --resume`
     """
@@ -47,7 +47,7 @@ def train(
         if resume:
             which = printable(config) if config and not is_setting(config) else "FOLDER"
             raise ConfigError(f"which run should be resumed? Write `ziggurat train --run {which} --resume`")
-        raise ConfigError("`--run FOLDER` is missing: where should the run go?")
+        raise ConfigError("`--run FOLDER` is missing: where should the run be kept?")
     given = [a for a in (config, *(overrides or [])) if a is not None]
     _refuse_swapped(run, given, resume=resume)
     options = {"device": device, "threads": threads}
@@ -56,7 +56,7 @@ def train(
         raise ConfigError(f"`--resume` takes its configuration from {run}; leave out `{given[0]}`")
     if not resume and (not given or is_setting(given[0])):
         raise ConfigError("name a configuration file or recipe first (or use `--resume`)")
-    # Mistakes in the configuration are reported before PyTorch is imported, which takes seconds.
+    # Report mistakes in the configuration before the seconds that importing PyTorch takes.
     named = None if resume else load_named(given[0], given[1:])
     leave_with_launcher()
     with importing():
@@ -66,7 +66,7 @@ def train(
     if not resume and was_requeued(run):
         resume, named, given = True, None, []
         if is_first_process():
-            say(f"this job made {run}: going on with it, as its config.yaml says")
+            say(f"{run} was started by this job: resuming it with its config.yaml")
     experiment = named or reopen_run(run, given)
     result = train_run(run, experiment, resume=resume, console=console())
     if json and is_first_process():
@@ -76,7 +76,7 @@ def train(
 
 
 def _refuse_swapped(run: Path, given: list[str], *, resume: bool) -> None:
-    """Raise ConfigError where `--run` names a configuration; the run may stand in the configuration's place."""
+    """Raise ConfigError if `--run` names a configuration; it may have been swapped with the run."""
     named = given[0] if given and not is_setting(given[0]) else None
     is_yaml = run.suffix in (".yaml", ".yml")
     if run.is_file():
@@ -98,7 +98,7 @@ def _refuse_swapped(run: Path, given: list[str], *, resume: bool) -> None:
 def _print_result(result: dict[str, Any], *, ends_well: bool) -> None:
     """Print the result. If standard output is closed, the exit status remains that of the training.
 
-    Raises OSError when a training that `ends_well` has left only part of the result in a file.
+    Raises OSError if training `ends_well` but only part of the result reaches a file.
     """
     try:
         print_json(result)
@@ -114,10 +114,10 @@ def grow(
     model: Annotated[Path, typer.Argument(help="Run, checkpoint or model directory.")],
     out: Annotated[Path, typer.Option(*OUT, help="Model directory to write.")],
     layers: Annotated[
-        int | None, typer.Option("--layers", min=2, help="Encoder layers of the deeper model; default: as before.")
+        int | None, typer.Option("--layers", min=2, help="Encoder layers of the deeper model; default: unchanged.")
     ] = None,
     decoder_layers: Annotated[
-        int | None, typer.Option("--decoder-layers", min=2, help="Decoder layers; default: as before.")
+        int | None, typer.Option("--decoder-layers", min=2, help="Decoder layers; default: unchanged.")
     ] = None,
     copy: Annotated[
         str,
@@ -127,7 +127,7 @@ def grow(
     force: Annotated[bool, typer.Option("--force", help="Replace a model in the folder.")] = False,
     json: Json = False,
 ) -> None:
-    """Deepen a trained model, to be trained on with `training.start_from=OUT`.
+    """Deepen a trained model, to train further with `training.start_from=OUT`.
 
     Example: `ziggurat grow runs/a --layers 24 --out grown`
     """
@@ -136,7 +136,7 @@ def grow(
     if copy not in get_args(CopyStrategy):
         raise ConfigError(f"`--copy {printable(copy)}`: choose one of {', '.join(get_args(CopyStrategy))}")
     if layers is None and decoder_layers is None:
-        raise ConfigError("nothing to grow: say `--layers N`, `--decoder-layers M` or both")
+        raise ConfigError("nothing to grow: give `--layers N`, `--decoder-layers M` or both")
     grown, parameters = grow_model(
         model,
         out,
@@ -151,14 +151,14 @@ def grow(
         print_json({"out": str(out), **depth, "parameters": parameters})
     else:
         layers_of = f"{grown.encoder.layers} encoder and {grown.decoder.layers} decoder layers"
-        print(f"wrote {out}: {layers_of}, {parameters:,} parameters; to train on, with the data it had:")
+        print(f"wrote {out}: {layers_of}, {parameters:,} parameters; to train it further on the same data:")
         print(f"  ziggurat train {out}/config.yaml --run FOLDER training.start_from={out}")
 
 
 def average(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
     last: Annotated[
-        int | None, typer.Option("--last", min=1, help="As `--checkpoints last:N`, the newest; default: 5.")
+        int | None, typer.Option("--last", min=1, help="The newest N, as `--checkpoints last:N`; default: 5.")
     ] = None,
     checkpoints: Checkpoints = None,
     out: Annotated[Path | None, typer.Option(*OUT, help="Model directory; default: RUN/averaged.")] = None,
@@ -185,6 +185,6 @@ def average(
         rival = "best" if (run / "best").exists() else "last"
         evaluate = f"ziggurat evaluate {shlex.quote(str(run))} --source FILE --reference FILE --which"
         say(
-            f"all verbs use it from now on in place of `{rival}`, although it has no dev score and may be worse: "
-            f"compare `{evaluate} {where.name}` with `{evaluate} {rival}`; to go back, remove {where}"
+            f"all verbs now use it instead of `{rival}`, although it has no dev score and may be worse: "
+            f"compare `{evaluate} {where.name}` with `{evaluate} {rival}`; to undo this, remove {where}"
         )

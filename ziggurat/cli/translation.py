@@ -1,4 +1,4 @@
-"""The verbs that translate: translate, of lines and documents, and serve, over HTTP."""
+"""The verbs that translate: translate, for lines and documents, and serve, over HTTP."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def _refuse(given: Mapping[str, bool], reason: str) -> None:
-    """Raise ConfigError with the reason for an option of which `given` tells that it was given."""
+    """Raise ConfigError with `reason` for the first option that is true in `given`."""
     for option, is_given in given.items():
         if is_given:
             raise ConfigError(f"`{option}` {reason}")
@@ -79,8 +79,8 @@ def translate(
         typer.Option(
             "--document",
             metavar="FILE",
-            help="Word, OpenDocument, PowerPoint, EPUB, HTML, subtitles, XLIFF, ...: translated whole, by its name's "
-            "ending; repeat for more, with a folder as --output.",
+            help="Word, OpenDocument, PowerPoint, EPUB, HTML, subtitles, XLIFF, ...: translated whole; the name's "
+            "ending tells the kind; repeat for more, with a folder as --output.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -89,7 +89,7 @@ def translate(
         typer.Option(
             "--protect",
             metavar="REGEX",
-            help="With --document: what this pattern matches comes through unchanged; repeat for more.",
+            help="With --document: keep what this pattern matches unchanged; repeat for more.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -98,7 +98,7 @@ def translate(
         typer.Option(
             "--leave",
             metavar="KEY",
-            help="With --document: text of this key (JSON, Android, gettext, XLIFF) stays; `*` for any characters.",
+            help="With --document: leave this key's text (JSON, Android, gettext, XLIFF); `*`: any characters.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -106,7 +106,7 @@ def translate(
         bool,
         typer.Option(
             "--json",
-            help="JSON lines: text, tokens, scores, n-best; of each document its notices.",
+            help="JSON lines: text, tokens, scores, n-best; for documents, their notices.",
             rich_help_panel=_FORM,
         ),
     ] = False,
@@ -126,7 +126,7 @@ def translate(
         typer.Option(
             "--prefix",
             metavar="FILE",
-            help="File with the beginning of each translation, line by line; may be blank.",
+            help="File with the beginning of each translation, line by line; lines may be blank.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -144,7 +144,7 @@ def translate(
         typer.Option(
             "--terminology",
             metavar="FILE",
-            help="File of lines `source term TAB target term`, applied where the source term occurs.",
+            help="File of lines `source term TAB target term`, applied wherever the source term occurs.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -164,7 +164,7 @@ def translate(
         typer.Option(
             "--workers",
             metavar="N",
-            help="Parallel processes, each with the model and its share of the threads; auto: as is fastest here. "
+            help="Parallel processes, each with the model and its share of the threads; auto: the fastest number here. "
             "Default: 1.",
             rich_help_panel=HOW,
         ),
@@ -174,7 +174,7 @@ def translate(
         typer.Option(
             "--source-model",
             metavar="FILE",
-            help="SentencePiece model of the source, for a folder of CTranslate2 by another toolkit's converter.",
+            help="SentencePiece model of the source, for a CTranslate2 folder from another toolkit's converter.",
             rich_help_panel=HOW,
         ),
     ] = None,
@@ -197,7 +197,7 @@ def translate(
     from ziggurat.data.lines import refuse_records
     from ziggurat.translate.results import WINDOW_LINES, read_lines
 
-    # (1) Options and files are checked before the model is loaded, which takes seconds.
+    # (1) Check options and files before the model is loaded, which takes seconds.
     opening = ModelOptions(
         which,
         device,
@@ -229,8 +229,8 @@ def translate(
     if in_bulk:
         if any(opening.segmenters):
             raise ConfigError("`--source-model` and `--target-model` are not for bulk work; translate without `bulk`")
-        _refuse({"--workers": workers is not None}, "stands before the verb: `ziggurat bulk --workers N translate ...`")
-        _refuse({"--window": window is not None}, "is a shard in bulk work: `ziggurat bulk --shard-lines N ...`")
+        _refuse({"--workers": workers is not None}, "goes before the verb: `ziggurat bulk --workers N translate ...`")
+        _refuse({"--window": window is not None}, "is the shard size in bulk work: `ziggurat bulk --shard-lines N ...`")
         inputs = {"lines": input, "prefixes": prefix, "constraints": constraints, "terminology": terminology}
         shown: Literal["json", "quality", "text"] = "text"
         if as_json or quality:
@@ -246,11 +246,11 @@ def translate(
     lines_ahead = window or (1 if interactive else WINDOW_LINES)
     processes = worker_count(workers or "1", models, opening, None if lines_ahead == 1 else total)
     if workers == "auto" and processes > 1 and window is None and total is not None:
-        # Several windows for each worker: one that is given the last window would keep the others waiting.
+        # Several windows per worker; otherwise the worker with the last window would keep the others waiting.
         lines_ahead = min(WINDOW_LINES, -(-total // (4 * processes)))
     if processes > 1 and lines_ahead == 1:
-        raise ConfigError("several `--workers` read ahead; answering each line before the next is read takes one")
-    # (2) The other files are opened; a model is loaded.
+        raise ConfigError("several `--workers` read ahead; to answer each line before the next is read, use one")
+    # (2) Open the other files; load a model.
     wanted, columns = _asked(tag, terminology, scores=as_json), _columns(prefix, constraints)
     beside_lines = bool(columns) or wanted.terms is not None
     with (
@@ -259,10 +259,10 @@ def translate(
     ):
         n_best = translator.decoding.n_best
         if translator.decoding.alignments and not as_json:
-            say("warning: `alignments=true` shows only in the results of `--json`; this text has none")
+            say("warning: `alignments=true` shows only with `--json`, not in this text")
         if interactive:
-            say("One sentence a line; Ctrl-D ends.")
-        # (3) Translations are written while later lines are still being read.
+            say("One sentence per line; Ctrl-D ends.")
+        # (3) Write translations while later lines are still being read.
         began = time.perf_counter()
         lines = read_lines(*input_stream(input))
         translations = translator.translate_stream(lines, wanted, window=lines_ahead, **columns)
@@ -270,7 +270,7 @@ def translate(
         def form(translation: Translation, number: int) -> str:
             return translation.to_json() if as_json else translation.to_text(number, n_best, quality=quality)
 
-        # With a window of 1 somebody waits for each line before writing the next.
+        # With a window of 1, a person or program waits for each line before writing the next.
         flush = interactive or window == 1
         count = _write(translator, translations, form, output, total=total, flush=flush, hint=not interactive)
         seconds = time.perf_counter() - began
@@ -280,7 +280,7 @@ def translate(
 
 
 def _asked(tag: str | None, terminology: str | None, *, scores: bool = False) -> TranslateOptions:
-    """Return what is asked of all translations; the path of a terminology may be `-`."""
+    """Return the options for all translations; the path of a terminology may be `-`."""
     from ziggurat.translate.options import Terms, TranslateOptions, read_terminology
     from ziggurat.translate.results import read_lines
 
@@ -292,7 +292,7 @@ def _asked(tag: str | None, terminology: str | None, *, scores: bool = False) ->
 
 
 def _columns(prefix: str | None, constraints: str | None) -> dict[str, Any]:
-    """Return the files with a line for each line, as arguments of `translate_stream`; a path may be `-`."""
+    """Return the line-by-line files as arguments of `translate_stream`; a path may be `-`."""
     from ziggurat.translate.options import read_constraints
     from ziggurat.translate.results import read_lines
 
@@ -314,9 +314,9 @@ def _write(
     flush: bool,
     hint: bool,
 ) -> int:
-    """Write translations as they come, in `form`, under a progress bar over `total` lines; return their number.
+    """Write translations as they come, in `form`, with a progress bar over `total` lines; return their number.
 
-    `hint`: print a hint on speed where the text turns out to be long; where `total` is known it was printed before.
+    `hint`: print a hint on speed if the text turns out to be long; if `total` is known, it was printed before.
     """
     on_screen = output == "-" and sys.stdout.isatty()  # a bar would break up the translations
     number = 0
@@ -336,22 +336,22 @@ def serve(
         list[str] | None,
         typer.Argument(help="Runs, model directories or exported CTranslate2 folders; decoding settings for all."),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="YAML file for what options cannot say.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="YAML file for settings beyond the options.")] = None,
     host: Annotated[
         str | None, typer.Option("--host", help="Address to listen at; default: this machine alone.")
     ] = None,
     port: Annotated[
         int | None, typer.Option("--port", min=0, max=65535, help="Port; default 5000; 0: a free one.")
     ] = None,
-    keys: Annotated[Path | None, typer.Option("--keys", help="File of API keys; requests then need one.")] = None,
+    keys: Annotated[Path | None, typer.Option("--keys", help="File of API keys; requests must then send one.")] = None,
     new_key: Annotated[
         str | None,
-        typer.Option("--new-key", metavar="NAME", help="Add a key to the file of --keys, print it, and end."),
+        typer.Option("--new-key", metavar="NAME", help="Add a key to the file of --keys, print it, and exit."),
     ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
-            "--metrics", metavar="TOKEN", help="Token that /metrics asks for; without one it answers everybody."
+            "--metrics", metavar="TOKEN", help="Token required for /metrics; without one, /metrics is open to all."
         ),
     ] = None,
     threads: Annotated[
@@ -361,7 +361,7 @@ def serve(
         str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...; default: the file's, else auto.")
     ] = None,
 ) -> None:
-    """Serve translations over HTTP: a page for people, and the interfaces of LibreTranslate, DeepL and OpenAI.
+    """Serve translations over HTTP: a web page, and the interfaces of LibreTranslate, DeepL and OpenAI.
 
     Example: `ziggurat serve runs/de-en runs/en-de --port 5000`
     """
@@ -391,7 +391,7 @@ def serve(
         "metrics_token": metrics,
     }
     given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
-    # What is typed goes before what is written.
+    # The command line takes precedence over the file.
     of_file = [joined(entry.model_dump(), {**shared, "decoding": settings}) for entry in found.models]
     given["models"] = [*named, *of_file]
     found = change_section(found, given, "")

@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 
 _MOVED = 3.0
-"""Ratio of the best rates of two depths that is a doubt: one step of the sweep, twice the rate, is within its noise."""
+"""_MOVED is the ratio of two depths' best rates that raises doubt: one step of the sweep, a factor of 2, is noise."""
 _FAR = 4
-"""Times by which batches may be larger or smaller than those that were tried."""
+"""_FAR is the factor by which batches may be larger or smaller than those tried."""
 _LEAN = (
-    "short trainings lean towards high rates: on Multi30k at 6-6 layers 200 updates preferred 0.008, and 600 preferred "
-    "0.002, by 0.27 nats; for a long training take more `--updates`, or try a half and a quarter of this rate too"
+    "short trials lean towards high rates: on Multi30k at 6-6 layers 200 updates preferred 0.008, and 600 preferred "
+    "0.002, by 0.27 nats; for long training use more `--updates`, or try a half and a quarter of this rate too"
 )
-"""From experiments/depth-benchmark."""
+"""_LEAN is a caution measured in experiments/depth-benchmark."""
 _KEPT = ".trials.json"
-"""Ending of the file of finished trainings, in place of that of `--out`."""
+"""_KEPT is the suffix of the file that keeps finished trials, replacing that of `--out`."""
 
 
 def tune(
@@ -56,8 +56,8 @@ def tune(
         str | None,
         typer.Option(
             *OUT,
-            help="YAML file to write: the whole configuration with the rate that was found. Finished trainings are "
-            "kept next to it, and an interrupted call resumes from them.",
+            help="YAML file to write: the whole configuration with the rate found. Finished trials are "
+            "kept next to it; an interrupted call resumes from them.",
         ),
     ] = None,
     width: Annotated[
@@ -65,27 +65,27 @@ def tune(
     ] = None,
     depths: Annotated[
         str,
-        typer.Option("--depths", help="Their layers, encoder-decoder; the first is the base, the others are a check."),
+        typer.Option("--depths", help="Their layers, encoder-decoder; the first is the base, the others a check."),
     ] = "3-3,6-6",
     rates: Annotated[
         str | None,
         typer.Option(
             "--rates",
-            help="Peaks to try; while one at an end is best, the next is tried too, three at most. "
+            help="Peaks to try; while the best is at an end, the next is tried too, up to three. "
             "Default: 5e-4,1e-3,2e-3,4e-3.",
         ),
     ] = None,
     updates: Annotated[
         int,
-        typer.Option("--updates", min=10, help="Updates of each training; short ones lean towards high rates."),
+        typer.Option("--updates", min=10, help="Updates per trial; short ones favour high rates."),
     ] = 200,
     tokens: Annotated[
         int,
         typer.Option(
             "--tokens",
             min=1,
-            help="Tokens of an update, in place of `training.batch`, padding included; more where the longest pair has "
-            "more. A rate is for one size of batch.",
+            help="Tokens per update instead of `training.batch`, padding included; more if the longest pair has "
+            "more. A rate suits one batch size.",
         ),
     ] = 512,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=100, help="Seeds over which losses are averaged.")] = 1,
@@ -96,8 +96,8 @@ def tune(
 ) -> None:
     """Find the learning rate of a large model on small ones.
 
-    The small models are trained for some updates with several rates. With `model.transfer` (CompleteP) the rate that is
-    best for them is right for the large one, which is never trained here.
+    The small models are trained for some updates with several rates. With `model.transfer` (CompleteP), their best rate
+    is right for the large model, which is never trained here.
 
     Example: `ziggurat tune my.yaml --out tuned.yaml`
     """
@@ -106,7 +106,7 @@ def tune(
     kept_in: Path | None = None
     if out is not None:
         out = file_named(out)
-        # Beside a pipe or device is no place for a file.
+        # A file cannot be kept next to a pipe or device.
         if not Path(out).exists() or Path(out).is_file():
             kept_in = Path(out).with_suffix(_KEPT)
         for written in (out, *([] if kept_in is None else [str(kept_in)])):
@@ -119,18 +119,18 @@ def tune(
     across = width or base_width(model)
     sizes = [Size(across, *layers) for layers in _depths(depths)]
     for size in sizes:
-        resized(model, size)  # what cannot be built is refused before anything takes time
+        resized(model, size)  # refuse what cannot be built before spending time
     based = with_base(experiment, sizes[0])
     tried_rates = RATES if rates is None else _numbers(rates)
     kept = KeptTrials(kept_in)
     if figure is not None:
-        import_module("ziggurat.inspect.report.drawing")  # what draws may be missing, and the folder may be a file
+        import_module("ziggurat.inspect.report.drawing")  # fail now if its library is missing, or the folder is a file
         figure.mkdir(parents=True, exist_ok=True)
     with open_data(experiment) as (store, data):
         batch = trial_experiment(based, store, TrialOptions(updates, tokens)).training.batch.max_tokens
-        say(f"tuning on {data}, {updates} updates of {batch:,} tokens for each rate")
+        say(f"tuning on {data}, {updates} updates of {batch:,} tokens per rate")
         if kept_in is not None:
-            say(f"finished trainings are kept in {kept_in}: cut off, the same call goes on from there")
+            say(f"finished trials are kept in {kept_in}; if interrupted, the same command resumes from there")
         tried = sweep(
             based,
             store,
@@ -143,12 +143,12 @@ def tune(
             told=_say_tried,
         )
     if kept.found:
-        say(f"{counted(kept.found, 'training')} taken over from {kept_in}")
+        say(f"{counted(kept.found, 'trial')} reused from {kept_in}")
     at_base = [one for one in tried if one.size == sizes[0]]
     if not math.isfinite(best(at_base).loss):
         raise ConfigError(
-            f"every training at {sizes[0]} diverged, down to a rate of {min(one.rate for one in at_base):g}; try lower "
-            "`--rates`, or see what `ziggurat inspect` says of the configuration"
+            f"every trial at {sizes[0]} diverged, even at a rate of {min(one.rate for one in at_base):g}; try lower "
+            "`--rates`, or see what `ziggurat inspect` reports on the configuration"
         )
     rate = best(at_base).rate
     training = change_section(based.training, {"schedule": {"peak": rate}}, "training")
@@ -166,7 +166,7 @@ def tune(
         print(f"    training.schedule.peak={rate:g}")
         if rate in (at_base[0].rate, at_base[-1].rate):
             print(
-                "WARNING: that is an end of the rates that were tried, so a better one may lie beyond it: try other "
+                "WARNING: that is at the end of the rates tried, so a better one may lie beyond it: try other "
                 "`--rates` or more `--updates`"
             )
         for size in sizes[1:]:
@@ -205,16 +205,16 @@ def _say_tried(tried: Tried) -> None:
 
 
 def _other_batch(batch: BatchConfig, tried: int) -> str | None:
-    """Return a warning where a configuration has batches far from those of `tried` tokens with which it was tuned."""
+    """Return a warning if a configuration's batches are far from the `tried` tokens used for tuning."""
     if batch.fit:
-        has = "`training.batch.fit` has it chosen by memory"
+        has = "`training.batch.fit` sizes it by memory"
     else:
         tokens = batch.max_tokens * batch.accumulate
         if max(tokens, tried) < _FAR * min(tokens, tried):
             return None
         has = f"`training.batch` has {tokens:,} (`max_tokens` times `accumulate`)"
     return (
-        f"WARNING: an update was of {tried:,} tokens here, and {has}: larger batches usually bear higher rates; "
+        f"WARNING: an update had {tried:,} tokens here, but {has}: larger batches usually tolerate higher rates; "
         "`--tokens` tries others, as far as memory allows"
     )
 
@@ -227,16 +227,16 @@ def _by_size(tried: Sequence[Tried]) -> dict[Size, dict[float, float]]:
 
 
 def _beside(tried: Tried, rate: float) -> str:
-    """Say whether the best that was tried at another size agrees with the base's rate."""
+    """Return a line on whether the best rate at another size agrees with the base's."""
     size, other = tried.size, tried.rate
     if not math.isfinite(tried.loss):
-        return f"WARNING: every training at {size} diverged: with `model.transfer` this rate ought to hold there"
+        return f"WARNING: every trial at {size} diverged: with `model.transfer` this rate should hold there"
     apart = max(other, rate) / min(other, rate)
     if apart < 1.5:
         return f"the same at {size}: with `model.transfer` it should hold at any size"
     if apart < _MOVED:
-        return f"at {size} {other:g}, one step of the sweep away; means over several `--seeds` tell them apart"
-    return f"WARNING: at {size} {other:g} was best: try more `--updates` or `--seeds` before you trust either"
+        return f"at {size} {other:g}, one step of the sweep away; averaging over several `--seeds` tells them apart"
+    return f"WARNING: at {size} {other:g} was best: try more `--updates` or `--seeds` before trusting either"
 
 
 def _table(tried: Sequence[Tried]) -> str:
@@ -258,24 +258,24 @@ def _figure(tried: Sequence[Tried]) -> Figure:
         for number, (size, losses) in enumerate(_by_size(tried).items())
     ]
     panels = (Panel("loss by learning rate", "peak learning rate", "nats per token", tuple(lines), log_x=True),)
-    caption = "Loss of small models after a few updates, without dropout, by the highest learning rate."
+    caption = "Loss of small models after a few updates, without dropout, by peak learning rate."
     return Figure("loss-by-rate", "Tuning", "Loss by learning rate", caption, in_words(panels), panels)
 
 
 _LAYERS = 3
-"""Of the smallest model, where no base is given."""
+"""_LAYERS is the number of layers of the smallest model when no base is set."""
 _FLAT = 2.5
-"""Times by which changes may differ over all sizes where a rate is to carry over. With `model.transfer` logits fall by
-up to 2 times where the width is fourfold: the part that comes from chance agreement between channels scales as
-1/sqrt(width)."""
+"""_FLAT is the factor by which changes may differ over all sizes if a rate should carry over. With `model.transfer`
+logits fall by up to a factor of 2 when the width quadruples, because the part due to chance agreement between
+channels scales as 1/sqrt(width)."""
 
 
 def check_coordinates(config: str, device: str | None = None, *, json: bool) -> None:
-    """Print by how much the first ten updates change models of several widths and depths, and whether that is flat.
+    """Print how much the first ten updates change models of several widths and depths, and whether that is flat.
 
-    `device` replaces that of the configuration.
+    `device` overrides the configuration's.
     """
-    saved = Path(config) / CONFIG_FILE  # of a run or model
+    saved = Path(config) / CONFIG_FILE  # if it is a run or model
     experiment = load_experiment(saved) if saved.is_file() else load_named(config)
     if device is not None:
         experiment = change_section(experiment, {"training": {"device": device}}, "")
@@ -318,13 +318,11 @@ def _said(flat: bool, experiment: Experiment, smallest: Size) -> str:
     from ziggurat.inspect.tuning import with_base
 
     if flat:
-        return (
-            f"flat: all within {_FLAT:g} times, so a learning rate tuned on a small model should hold for a large one"
-        )
+        return f"flat: all within a factor of {_FLAT:g}, so a rate tuned on a small model should hold for a large one"
     if experiment.model.transfer is not None:
-        return f"not flat: beyond {_FLAT:g} times although `model.transfer` is set; do not take over a rate from afar"
+        return f"not flat: beyond a factor of {_FLAT:g} despite `model.transfer`; do not reuse a rate from another size"
     try:
         with_base(experiment, smallest)
     except ConfigError as error:
-        return f"not flat: beyond {_FLAT:g} times, so tune each size by itself; a base cannot be had: {error}"
-    return f"not flat: beyond {_FLAT:g} times; `model.transfer` (`ziggurat tune`) makes a small model's rate hold"
+        return f"not flat: beyond a factor of {_FLAT:g}, so tune each size by itself; no base is possible: {error}"
+    return f"not flat: beyond a factor of {_FLAT:g}; `model.transfer` (`ziggurat tune`) makes a small model's rate hold"

@@ -1,8 +1,8 @@
 """Configuration of an experiment: typed sections, strict YAML, overrides. Imports no torch.
 
-Order of reading: section, the base of all, then the sections themselves (data; model; train with lifecycle and depth;
-decode). experiment joins them, and pipeline has the file of a pipeline. load reads configurations; reference, choices
-and recipes describe them; model_rules and notices check them.
+Modules in reading order: section, the base of all; the sections themselves (data; model; train with lifecycle and
+depth; decode); experiment, which joins them; pipeline, the file of a pipeline. load reads configurations; reference,
+choices and recipes describe them; model_rules and notices check them.
 """
 
 from ziggurat.config.data import CorpusConfig as CorpusConfig

@@ -1,7 +1,7 @@
 """Methods by name (`ziggurat explain NAME`), and the site's reference of a pipeline's keys.
 
-Facts are in ziggurat.config.kinds and ziggurat.config.reference; this module adds other names, pages of the
-documentation, refusals, and a pipeline's keys.
+Facts are in ziggurat.config.kinds and ziggurat.config.reference; this module adds aliases, documentation pages,
+refusals, and a pipeline's keys.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ROWS: Mapping[str, Mapping[Any, Facts]] = {
     "attention": ATTENTIONS,
     "init": INITIALISATIONS,
 }
-"""Axis -> its rows of facts; values of other axes are described with their key."""
+"""_ROWS maps an axis to its rows of facts; values of other axes are described with their key."""
 
 _PAGES: Mapping[str, str] = {
     "data": "docs/data.md",
@@ -84,7 +84,7 @@ _PAGES: Mapping[str, str] = {
     "cleaning": "docs/data.md#cleaning",
     "": "docs/pipeline.md",
 }
-"""Prefix of a key -> its page; the longest matching prefix counts."""
+"""_PAGES maps a key's prefix to its page; the longest matching prefix counts."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class NamedChoice:
     """A choice that a configuration makes by name."""
 
     keys: tuple[str, ...]
-    """The keys that choose it, the most common first."""
+    """The keys that select it, the most common first."""
     value: str | None
     """The value they are set to; None: the key itself is the method, whatever its value."""
     what: str
@@ -120,11 +120,11 @@ class NamedChoice:
             return None
         if self.heeded_with:
             return "an option of other choices"
-        return "the plain case" if axis_of(self.keys[0]) in METHODS else "a setting, no method"
+        return "the plain case" if axis_of(self.keys[0]) in METHODS else "a setting, not a method"
 
     @property
     def published_in(self) -> Paper | None:
-        """The paper, if its systems are recipes."""
+        """The paper, if its systems are available as recipes."""
         keys = [key for paper, key in RECIPES_OF.items() if paper in (self.paper or "")]
         return next(iter(paper_recipes(keys[0]).values())).paper if keys else None
 
@@ -138,7 +138,7 @@ class NamedChoice:
 @cache
 def choices() -> tuple[NamedChoice, ...]:
     """Return all choices, in the order of the reference: values of keys, then keys that are methods."""
-    own = [e for e in entries(PipelineConfig) if e.path.split(".")[0] not in MODELS]  # experiments have those as well
+    own = [e for e in entries(PipelineConfig) if e.path.split(".")[0] not in MODELS]  # experiments share the rest
     known = [*entries(), *own]
     groups: dict[tuple[str, str, str], list[KeyDescription]] = {}
     for entry in known:
@@ -161,7 +161,7 @@ def choices() -> tuple[NamedChoice, ...]:
 
 
 def _value(axis: str, value: str, group: Sequence[KeyDescription]) -> NamedChoice:
-    group = sorted(group, key=lambda entry: entry.path.count("."))  # a key for both stacks comes before that for one
+    group = sorted(group, key=lambda entry: entry.path.count("."))  # a key for both stacks comes before that of one
     keys, meaning = tuple(e.path for e in group), group[0].meaning
     facts = _ROWS[axis].get(value) if axis in _ROWS else None
     if facts is None:
@@ -182,7 +182,7 @@ def _half(axis: str, value: str) -> tuple[str, ...]:
 
 
 _CHOSEN_BY = {"history": "model.encoder.history", "attention": "model.decoder.attention", "init": "model.init.kind"}
-"""Axis -> its usual key, if that is not `model.` followed by the axis."""
+"""_CHOSEN_BY maps an axis to its usual key, if that is not `model.` followed by the axis."""
 
 
 def _heeding(key: str) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def _heeding(key: str) -> tuple[str, ...]:
 
 @cache
 def _by_name() -> Mapping[str, tuple[str, tuple[NamedChoice, ...]]]:
-    """Return for each spelled name the name to show and its choices."""
+    """Return, for each name in look-up form, the name to show and its choices."""
     found: dict[str, tuple[str, list[NamedChoice]]] = {}
     by_key = {(key, choice.value): choice for choice in choices() for key in choice.keys}
     named = [(choice.value, choice) for choice in choices() if choice.value is not None]
@@ -242,7 +242,7 @@ def _recipes() -> Mapping[str, Experiment]:
 
 
 def recipes_with(choice: NamedChoice) -> list[str]:
-    """Return the names of the recipes in which the choice, even as a default, has an effect."""
+    """Return the names of the recipes in which the choice has an effect, even as a default."""
     return [name for name, experiment in _recipes().items() if _has(experiment, choice)]
 
 
@@ -252,16 +252,16 @@ def _has(experiment: Experiment, choice: NamedChoice) -> bool:
         return False
     plain = {(key, axis) for key, axis, _ in kinds_in_use(ModelConfig())}
     if any((key, axis_of(key)) in plain for key in choice.keys):
-        # This resolves a stack's own residual, what RNMT+ lacks, and the like.
+        # This resolves a stack's own residual, settings that RNMT+ lacks, and the like.
         return f"{axis_of(choice.keys[0])}: {choice.value}" in used
     values = [value for key in choice.keys for value in _values(experiment, key.split("."))]
     if choice.value is not None:
         return choice.value in values
-    return any(value is True or value not in (None, 0, 1, []) for value in values)  # 1: one group, all of the mass
+    return any(value is True or value not in (None, 0, 1, []) for value in values)  # 1: one group, or all of the mass
 
 
 def _values(section: Any, names: Sequence[str]) -> Iterator[Any]:
-    """Yield the values of a key in a configuration; none if a section on the way is null or missing."""
+    """Yield the values of a key in a configuration; none if a section above it is null or missing."""
     if not names:
         yield from section if isinstance(section, list) and section else [section]
         return
@@ -276,7 +276,7 @@ def _values(section: Any, names: Sequence[str]) -> Iterator[Any]:
 def refused_with(choice: NamedChoice) -> dict[str, str]:
     """Return `key: value` -> reason for every choice of a model that cannot be combined with this one.
 
-    Each is tried in an otherwise plain model, with the other half of both methods.
+    Each is tried in an otherwise plain model, together with the other halves of both methods.
     """
     if choice.value is None or not choice.keys[0].startswith("model.") or "[]" in choice.keys[0]:
         return {}
@@ -288,7 +288,7 @@ def refused_with(choice: NamedChoice) -> dict[str, str]:
         if other.value is None or not other.keys[0].startswith("model.") or other.keys[0] in choice.keys:
             continue
         for key in other.keys:
-            if key.count(".") == other.keys[0].count("."):  # one stack's is refused like that of both
+            if key.count(".") == other.keys[0].count("."):  # a single stack's is refused like that of both
                 alone = _written(other, key)
                 reason = _refusal({**alone, **mine, key: other.value})
                 if reason is not None and _refusal(alone) is None:
@@ -331,14 +331,14 @@ _OF_EXPERIMENT: Mapping[type[BaseModel], str] = {
     ModifiersConfig: "data.modifiers",
     StageConfig: "data.stages",
 }
-"""Section of a pipeline's model -> the key of the same section in an experiment."""
+"""_OF_EXPERIMENT maps a section of a pipeline's model to its key in an experiment."""
 
 
 def explained(key: str) -> list[KeyDescription]:
     """Return the entries of a key, such as `data.train[].weight`, and of all keys inside it; "": a whole experiment.
 
-    Keys that experiments lack are looked up in a pipeline's file. The end of a key, such as `pair_score`, stands for
-    all keys of both that end with it; if there are several, the keys inside them are left out.
+    Keys that experiments lack are looked up among a pipeline's. The end of a key, such as `pair_score`, stands for all
+    keys of both that end with it; if there are several, the keys inside them are left out.
     """
     for section in (None, PipelineConfig):
         known = entries() if section is None else entries(section)
@@ -349,7 +349,7 @@ def explained(key: str) -> list[KeyDescription]:
 
 
 def _ending(key: str) -> list[KeyDescription]:
-    """Return the entries of all keys that end with `key`, once if an experiment and a pipeline's models share them."""
+    """Return the entries of all keys that end with `key`; those shared by experiments and pipelines appear once."""
     ends = [e for e in entries() if e.path.endswith(f".{key}")]
     told = {e[1:] for e in ends}
     of_pipeline = [e for e in entries(PipelineConfig) if e.path.endswith(f".{key}")]
@@ -363,14 +363,14 @@ def resembling(key: str) -> list[str]:
 
 
 def pipeline_markdown() -> str:
-    """Return the site's page on the keys of a pipeline, in Markdown."""
+    """Return the site's page on pipeline keys, in Markdown."""
     lines = [
         "# Keys of a pipeline",
         "",
-        "Every key of the file of [`ziggurat pipeline`](../pipeline.md), with its default. Each can be overridden on",
+        "Every key of a [`ziggurat pipeline`](../pipeline.md) file, with its default. Each can be overridden on",
         "the command line as `path.to.key=value` (list items by number: `bitext.train.0.weight=2`), and",
         "`ziggurat explain KEY` prints its entry. A section whose default is null, and its steps, are left out unless",
-        "the file has the section.",
+        "the file has it.",
         "",
     ]
     told = {section: f"[`{key}`](config.md)" for section, key in _OF_EXPERIMENT.items()}

@@ -23,7 +23,7 @@ class ScoreConfig(Section):
     optionally compressed as .gz, .xz or .zst. null: the corpus's own file, with the scores next to the texts."""
     column: str | Annotated[int, Field(ge=-1000, le=100_000)] | None = None
     """TSV: number of the column, from 0, or from -1 for the last. JSON lines, Parquet: name of the field, with dots and
-    numbers for nested values, such as `LanguageIDFilter.cld2.0`. null: the line is the number."""
+    numbers for nested values, such as `LanguageIDFilter.cld2.0`. null: the whole line is the number."""
     min: Bound | None = None
     """Pairs with a lower score are dropped."""
     max: Bound | None = None
@@ -39,14 +39,14 @@ class ScoreConfig(Section):
 
 
 class LanguageFilterConfig(Section):
-    """Identification of the two sides' languages, by py3langid (`pip install 'ziggurat-mt[clean]'`)."""
+    """Identification of both sides' languages with py3langid (`pip install 'ziggurat-mt[clean]'`)."""
 
     source: Share | None = 0.05
     """Pairs whose source is in `data.source_language` with less than this confidence are dropped; null: any source."""
     target: Share | None = 0.05
     """The same for the target and `data.target_language`."""
     min_letters: Length = Field(default=5, ge=0)
-    """A side with fewer letters passes, because so little text does not reveal its language."""
+    """A side with fewer letters passes, since so little text does not reveal its language."""
 
 
 class AgreementConfig(Section):
@@ -81,7 +81,7 @@ class PairScoreConfig(Section):
     min: Share = 0.5
     """Pairs with a lower score are dropped."""
     pairs: Annotated[int, Field(ge=100, le=2**31 - 1)] = 500_000
-    """Most pairs to learn from, evenly spread; each takes about 2 kB of memory."""
+    """Maximum number of pairs to learn from, evenly spread; each takes about 2 kB of memory."""
 
 
 class FilterConfig(Section):
@@ -154,7 +154,7 @@ class CorpusConfig(Section):
     """The same for the target."""
     alignment: PathText | None = None
     """Word alignments of the pairs, for guided alignment: a text file (or a glob that matches as many files as the
-    corpus) with lines such as `0-0 1-2` in the order of the pairs (docs/students.md)."""
+    corpus) with lines such as `0-0 1-2`, in the order of the pairs (docs/students.md)."""
     alignment_column: Annotated[int, Field(ge=0, le=100_000)] | None = None
     """Column of `alignment` with the alignments, from 0, if that file is a TSV file, such as the corpus itself; null:
     whole lines are alignments."""
@@ -193,7 +193,7 @@ class CorpusConfig(Section):
         if self.row_columns is not None:
             if self.scores or self.alignment not in (None, self.path):
                 raise ConfigError.of(
-                    "row_columns", "leaves out rows; `scores` or an `alignment` in another file would not"
+                    "row_columns", "leaves out rows, but `scores` or an `alignment` in another file would not"
                 )
             wanted = [*(self.columns or (0, 1)), self.alignment_column or 0]
             if (most := max(column for column in wanted if isinstance(column, int))) >= self.row_columns:
@@ -216,7 +216,7 @@ class AlignmentConfig(Section):
     symmetrise: Symmetrisation = "grow-diag-final-and"
     """`compute`: how the two directions are merged."""
     pairs: Size = Field(default=1_000_000, ge=1)
-    """`compute: hmm`: most pairs to train the aligner on; memory grows with them."""
+    """`compute: hmm`: maximum number of pairs to train the aligner on; memory grows with it."""
 
 
 class RegularisationConfig(Section):
@@ -241,11 +241,11 @@ class SubwordConfig(Section):
     vocabulary_size: Vocabulary = Field(default=8000, ge=8)
     """Pieces per model, control symbols included (`bpe`, `unigram`)."""
     target_vocabulary_size: Vocabulary | None = Field(default=None, ge=8)
-    """`joint: false`: pieces of the target side's model (`vocabulary_size` is then for the source); null: as many."""
+    """`joint: false`: pieces of the target side's model (`vocabulary_size` is then for the source); null: the same."""
     joint: bool = True
     """One model for both sides; false: one each."""
     byte_fallback: bool = True
-    """Spell unknown characters as bytes, so that no text is unknown."""
+    """Spell unknown characters as bytes, so that nothing is unknown."""
     character_coverage: float = Field(default=1.0, gt=0, le=1)
     """`bpe`, `unigram`: share of the training text's characters that get a piece (SentencePiece)."""
     symbols: list[Annotated[str, Field(pattern=r"^[^\s\u2581\ufdd0]+$", max_length=100)]] | None = Field(
@@ -278,7 +278,7 @@ class SubwordConfig(Section):
 
     @model_validator(mode="after")
     def _files_present(self) -> Self:
-        # With `existing` these two have no effect, like other settings of a run whose vocabulary is used unchanged.
+        # With `existing` these two have no effect, like other settings of a run whose vocabulary is reused.
         fixed = self.kind == "vocabulary"
         if self.target_vocabulary_size is not None and (fixed or (self.joint and self.kind != "existing")):
             raise ConfigError.of(
@@ -333,11 +333,11 @@ class DataConfig(Section):
     def _stages_can_follow(self) -> Self:
         for number, stage in enumerate(self.stages[:-1]):
             if stage.until.epochs is None and stage.until.patience is None:
-                raise ConfigError.of(f"stages.{number}", "never ends: give its `until` `epochs` or `patience`")
+                raise ConfigError.of(f"stages.{number}", "never ends: give its `until` either `epochs` or `patience`")
         if self.stages and self.stages[-1].until.patience is not None:
-            raise ConfigError.of("patience", "of the last stage is that of the run: set `training.stop.patience`")
+            raise ConfigError.of("patience", "of the last stage is the run's: set `training.stop.patience`")
         if self.stages and (self.sampling_temperature != 1 or any(corpus.weight != 1 for corpus in self.train)):
-            raise ConfigError.of("stages", "say how corpora are mixed: leave out `sampling_temperature` and `weight`")
+            raise ConfigError.of("stages", "sets how corpora are mixed: leave out `sampling_temperature` and `weight`")
         changed = [self.modifiers, *(stage.modifiers for stage in self.stages if stage.modifiers)]
         if self.subword.kind == "vocabulary" and any(modifiers.chosen for modifiers in changed):
             raise ValueError("text that is already segmented (`subword.kind: vocabulary`) cannot have `modifiers`")
@@ -357,11 +357,11 @@ class DataConfig(Section):
                 found = error.errors()[0]
                 place = ".".join(str(step) for step in ("train", number, "filters", *found["loc"]))
                 raise ConfigError.of(f"{place}", f": {found['msg']}") from None
-        # Filters that all corpora share cannot differ between them.
+        # Filters shared by all corpora cannot differ between them.
         shared = [(f.near_duplicates, f.pair_score and f.pair_score.pairs) for f in map(self.filters_of, self.train)]
         for key, chosen in zip(("near_duplicates", "pair_score.pairs"), zip(*shared, strict=True), strict=False):
             if len({value for value in chosen if value is not None}) > 1:
-                raise ConfigError.of(f"filters.{key}", "is shared by all corpora: set it in `data.filters` alone")
+                raise ConfigError.of(f"filters.{key}", "is shared by all corpora: set it only in `data.filters`")
         for number, corpus in enumerate(self.dev):
             for key in ("filters", "scores"):
                 if getattr(corpus, key):
@@ -369,14 +369,14 @@ class DataConfig(Section):
         return self
 
     def corpora(self) -> Iterator[tuple[str, str, CorpusConfig]]:
-        """Yield split, key and section of each corpus: `train` and `data.train.0` of the first, development last."""
+        """Yield the split, key and section of each corpus, such as `train` and `data.train.0`; development last."""
         for split, corpora in (("train", self.train), ("dev", self.dev)):
             yield from ((split, f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))
 
     def filters_of(self, corpus: CorpusConfig) -> FilterConfig:
         """Return the filters of a training corpus: `filters`, overridden by its own values.
 
-        Raises ValidationError for keys or values that `filters` cannot have.
+        Raises ValidationError for keys or values that `filters` does not allow.
         """
         if not corpus.filters:
             return self.filters

@@ -12,7 +12,7 @@ from ziggurat.system.errors import ConfigError
 
 
 class LengthPenaltyConfig(Section):
-    """Length normalisation: a hypothesis scores log-probability / penalty(length), end-of-sentence counted."""
+    """Length normalisation: a hypothesis scores log-probability / penalty(length), counting end-of-sentence."""
 
     kind: Literal["none", "gnmt", "power", "lingvo"] = "power"
     """`gnmt`: ((5+len)/6)^alpha (Wu et al. 2016; tensor2tensor, zero). `power`: len^alpha (fairseq).
@@ -37,7 +37,7 @@ class MaxLengthConfig(Section):
     """Longest output: min(ratio * source tokens + extra, limit), in tokens without end-of-sentence."""
 
     ratio: Real = Field(default=1.0, ge=0)
-    """Factor of the source length."""
+    """Factor for the source length."""
     extra: Length = Field(default=50, ge=0)
     """Tokens added to that."""
     limit: Length = Field(default=1024, ge=1)
@@ -45,9 +45,9 @@ class MaxLengthConfig(Section):
 
 
 WITHOUT_SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "epsilon": 0.0, "mbr": 0}
-"""Values that the sampling keys must have in beam search."""
+"""WITHOUT_SAMPLING are the values that the sampling keys must have in beam search."""
 WITHOUT_BEAM: Mapping[str, Any] = {"endings": "candidates", "diverse_groups": 1, "prune": None}
-"""Values that the beam-search keys must have in sampling."""
+"""WITHOUT_BEAM are the values that the beam-search keys must have in sampling."""
 
 
 class DecodingConfig(Section):
@@ -61,11 +61,11 @@ class DecodingConfig(Section):
     n_best: Beams = Field(default=1, ge=1)
     """Translations returned per sentence, at most `beam_size` (when sampling: any number)."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
-    """Comparison of hypotheses of different length."""
+    """Comparison of hypotheses of different lengths."""
     max_length: MaxLengthConfig = MaxLengthConfig()
     """Longest output."""
     min_length: Length = Field(default=1, ge=0)
-    """Fewest tokens before end-of-sentence is allowed."""
+    """Minimum number of tokens before end-of-sentence is allowed."""
     prune: Real | None = Field(default=None, gt=0)
     """Drop hypotheses whose log-probability is more than this below the best of the sentence (lingvo: 3.0)."""
     eos_margin: Real | None = Field(default=None, ge=0)
@@ -89,8 +89,7 @@ class DecodingConfig(Section):
     epsilon: float = Field(default=0.0, ge=0, lt=1)
     """Sampling: only tokens at least this likely (Hewitt et al. 2022)."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Sampling: the random numbers depend on this, the line's number and the position in the translation, and on
-    nothing else."""
+    """Sampling: the random numbers depend only on this, the line's number and the position in the translation."""
     mbr: Beams = Field(default=0, ge=0)
     """Sampling: draw this many translations and return the `n_best` with the highest mean chrF against all; 0: off."""
     alignments: bool = False
@@ -101,9 +100,9 @@ class DecodingConfig(Section):
     replace_unknown: bool = False
     """Replace an unknown token with the source word that it attended to most; implies `unknown`."""
     batch_tokens: Size = Field(default=4096, ge=1)
-    """Most source tokens in the search at a time, including padding. Finished sentences make room for others."""
+    """Maximum source tokens in the search at a time, with padding. Finished sentences make room for others."""
     batch_sentences: Size = Field(default=256, ge=1)
-    """Most sentences in the search at a time."""
+    """Maximum number of sentences in the search at a time."""
     precision: Literal["auto", "float32", "bfloat16", "int8"] = "float32"
     """Precision of matrix products when a model is loaded for translation; validation uses that of training. `auto`:
     the faster of float32 and bfloat16 on this machine, measured with one product each. `backtranslate` does not take
@@ -113,7 +112,7 @@ class DecodingConfig(Section):
     source sentence allows get a score. It cannot be combined with prefixes or words that must appear, and is not used
     in validation. An export for CTranslate2 contains it as `vmap.txt`."""
     endings: Literal["candidates", "beam", "fairseq", "marian"] = "candidates"
-    """Rule for which extensions of a step may end a hypothesis, and when the search stops. `candidates`: the 2 *
+    """Rule for which extensions in a step may end a hypothesis, and when the search stops. `candidates`: the 2 *
     `beam_size` best may end one; the search stops when no better hypothesis is possible. `beam`: the `beam_size` best
     may, as in CTranslate2 and transformers; the search stops as for `candidates`. `fairseq`: the `beam_size` best may;
     the search stops once `beam_size` hypotheses have ended, and a hypothesis at the length limit ends there, scored
@@ -130,7 +129,7 @@ class DecodingConfig(Section):
                 "min_length", f"({self.min_length}) is above `max_length.limit` ({self.max_length.limit})"
             )
         if self.endings != "candidates" and (self.search == "sample" or self.diverse_groups > 1):
-            raise ConfigError.of(f"endings: {self.endings}", "is for ordinary beam search, without groups")
+            raise ConfigError.of(f"endings: {self.endings}", "is for ordinary beam search without groups")
         if self.search == "sample":
             self._check_sampling()
             return self
@@ -158,6 +157,6 @@ class DecodingConfig(Section):
             if getattr(self, key) != WITHOUT_BEAM[key]:
                 raise ConfigError.of(key, "is for `search: beam`")
         if self.mbr == 1:
-            raise ConfigError.of("mbr: 1", "has nothing to choose from; draw more")
+            raise ConfigError.of("mbr: 1", "leaves nothing to choose from; draw more")
         if self.mbr and self.n_best > self.mbr:
             raise ConfigError.of("n_best", f"({self.n_best}) is larger than `mbr` ({self.mbr})")

@@ -1,4 +1,4 @@
-"""Growth, which adds layers during training, and pruning, which leaves layers out of a trained model."""
+"""Growth, which adds layers during training, and pruning, which removes layers from a trained model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CopyStrategy = Literal["g_top", "top_only", "g_interpolate", "interpolate", "copy_all", "random", "midas", "lidas"]
 BETWEEN: frozenset[CopyStrategy] = frozenset({"interpolate", "g_interpolate", "midas", "lidas"})
-"""Strategies that put new layers between old ones and so renumber the old ones."""
+"""BETWEEN are the strategies that put new layers between old ones and so renumber the old ones."""
 
 
 class GrowthStage(Section):
@@ -39,7 +39,7 @@ class GrowthStage(Section):
     @model_validator(mode="after")
     def _some_end(self) -> Self:
         if (self.updates is None) == (self.epochs is None):
-            raise ValueError("give a stage either `updates` or `epochs`, to say when it ends")
+            raise ValueError("give a stage either `updates` or `epochs` to say when it ends")
         return self
 
     def depths(self, decoder_layers: int) -> tuple[int, int]:
@@ -48,26 +48,25 @@ class GrowthStage(Section):
 
 
 class GrowthConfig(Section):
-    """Shallow-to-deep training: stages of increasing depth, the final one being that of `model`.
+    """Shallow-to-deep training: stages of increasing depth, ending with that of `model`.
 
-    Li et al. 2020 grow the encoder; the decoder grows in the same way if `stages` set its depth.
+    Li et al. 2020 grow the encoder; the decoder grows in the same way if `stages` sets its depth.
     """
 
     stages: list[GrowthStage]
     """Depths before the final one, shallowest first; `training.stop` ends the final stage."""
     copy_strategy: CopyStrategy = "g_top"
-    """Initial weights of the g layers added to a stack. `g_top`: copies of the g top layers, on top of them.
-    `g_interpolate`: the same copies, each right after its layer (Li et al. 2020, table 3). `top_only`: the top layer g
-    times. `interpolate`: every layer twice in place. `copy_all`: the whole stack again. `random`: fresh weights.
-    `midas`: a copy of the middle block of g layers, right above it (Saunshi et al. 2024). `lidas`: a copy of the g
-    middle layers, right above them (Kapl et al. 2025)."""
+    """Initial weights of the g layers added to a stack. `g_top`: copies of the top g layers, on top of them.
+    `g_interpolate`: the same copies, each right after its original (Li et al. 2020, table 3). `top_only`: the top
+    layer, g times. `interpolate`: every layer twice, in place. `copy_all`: the whole stack again. `random`: fresh
+    weights. `midas`: a copy of the middle block of g layers, right above it (Saunshi et al. 2024). `lidas`: a copy of
+    the middle g layers, right above them (Kapl et al. 2025)."""
     restart_rate: bool = True
     """After growing, restart the schedule at its peak: its update counter returns to the end of the warm-up."""
     moments: Literal["reset", "copy"] = "reset"
     """The optimiser's moments after growing: all zero (the released code), or copied along with the layers."""
     keep_stages: bool = True
-    """Write the model at the end of each stage to `stages/` in the run; each can translate, alone or in an
-    ensemble."""
+    """Write the model at the end of each stage to `stages/` in the run; each can translate, alone or in an ensemble."""
 
     @model_validator(mode="after")
     def _deeper_and_later(self) -> Self:
@@ -87,7 +86,7 @@ class GrowthConfig(Section):
 
 
 _DEEPEST = 2**31
-"""Stand-in for the decoder's final depth if only the stages are known; no stage is deeper."""
+"""_DEEPEST stands in for the decoder's final depth if only the stages are known; no stage is deeper."""
 
 _STRATEGY = "training.growth.copy_strategy"
 
@@ -105,11 +104,11 @@ def unreachable(
     period: int | None = None,
     owners: Sequence[int] = (),
 ) -> Problem | None:
-    """Return why `strategy` cannot grow a stack from `old` to `new` layers, or None when it can.
+    """Return why `strategy` cannot grow a stack from `old` to `new` layers, or None if it can.
 
-    `unlike` is the choice that builds the first layer unlike the others, if there is one (`ModelConfig.first_unlike`).
-    `period` is the number of layers per block if the stack connects blocks (`block_layers`). `owners` are those of the
-    deep stack (`StackConfig.owners`).
+    `unlike` is the choice that makes the first layer different from the others, if any (`ModelConfig.first_unlike`).
+    `period` is the number of layers per block if the stack connects blocks (`block_layers`). `owners` are the deep
+    stack's (`StackConfig.owners`).
     """
     if new <= old:
         deeper = f"growing from {old} to {new} {stack} layers: the new depth must be larger"
@@ -118,14 +117,14 @@ def unreachable(
         which = "middle" if strategy in ("midas", "lidas") else "top"
         return Problem(
             _STRATEGY,
-            f"`{strategy}` copies the {new - old} {which} layers of the {stack}, but there are {old}",
-            f"first grow to {2 * old} at most, or use `top_only` or `random`",
+            f"`{strategy}` copies the {new - old} {which} layers of the {stack}, but it has only {old}",
+            f"first grow to at most {2 * old}, or use `top_only` or `random`",
         )
     if strategy in ("copy_all", "interpolate") and new != 2 * old:
         doubled = f"`{strategy}` doubles the depth: from {old} {stack} layers to {2 * old}, not {new}"
         return Problem(_STRATEGY, doubled)
     if strategy == "midas" and old % (new - old):
-        blocks = f"`midas` from {old} to {new} {stack} layers: {old} layers are no whole blocks of {new - old}"
+        blocks = f"`midas` from {old} to {new} {stack} layers: {old} layers do not divide into blocks of {new - old}"
         return Problem(_STRATEGY, blocks, "or use `lidas`")
     if strategy == "g_interpolate" and period and (old % period or new - old != period):
         return Problem(
@@ -137,9 +136,9 @@ def unreachable(
     if unlike is not None and copied_layers(strategy, old, new).count(0) > 1:
         return Problem(
             _STRATEGY,
-            f"`{strategy}` from {old} to {new} {stack} layers copies the first layer, which `{unlike}` builds "
-            "unlike the others",
-            "add fewer layers at a time by `g_top`, or use `random`",
+            f"`{strategy}` from {old} to {new} {stack} layers copies the first layer, which `{unlike}` makes "
+            "different from the others",
+            "add fewer layers at a time with `g_top`, or use `random`",
         )
     for layer, source in enumerate(copied_layers(strategy, old, new)):
         owner = owners[layer] if owners else layer
@@ -147,7 +146,7 @@ def unreachable(
         if owner != layer and start != owner:
             return Problem.of(
                 f"model.{stack}.tied_layers",
-                f": growing by `{strategy}` from {old} to {new} layers, layer {layer + 1} would start otherwise than "
+                f": growing by `{strategy}` from {old} to {new} layers, layer {layer + 1} would start differently from "
                 f"layer {owner + 1}, with which it shares its parameters",
                 "grow by whole loops (`g_top`) or groups (`g_interpolate`)",
             )
@@ -155,14 +154,14 @@ def unreachable(
 
 
 def copied_layers(strategy: CopyStrategy, old: int, new: int) -> list[int | None]:
-    """Return for each layer of a stack grown from `old` to `new` layers the layer it is copied from, from 0, or None.
+    """Return for each layer of a stack grown from `old` to `new` layers which layer it copies, from 0, or None.
 
-    With g added layers, `g_top` copies the g top layers on top, and `g_interpolate` puts each of these copies right
-    after its layer. `top_only` copies the last layer g times, `copy_all` the whole stack on top of itself, and
+    With g added layers, `g_top` copies the top g layers on top, and `g_interpolate` puts each of these copies right
+    after its original. `top_only` copies the last layer g times, `copy_all` the whole stack on top of itself, and
     `interpolate` every layer in place; `random` copies none. `midas` copies block ceil(n / 2) of n blocks of g layers
     in place, and `lidas` layers (L - g) / 2 + 1 to (L + g) / 2 of L, which are the same block if n is odd. Only
-    summaries of the two papers, which are about decoder-only models, were available: it is our reading that MIDAS takes
-    the lower of two middle blocks and that LIDAS rounds down.
+    summaries of the two papers, which are about decoder-only models, were available; that MIDAS takes the lower of two
+    middle blocks and that LIDAS rounds down is our reading.
     """
     kept, added = list(range(old)), new - old
     match strategy:
@@ -193,24 +192,22 @@ def block_layers(model: ModelConfig, *, decoder: bool) -> int | None:
 
 
 def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = False) -> Problem | None:
-    """Return why the encoder of `model`, or its `decoder`, cannot grow by `strategy`, or None when it can."""
+    """Return why the encoder of `model`, or its `decoder`, cannot grow by `strategy`, or None if it can."""
     if model.family != "transformer":
         return Problem("model.family", f"only Transformers grow; `model.family: {model.family}` cannot")
     name, stack = ("decoder", model.decoder) if decoder else ("encoder", model.encoder)
     if stack.ranges:
-        other = (
-            f"layers of other kinds stand in `model.{name}.ranges`: a copy of one would be of another kind higher up"
-        )
+        other = f"`model.{name}.ranges` has layers of other kinds: a copy of one higher up would be of a different kind"
         return Problem(f"model.{name}.ranges", other)
     kinds = model.residuals(decoder=decoder)
     if strategy in BETWEEN and RESIDUALS[kinds[0]].layer_constants:
         return Problem(
             _STRATEGY,
-            f"the copy strategy `{strategy}` moves layers up, and `residual: {kinds[0]}` computes with their number: "
+            f"the copy strategy `{strategy}` moves layers up, but `residual: {kinds[0]}` computes with their number: "
             "trained layers would compute something else",
             "use `g_top`",
         )
-    # Doubling the last block moves no other block, and the weights between blocks are as if a block were added on top.
+    # Doubling the last block moves no other block, so the weights between blocks are as if a block were added on top.
     within = strategy == "g_interpolate" and block_layers(model, decoder=decoder) is not None
     across = [f"{name}.history: {stack.history}"] if stack.history != "latest" and not within else []
     across += [f"memory: {model.memory}"] if model.memory != "top" and not decoder else []
@@ -225,7 +222,7 @@ def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = Fa
 
 
 def growth_refused(growth: GrowthConfig | None, model: ModelConfig) -> list[Problem]:
-    """Return why the stages, if there are any, cannot lead to the depth of `model`."""
+    """Return why the stages, if any, cannot lead to the depth of `model`."""
     if growth is None:
         return []
     final = model.encoder.layers, model.decoder.layers
@@ -244,7 +241,7 @@ def growth_refused(growth: GrowthConfig | None, model: ModelConfig) -> list[Prob
             for old, new in steps
         ]
     if depths[-2] == final:
-        already = f"the last of `stages` has the depth of `model` already, {final[0]} and {final[1]} layers"
+        already = f"the last of `stages` already has the depth of `model`, {final[0]} and {final[1]} layers"
         reasons.append(Problem("training.growth.stages", already))
     return [reason for reason in reasons if reason is not None]
 
@@ -252,9 +249,9 @@ def growth_refused(growth: GrowthConfig | None, model: ModelConfig) -> list[Prob
 def saved_passes(growth: GrowthConfig, model: ModelConfig, stop: StopConfig) -> float | None:
     """Share of the layer passes of training at full depth that the stages save, from 0 to 1.
 
-    Only stacks that grow are counted, and all layer passes count the same. For a growing encoder this is the time saved
-    by Li et al. 2020 if time is proportional to the encoder's depth. None if `stop` is not in the unit of the stages,
-    since the length of an epoch is unknown here.
+    Counts only stacks that grow, and all layer passes alike. For a growing encoder this is the time saved by Li et al.
+    2020 if time is proportional to the encoder's depth. None if `stop` is not in the same unit as the stages, since the
+    length of an epoch is unknown here.
     """
     final = model.encoder.layers, model.decoder.layers
     depths = [stage.depths(final[1]) for stage in growth.stages]
@@ -286,7 +283,7 @@ def cut_short(growth: GrowthConfig, stop: StopConfig) -> Problem | None:
 
 
 _MOST = 1 << 20
-"""_MOST is the largest layer number in a range that is listed in full; no model is that deep."""
+"""_MOST is the largest layer number for which a range is listed in full; no model is that deep."""
 _PART = re.compile(r"(encoder|decoder)\.(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -305,10 +302,10 @@ class LeftOut(NamedTuple):
             first, last = (int(match[2]), int(match[3] or match[2])) if match else (0, 0)
             if match is None or not 1 <= first <= last:
                 raise ConfigError(
-                    f"`{key}{printable(text)}`: `{printable(part)}` names no layers; write `encoder.5` or "
+                    f"`{key}{printable(text)}`: `{printable(part)}` does not name layers; write `encoder.5` or "
                     "`encoder.5-8`, separated by commas; the lowest layer is 1"
                 )
-            # Of a range beyond any model only the last number is kept; a later check refuses it.
+            # For a range beyond any model, only the last number is kept; a later check rejects it.
             found[match[1]] |= {*range(first, min(last, _MOST) + 1), last}
         return cls(*map(frozenset, found.values()))
 
@@ -322,7 +319,7 @@ class LeftOut(NamedTuple):
 
 
 def unprunable(config: ModelConfig, left_out: LeftOut) -> list[Problem]:
-    """Return why these layers of the model cannot be left out; nothing if they can."""
+    """Return why these layers of the model cannot be left out; empty if they can."""
     if config.family != "transformer":
         return [Problem.of(f"model.family: {config.family}", "has no layers that could be left out")]
     return [problem for stack in ("encoder", "decoder") for problem in _problems(config, stack, left_out.of(stack))]
@@ -344,19 +341,17 @@ def _problems(config: ModelConfig, stack: str, numbers: frozenset[int]) -> Itera
         weights = f"`{stack}.history: {section.history}` has weights for the outputs of all layers"
         yield Problem(f"model.{stack}.history", weights)
     if config.memory == "hierarchical":
-        yield Problem.of("model.memory: hierarchical", "goes by the numbers of layers, which would change")
+        yield Problem.of("model.memory: hierarchical", "depends on the numbers of layers, which would change")
     if counting := sorted({kind for kind in kinds if RESIDUALS[kind].layer_constants}):
-        number = f"`residual: {counting[0]}` computes with the number of a layer, which would change for those above"
+        number = f"`residual: {counting[0]}` computes with a layer's number, which would change for those above"
         yield Problem("model.residual", number)
     if 1 in numbers and RESIDUALS[kinds[0]].first_differs:
-        yield Problem("model.residual", f"`residual: {kinds[0]}` has a first layer unlike the others")
+        yield Problem("model.residual", f"`residual: {kinds[0]}` has a first layer that differs from the others")
     if 1 in numbers and (residuals := config.value_residuals(decoder=decoder)):
         key = next(iter(residuals))
         yield Problem(f"model.{key}", f"`{key}`: all layers read the values of the first")
     if (kinds[0], kinds[-1]) != (left[0], left[-1]):
-        ends = (
-            f"the {stack} begins and ends as its first and its last layers do, and no layer of one kind would be left"
-        )
+        ends = f"the {stack} starts and ends like its first and last layers, but one of their kinds would be gone"
         yield Problem(f"model.{stack}.ranges", ends)
 
 

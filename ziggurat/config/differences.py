@@ -24,18 +24,18 @@ _INITIAL_OR_TRAINING = (
     "wiring.planned_encoder_layers",
     "wiring.planned_decoder_layers",
 )
-"""Prefixes of the keys that set how weights are initialised or trained, not what they compute."""
+"""_INITIAL_OR_TRAINING are prefixes of keys for initialisation and training, not for what weights compute."""
 
 
 def differing_keys(one: ModelConfig, other: ModelConfig) -> list[str]:
     """Return `key: value -> value` for every key that makes the same weights compute something else in `other`."""
     mine, theirs = _computing(one), _computing(other)
-    both = [key for key in mine if key in theirs]  # a key without effect in one of them cannot differ
+    both = [key for key in mine if key in theirs]  # a key with no effect in one of them cannot differ
     return [f"model.{key}: {mine[key]} -> {theirs[key]}" for key in both if mine[key] != theirs[key]]
 
 
 def _computing(model: ModelConfig) -> dict[str, object]:
-    """Return the keys that determine what weights of `model` compute, with their values, defaults resolved."""
+    """Return the keys that determine what the weights of `model` compute, with values and defaults resolved."""
     ignored = {key.removeprefix("model.") for key in unused_settings(model)}
     flat: dict[str, object] = {}
     for key, value in model.model_dump().items():
@@ -55,7 +55,7 @@ def _computing(model: ModelConfig) -> dict[str, object]:
         flat[f"{name}.ranges"] = kinds if len(set(kinds)) > 1 else None
         owners = getattr(model, name).owners()
         flat[f"{name}.tied_layers"] = owners if owners != sorted(set(owners)) else None
-    if not model.combination.learnable:  # fixed weights are not in the model's file but follow from this key
+    if not model.combination.learnable:  # fixed weights follow from this key and are not in the model's file
         flat["combination.start"] = model.combination.start
     # As one value, because its keys may exist in only one of the models.
     flat = {k: v for k, v in flat.items() if not k.startswith("transfer")}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 CONFIG_FORMAT = 1
-"""Version of the configuration format, written into every saved config."""
+"""CONFIG_FORMAT is the version of the configuration format, written into every saved config."""
 
 
 class Experiment(Section):
@@ -41,9 +41,7 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         if self.format != CONFIG_FORMAT:
-            raise ValueError(
-                f"configuration format {self.format} is not known here (this version reads {CONFIG_FORMAT})"
-            )
+            raise ValueError(f"configuration format {self.format} is unknown (this version reads {CONFIG_FORMAT})")
         if problem := next(contradictions(self), None):
             raise ConfigError(problem)
         return self
@@ -89,7 +87,7 @@ def _transfer(model: ModelConfig, training: TrainingConfig) -> Iterator[Problem]
     if training.optimiser.kind == "muon":
         yield Problem.of(
             "model.transfer",
-            "scales the rates of Adam: `training.optimiser.kind` cannot be muon",
+            "scales Adam's rates: `training.optimiser.kind` cannot be muon",
             named=("training.optimiser.kind",),
         )
     if training.schedule.kind == "noam":
@@ -98,7 +96,7 @@ def _transfer(model: ModelConfig, training: TrainingConfig) -> Iterator[Problem]
         yield Problem.of(
             "model.transfer",
             "scales rates by the width, and so does `training.schedule.kind: noam`:",
-            f"choose `kind: isqrt` with `peak: {peak:.3g}`, the highest rate of noam for the base",
+            f"choose `kind: isqrt` with `peak: {peak:.3g}`, noam's highest rate for the base",
             named=("training.schedule.kind",),
         )
 
@@ -110,14 +108,14 @@ def _alignment(training: TrainingConfig, model: ModelConfig) -> Iterator[Problem
     if chosen.layer is not None:
         layers = model.decoder.layers
         if model.family == "rnmt" and chosen.layer != 1:
-            yield Problem(key, "RNMT+ attends to the source in decoder layer 1 alone:", "set `layer` to 1 or null")
+            yield Problem(key, "RNMT+ attends to the source only in decoder layer 1:", "set `layer` to 1 or null")
         elif chosen.layer > layers:
             yield Problem(key, f"`layer: {chosen.layer}`, but the decoder has {layers}")
         if training.growth is not None:
             yield Problem(
                 key,
                 "`layer` with `training.growth`: new layers change the numbers of those above",
-                "set it to null, which is the last layer at every depth",
+                "set it to null, the last layer at every depth",
                 named=("training.growth",),
             )
     if isinstance(chosen.head, int) and chosen.head > model.heads:
@@ -129,11 +127,11 @@ def _quantisation(training: TrainingConfig, model: ModelConfig) -> Iterator[Prob
     if training.quantise is None:
         return
     if model.family == "rnmt":
-        cells = "int8 translation leaves LSTM cells in fp32, so there is next to nothing to get used to"
+        cells = "int8 translation leaves LSTM cells in fp32, so there is almost nothing to adapt to"
         yield Problem("model.family", cells)
         return
     shifted = [
-        f"{side} has `residual: fixup`, whose maps with shifts int8 translation leaves in fp32"
+        f"{side} has `residual: fixup`, and int8 translation leaves its maps with shifts in fp32"
         for side, kinds in (("encoder", model.residuals(decoder=False)), ("decoder", model.residuals(decoder=True)))
         if "fixup" in kinds
     ]
@@ -145,13 +143,13 @@ def _lora(training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
     if training.lora is None:
         return
     if training.start_from is None:
-        yield Problem("training.start_from", "it adapts a trained model:", "name one by `training.start_from`")
+        yield Problem("training.start_from", "it adapts a trained model:", "name one with `training.start_from`")
     if training.growth is not None:
-        yield Problem.of("training.growth", "adds layers, and new layers need more than low-rank updates")
+        yield Problem.of("training.growth", "adds layers, but new layers need more than low-rank updates")
     if training.quantise is not None:
         yield Problem.of(
             "training.quantise",
-            "adapts weights to bytes, and LoRA leaves them unchanged:",
+            "adapts weights to bytes, but LoRA leaves them unchanged:",
             "train one after the other",
         )
     if training.optimiser.kind == "muon":
@@ -159,8 +157,8 @@ def _lora(training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
     dropping = [f"model.{name}.layer_drop" for name in ("encoder", "decoder") if getattr(model, name).layer_drop]
     if dropping:
         # Embeddings are frozen, so a batch without any layer would have nothing to train.
-        yield Problem(dropping[0], "LayerDrop may leave out all that is trained:", f"set `{dropping[0]}: 0`")
+        yield Problem(dropping[0], "LayerDrop may drop everything that is trained:", f"set `{dropping[0]}: 0`")
     narrowest = min(model.d_model, model.encoder_width)
     if training.lora.rank > narrowest:
-        wide = f"`rank: {training.lora.rank}` is more than the width of the model, {narrowest}"
+        wide = f"`rank: {training.lora.rank}` exceeds the width of the model, {narrowest}"
         yield Problem("training.lora.rank", wide)

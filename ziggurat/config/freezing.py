@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 PARTS = ("source_embedding", "target_embedding", "encoder", "decoder", "output")
-"""Names of a model's parts, which are also the names of its modules."""
+"""PARTS are the names of a model's parts, which are also the names of its modules."""
 _OUTSIDE = frozenset({"source_embedding", "target_embedding", "output"})
 _STACKS = ("encoder", "decoder")
 _TIED = {"none": frozenset[str](), "decoder": frozenset({"target_embedding", "output"}), "all": _OUTSIDE}
-"""Value of `model.embedding.sharing` -> the parts that are one matrix."""
+"""_TIED maps a value of `model.embedding.sharing` to the parts that are one matrix."""
 
 
 class Frozen(NamedTuple):
-    """Whole parts, and layers of the two stacks by their numbers, that are not trained."""
+    """Parts, and layers of the two stacks by number, that are not trained."""
 
     parts: frozenset[str]
     layers: LeftOut
@@ -40,7 +40,7 @@ class Frozen(NamedTuple):
                 meant = f"did you mean {' or '.join(f'`{part}`' for part in near)}? " if near else ""
                 raise ConfigError(
                     f"`{printable(name)}` is not a part of a model; {meant}Parts are {', '.join(PARTS)}, and layers as "
-                    "in `encoder.1-6` or `decoder.3`, of which the lowest is 1"
+                    "in `encoder.1-6` or `decoder.3`, where 1 is the lowest"
                 ) from None
         numbers = (frozenset().union(*(one.of(stack) for one in layers)) for stack in _STACKS)
         return cls(frozenset(PARTS) & set(names), LeftOut(*numbers))
@@ -51,7 +51,7 @@ class Frozen(NamedTuple):
 
 
 def freeze_refused(training: TrainingConfig, model: ModelConfig) -> list[Problem]:
-    """Return why these parts cannot be frozen in this run; [] if nothing is frozen or nothing is wrong."""
+    """Return why these parts cannot be frozen in this run; [] if they can, or if nothing is frozen."""
     if not training.freeze:
         return []
     if training.lora is not None:
@@ -86,16 +86,16 @@ def _of_layers(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> 
         if first < section.layers and (stack in frozen.parts or max(numbers, default=0) > first):
             yield Problem.of(
                 "training.growth",
-                f"adds layers to the {stack} above {first}, and frozen they would never be trained:",
-                f"name layers up to {first}, or train on from the grown model (`ziggurat grow`, `training.start_from`)",
+                f"adds layers to the {stack} above {first}, which would be frozen and never trained:",
+                f"name layers up to {first}, or continue from the grown model (`ziggurat grow`, `training.start_from`)",
             )
         elif growth is not None and growth.copy_strategy in BETWEEN and numbers and first < section.layers:
             key = "training.growth.copy_strategy"
-            yield Problem(key, f"`{key}: {growth.copy_strategy}` gives the layers of the {stack} other numbers")
+            yield Problem(key, f"`{key}: {growth.copy_strategy}` renumbers the layers of the {stack}")
 
 
 def _of_shared(frozen: Frozen, model: ModelConfig) -> Iterator[Problem]:
-    """Yield a problem for each weight that parts share and that only some of them would freeze."""
+    """Yield a problem for each shared weight that only some of its parts would freeze."""
     embedding = model.embedding
     shared = [("model.embedding.sharing", f": {embedding.sharing}", _TIED[embedding.sharing])]
     if embedding.shared_bias:
@@ -116,9 +116,9 @@ def _of_the_rest(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -
         yield Problem("training.freeze", "nothing would be trained")
     elif training.optimiser.kind == "muon" and not any(trained.values()):
         yield Problem.of(
-            "training.optimiser.kind: muon", "trains matrices of the layers, and all are frozen:", "use `adamw`"
+            "training.optimiser.kind: muon", "trains the layers' matrices, but all are frozen:", "use `adamw`"
         )
     kept = [stack for stack in trained if trained[stack] and not getattr(model, stack).layer_drop]
     if not outside and any(trained.values()) and not kept:
         key = f"model.{next(stack for stack in trained if trained[stack])}.layer_drop"
-        yield Problem(key, "LayerDrop may leave out all that is trained:", f"set `{key}: 0`")
+        yield Problem(key, "LayerDrop may drop everything that is trained:", f"set `{key}: 0`")

@@ -1,8 +1,8 @@
-"""Kinds of the model: their names, and one row of facts for each that a configuration uses.
+"""Kinds of the model: their names, and one row of facts for each.
 
-A row holds what is known without PyTorch: the paper, the options that have an effect with the kind, and the facts that
-checks of a configuration need. The code that builds a kind is on its row in ziggurat.model.kinds or
-ziggurat.model.init. No fact is stated twice, and tests/test_kinds.py names every missing row.
+A row holds what is known without PyTorch: the paper, the options that matter for the kind, and the facts that
+configuration checks need. The code that builds a kind is in its row of ziggurat.model.kinds or ziggurat.model.init. No
+fact is stated twice, and tests/test_kinds.py reports every missing row.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class ResidualFacts(Facts):
     without_init: str = ""
     """The effect on a stack that has this residual with another initialisation."""
     depth_constants: bool = False
-    """It computes with constants of depth, so trained weights belong to that depth."""
+    """It computes with constants that depend on depth, so trained weights belong to that depth."""
     layer_input: bool = False
-    """It reads the input of its layer, so layers must be called as wholes."""
+    """It reads its layer's input, so layers must be called as a whole."""
     first_differs: bool = False
-    """Its first layer has different parts from those above, none of which can therefore be a copy of it."""
+    """Its first layer has different parts from those above, so no layer can be a copy of it."""
     layer_constants: bool = False
     """It computes with the number of the layer."""
     alone: str = ""
@@ -118,7 +118,7 @@ class AttentionFacts(Facts):
     merged: bool = False
     """Attention to the memory is part of the same sub-layer, so a decoder layer has two sub-layers, not three."""
     rotary: bool = False
-    """It has queries and keys that rotary positions can turn."""
+    """It has queries and keys that rotary positions can rotate."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,11 @@ class InitFacts(Facts):
     three_branches: str = ""
     """The method's name, if its constants count three branches per decoder layer; "": they do not."""
     rnmt: bool = False
-    """RNMT+ can have it."""
+    """RNMT+ supports it."""
     depth: bool = False
     """Initial weights depend on the depth of the stacks, not only on the numbers of their layers."""
     outside: str = ""
-    """Its effect outside the stacks, because of which it cannot belong to a single stack; "": none."""
+    """Its effect outside the stacks, which prevents it from belonging to a single stack; "": none."""
 
 
 _VASWANI = "Vaswani et al. 2017"
@@ -151,7 +151,7 @@ _SDT = "Li et al. 2020"
 _GROWING = "Wu et al. 2019 (Depth Growing)"
 
 RECIPES_OF: Mapping[str, str] = {_BAPNA: "transparent", _MATT: "ds-init", _DLCL: "dlcl", _ADMIN: "admin", _SDT: "sdt"}
-"""Paper, as in the rows -> key of its recipes (ziggurat/recipes/papers)."""
+"""RECIPES_OF maps a paper, as in the rows, to the key of its recipes (ziggurat/recipes/papers)."""
 
 _GPAS = frozenset({"wiring.gpas"})
 _STREAMS = "it has several streams"
@@ -186,7 +186,7 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
         history_norm="consumers",
     ),
     "branch_norm": ResidualFacts(
-        "LN(x + a f(x)), a = min(1, t / `wiring.branch_updates`) in update t; `post` outside of training",
+        "LN(x + a f(x)), a = min(1, t / `wiring.branch_updates`) at update t; `post` outside training",
         "Liu et al. 2023 (BranchNorm)",
         frozenset({"wiring.branch_updates"}),
         history_norm="consumers",
@@ -209,7 +209,7 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
     "peri": ResidualFacts("x + LN(f(LN(x))); LN on the embedding and at the end", "Kim et al. 2025", _GPAS),
     "res_post": ResidualFacts("x + LN(f(x)); a final LN", "Liu et al. 2022 (Swin v2)", _GPAS, place="section 3.2"),
     "b2t": ResidualFacts(
-        "`post`, and the layer's last LN also sees the layer's input",
+        "`post`, but the layer's last LN also sees the layer's input",
         "Takase et al. 2022",
         layer_input=True,
         history_norm="consumers",
@@ -228,7 +228,7 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
         place="section 3",
         init="fixup",
         without_init=_UNNORMALISED,
-        alone="all linear maps of its stack have shifts for biases",
+        alone="all linear maps of its stack have shifts instead of biases",
         history_norm="none",
     ),
     "hyper": ResidualFacts(
@@ -306,7 +306,7 @@ HISTORIES: dict[HistoryKind, HistoryFacts] = {
         _ANY_COMBINATION | {"combination.learnable", "combination.period", "combination.dilation"},
     ),
     "attention_residuals": HistoryFacts(
-        "sum of a_k y_k, a = softmax of w_l . RMSNorm_l(y_k): weights that depend on what is read",
+        "sum of a_k y_k, a = softmax of w_l . RMSNorm_l(y_k): weights that depend on the content",
         "Kimi Team 2026",
         _ATTENTIVE,
         place="section 3",
@@ -383,7 +383,7 @@ ATTENTIONS: dict[DecoderAttentionKind, AttentionFacts] = {
     ),
     "merged_gated": AttentionFacts("AAN and cross-attention in one sub-layer", _MATT, _AVERAGE, merged=True),
 }
-"""Attention kinds of both stacks; every kind of the encoder is also a kind of the decoder."""
+"""ATTENTIONS are the attention kinds of both stacks; the decoder has every encoder kind."""
 
 _QKV = frozenset({"init.qkv"})
 _SMALLER_BRANCHES = "makes value, output and feed-forward weights smaller by depth"
@@ -461,6 +461,6 @@ INITIALISATIONS: dict[InitKind, InitFacts] = {
 
 
 def listed_kinds(kinds: Iterable[Any], rows: Mapping[Any, Facts]) -> str:
-    """Return the meaning and the paper of some kinds, for the description of the key that chooses among them."""
+    """Return the meaning and paper of some kinds, for the description of the key that selects one."""
     papers = {kind: f" ({rows[kind].paper})" if rows[kind].paper else "" for kind in kinds}
     return " ".join(f"`{kind}`: {rows[kind].what}{paper}." for kind, paper in papers.items())

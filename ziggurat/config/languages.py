@@ -1,6 +1,6 @@
-"""Language codes, as test sets and configurations use them.
+"""Language codes, as used in test sets and configurations.
 
-Only languages with a two-letter code (ISO 639-1) are known, because no others affect a score.
+Only languages with a two-letter code (ISO 639-1) are known, because only they affect a score.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ for _entry in _TABLE.replace("\n", " ").split(";"):
     _NAMES[_code] = _name
     _SHORT |= dict.fromkeys([*_long.split("/"), _name.lower()], _code)
 
-# Languages and scripts written from right to left; a language with several scripts is listed if that is usual for it.
+# Languages and scripts written from right to left; with several scripts, a language is listed if this is usual.
 _FROM_THE_RIGHT = """
 ar arc arb ary arz apc acm ajp aeb azb bal bgn bqi brh ckb dv fa glk he iw ji jrb khw ks lad lrc luz mzn nqo pbt pes pnb
 prs ps rhg sam sd sdh skr syc syr tmr trw ug ur ydd yi az-iq az-ir kk-cn ku-iq ku-ir ky-cn pa-pk tg-pk uz-af
@@ -71,7 +71,7 @@ def main_language(code: str) -> str:
 
 
 def is_right_to_left(code: str) -> bool:
-    """Return whether a language is written from right to left, by the script in its code or by its usual script."""
+    """Return whether a language is written from right to left, by the script in its code or its usual script."""
     first, *others = re.split("[-_.@]", code.strip().lower())
     short = main_language(first)
     if scripts := [part for part in others if len(part) == 4 and part.isalpha()]:
@@ -80,7 +80,7 @@ def is_right_to_left(code: str) -> bool:
 
 
 def check_language_code(code: str, option: str) -> None:
-    """Raise ConfigError unless main_language knows `code`; the message proposes similar ones.
+    """Raise ConfigError unless main_language knows `code`; the message suggests similar ones.
 
     Codes for private use, qaa to qtz, are accepted: the embedded languages have such codes.
     """
@@ -88,8 +88,8 @@ def check_language_code(code: str, option: str) -> None:
     if first in _NAMES or (len(first) == 3 and "qaa" <= first.lower() <= "qtz"):
         return
     raise ConfigError(
-        f"`{option} {printable(code)}`: not a language that a score depends on{_meant(code)} It takes codes such as "
-        "en, ja or zh-CN; for a language without a code of two letters leave it out",
+        f"`{option} {printable(code)}`: not a language that affects a score{_meant(code)} It takes codes such as "
+        "en, ja or zh-CN; for a language without a two-letter code, leave it out",
         key=option,
     )
 

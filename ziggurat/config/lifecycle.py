@@ -1,6 +1,6 @@
 """Sections of `training` on the life of a run: validation, stopping, failed updates, checkpoints, measures, trackers.
 
-Nothing here changes what a single update computes; that is ziggurat.config.train.
+Nothing here changes what a single update computes; that is in ziggurat.config.train.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ReferenceLengthConfig(Section):
     """
 
     ratio: Real = Field(default=1.5, ge=0)
-    """Factor of the reference's length."""
+    """Factor for the reference's length."""
     extra: Length = Field(default=10, ge=0)
     """Tokens added to that."""
 
@@ -52,7 +52,7 @@ class ValidationConfig(Section):
     @model_validator(mode="after")
     def _measured_some_time(self) -> Self:
         if self.every_updates is None and self.every_epochs is None:
-            raise ValueError("set `every_updates` or `every_epochs`: without them nothing is measured while training")
+            raise ValueError("set `every_updates` or `every_epochs`: without them nothing is measured during training")
         if self.metric != "loss" and not self.decode:
             raise ConfigError.of(f"metric: {self.metric}", "needs `decode: true`")
         return self
@@ -91,17 +91,17 @@ class DivergenceConfig(Section):
     """Detection of divergence (besides losses and gradients that are not finite), and the reaction to it."""
 
     loss_spike: Real | None = Field(default=None, gt=1)
-    """Skip an update whose loss (nats per target token, without smoothing) is more than this many times the running
-    median; null: never."""
+    """Skip an update whose loss (nats per target token, unsmoothed) exceeds the running median by more than this
+    factor; null: never."""
     window: Count = Field(default=100, ge=1)
-    """`loss_spike`: number of latest updates in the median; until that many have been made, none is skipped."""
+    """`loss_spike`: number of recent updates in the median; none is skipped before that many have been made."""
     action: Literal["stop", "roll_back"] = "stop"
-    """Reaction to `patience.non_finite` consecutive skipped updates: end the run with the diagnosis, or return to the
-    last good checkpoint and continue with a lower rate and the data that comes next."""
+    """Reaction to `patience.non_finite` consecutive skipped updates: end the run with a diagnosis, or return to the
+    last good checkpoint and continue with a lower rate and new data."""
     rate_factor: float = Field(default=0.5, gt=0, le=1)
     """`roll_back`: factor by which each roll-back multiplies the learning rate for the rest of the run."""
     max_roll_backs: Count = Field(default=3, ge=1)
-    """`roll_back`: most roll-backs in a run; after that it ends with the diagnosis."""
+    """`roll_back`: maximum number of roll-backs in a run; after that it ends with a diagnosis."""
 
 
 class CheckpointConfig(Section):
@@ -110,7 +110,7 @@ class CheckpointConfig(Section):
     every_updates: Count | None = Field(default=1000, ge=1)
     """Updates between checkpoints; null: only `every_epochs` and `every_minutes` count."""
     every_epochs: Count | None = Field(default=None, ge=1)
-    """Also write one after every N-th pass over the data; null: no. With `every_updates: null` an average is over whole
+    """Also write one after every N-th pass over the data; null: no. With `every_updates: null`, averages are over whole
     epochs."""
     every_minutes: Minutes | None = Field(default=None, gt=0)
     """Also write one after this many minutes of training."""
@@ -125,8 +125,8 @@ class CheckpointConfig(Section):
     """Best checkpoints kept for each direction of translation, with links such as `best-en-de`, if the dev set has
     several directions (docs/fine-tuning.md#many-languages)."""
     keep_every: Count | None = Field(default=None, ge=1)
-    """Also keep permanently every checkpoint at a multiple of this many updates, which must be a multiple of
-    `every_updates`; null: none."""
+    """Also keep permanently every checkpoint at a multiple of this many updates, itself a multiple of `every_updates`;
+    null: none."""
     asynchronous: bool = True
     """Write checkpoints in the background: training waits only while its tensors are copied. false: training waits
     until everything is on disk, but needs no memory for the copy (12 bytes per parameter with Adam: weights and
@@ -136,7 +136,7 @@ class CheckpointConfig(Section):
     until the next one. Failing to write the last checkpoint of a run is always an error."""
     average_last: Count = Field(default=0, ge=0)
     """When training ends, average this many of the newest checkpoints into `averaged/` and score the result on the dev
-    set. If it is worse than `best` by `training.validation.metric`, `best` is used for translation; 0: no average."""
+    set. If it is worse than `best` by `training.validation.metric`, translation uses `best`; 0: no average."""
 
     @model_validator(mode="after")
     def _kept_ones_are_written(self) -> Self:
@@ -153,7 +153,7 @@ class CheckpointConfig(Section):
         if self.keep_around_best is not None and self.keep_around_best % 2 == 0:
             raise ConfigError.of(
                 "keep_around_best",
-                f"({self.keep_around_best}) must be odd: the best checkpoint has as many before it as after it",
+                f"({self.keep_around_best}) must be odd: as many checkpoints are kept before the best one as after it",
             )
         return self
 

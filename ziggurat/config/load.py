@@ -1,7 +1,7 @@
 """Reading and writing configurations: strict YAML, overrides, and errors with file, line, key and nearest valid name.
 
 Suggestions for unknown keys (the key that was probably meant, or the keys of the same section) come first, then reading
-and changing configurations, then the wording of pydantic's errors.
+and changing configurations, then the rewording of pydantic's errors.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _OTHER_NAMES: Mapping[str, str] = {
     }.items()
     for name in names.split()
 }
-"""Key -> its names in other toolkits and everyday words; they apply in sections that have the key."""
+"""_OTHER_NAMES maps a key to its names in other toolkits and everyday use, in sections that have the key."""
 
 
 def _suggested_key(location: Sequence[str | int], root: type[BaseModel]) -> str:
-    """Return the end of a message on an unknown key of `root`: what was probably meant, or what is valid there."""
+    """Return the end of a message about an unknown key of `root`: what was probably meant, or what is valid there."""
     wrong, section = str(location[-1]), _section_at(location[:-1], root)
     if section is None:
         return ""
@@ -61,7 +61,7 @@ def _suggested_key(location: Sequence[str | int], root: type[BaseModel]) -> str:
     inside = dotted(location[:-1])
     paths = _all_paths(root)
     below = [path for path in paths if path.startswith(f"{inside}.") or not inside]
-    # In other sections only exact names count: part of a name means something else in most of them.
+    # In other sections only exact names count: a part of a name means something else in most of them.
     found = (
         [path for path in below if path.rsplit(".", 1)[-1] == other]
         or [path for path in below if path.rsplit(".", 1)[-1].startswith(wrong)]
@@ -93,7 +93,7 @@ def _all_paths(section: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 _MAX_PARTS = 16  # parts of an override's key; no key of the configuration has more than five
-_MAX_ERRORS = 20  # errors listed one by one: wording each takes time, and thousands are no help
+_MAX_ERRORS = 20  # errors listed one by one: rewording takes time, and thousands would not help
 _OF_TEXT = (".tmx", ".csv", ".tsv", ".jsonl", ".parquet", ".xlf", ".xliff", ".po", ".docx", ".gz", ".xz", ".zst")
 AnySection = TypeVar("AnySection", bound=BaseModel)
 
@@ -114,8 +114,8 @@ def read_config(path: str | Path, *, piped: bool = False) -> str:
     path = Path(path)
     if path.suffix.lower() in _OF_TEXT:
         raise ConfigError(
-            f"{path}: is text by its name, not a configuration: name it in the section `data` of a YAML file, and give "
-            "that to `ziggurat prepare` first"
+            f"{path}: by its name this is text, not a configuration: name it in section `data` of a YAML file, and "
+            "give that file to `ziggurat prepare` first"
         )
     try:
         return read_bounded(path, MAX_YAML_BYTES, error=ConfigError, piped=piped).decode("utf-8")
@@ -144,7 +144,7 @@ def parse_as(root: type[AnySection], text: str, name: str, overrides: Sequence[s
         return root.model_validate(content)
     except ValidationError as error:
         if root is Experiment and "bitext" in content:
-            raise ConfigError(f"{name}: `bitext` is a section of files for `ziggurat pipeline`") from None
+            raise ConfigError(f"{name}: `bitext` is a section for files of `ziggurat pipeline`") from None
         raise _errors(error, lambda e: tuple(e["loc"]), lambda e: _explain(e, name, lines, overridden, root)) from None
 
 
@@ -154,7 +154,7 @@ def dump(config: BaseModel) -> str:
 
 
 def _make_room_for_presets(content: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Remove from `content` the sizes that a `preset` among the overrides replaces, before any override is applied.
+    """Before overrides are applied, remove from `content` the sizes that a `preset` among them replaces.
 
     Sizes among the overrides win over the preset, whatever the order.
     """
@@ -172,7 +172,7 @@ def _make_room_for_presets(content: dict[str, Any], overrides: Sequence[str]) ->
 
 
 def apply_override(content: dict[str, Any], override: str, root: type[BaseModel] = Experiment) -> tuple[str | int, ...]:
-    """Set `path.to.key=value` inside `content`, the content of a `root`, with the value read as YAML; return the path.
+    """Set `path.to.key=value` in `content`, the content of a `root`, reading the value as YAML; return the path.
 
     List items are addressed by number (`data.train.0.weight=2`). Raises ConfigError for a malformed override.
     """
@@ -194,16 +194,16 @@ def apply_override(content: dict[str, Any], override: str, root: type[BaseModel]
         elif isinstance(at, dict):
             key = part
         else:
-            raise ConfigError(f"`{printable(name)}`: `{dotted(path)}` is a value, it has no `{printable(part)}` inside")
+            raise ConfigError(f"`{printable(name)}`: `{dotted(path)}` is a value, with no `{printable(part)}` inside")
         path.append(key)
         if last:
             at[key] = value
         else:
-            if isinstance(at, dict) and at.get(part) is None:  # a section that the file does not mention, or sets null
+            if isinstance(at, dict) and at.get(part) is None:  # a section that the file omits or sets to null
                 section = _section_at(path[:-1], root)
                 if parts[i + 1].isdecimal() and section is not None and path[-1] in section.model_fields:
                     raise ConfigError(
-                        f"`{printable(name)}`: no `{dotted(path)}` is given, so there is no entry {parts[i + 1]} to "
+                        f"`{printable(name)}`: `{dotted(path)}` is not given, so there is no entry {parts[i + 1]} to "
                         f"change; write the whole list: {dotted(path)}=[...]"
                     )
                 at[part] = {}
@@ -214,9 +214,9 @@ def apply_override(content: dict[str, Any], override: str, root: type[BaseModel]
 def change_section(
     section: AnySection, changes: Mapping[str, Any], path: str, besides: Sequence[str] = ()
 ) -> AnySection:
-    """Return `section` with `changes`, checked as a whole; `path` is its key, for errors, "" for a whole configuration.
+    """Return `section` with `changes`, checked as a whole; `path` is its key for errors, "" for a whole configuration.
 
-    `besides` are what else may be called like a key: the other arguments of a function that takes keys by name.
+    `besides` are other names that may be confused with keys: further arguments of a function that takes keys by name.
 
     A mapping in `changes` replaces single keys of an inner section, anything else replaces the whole value. Raises
     ConfigError, worded as for a file: a key is unknown or ill-typed, or keys conflict.
@@ -233,7 +233,7 @@ def change_section(
 
 
 def _unknown_argument(error: Any, besides: Sequence[str]) -> str:
-    """Return the message on a key that is probably meant as one of the arguments `besides`; empty for others."""
+    """Return the message about a key that probably means one of the arguments `besides`; empty for others."""
     wrong = str(error["loc"][0]) if len(error["loc"]) == 1 and error["type"] == "extra_forbidden" else ""
     near = difflib.get_close_matches(wrong, besides, n=1, cutoff=0.6)
     others = [name for name in besides if name not in near]
@@ -264,7 +264,7 @@ def _errors(
 
 
 def _one_for_each_key(found: Sequence[Any]) -> list[Any]:
-    """Return pydantic's errors, joining those for one value: pydantic reports one for each type it may have."""
+    """Return pydantic's errors, one per value: pydantic reports one for each type it may have."""
     joined: list[Any] = []
     for error in found:
         *path, last = error["loc"] or ("",)
@@ -281,11 +281,11 @@ _OF_SEVERAL = "none_of_several_types"
 _TYPE = re.compile(
     r"int|str|float|bool|(?:literal|list|dict|tuple)\[.*|(?:constrained|function|lax|strict)-.*", re.DOTALL
 )
-"""_TYPE matches the end of pydantic's location of an error in a value of several types; no key looks like it."""
+"""_TYPE matches how pydantic's location of an error ends for a value of several types; no key looks like it."""
 
 
 def _broken_rule(error: Any) -> Exception | None:
-    """Return the exception of our own rule behind a pydantic error; None for an error of pydantic itself."""
+    """Return the exception from our own rule behind a pydantic error; None for pydantic's own errors."""
     return error["ctx"]["error"] if error["type"] == "value_error" else None
 
 
@@ -297,7 +297,7 @@ def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | in
     if isinstance(broken := _broken_rule(error), ConfigError):
         known = _complained_of(broken, location, lines, overridden) or known
     inside = any(o[: len(location)] == location for o in overridden)
-    # The file alone may break a rule of the whole or of a section in it.
+    # The file alone may break a rule of the whole or of one of its sections.
     of_both = inside and (not location or location in lines) and location not in overridden
     from_command_line = not of_both and (inside or any(location[: len(o)] == o for o in overridden))
     where = "command line" if from_command_line else f"{name}, line {lines[known]}" if known else name
@@ -317,7 +317,7 @@ def _complained_of(
 ) -> tuple[str | int, ...]:
     """Return the path of the key that a rule of the section at `location` complains about; () if the file lacks it.
 
-    For a rule of the whole file it is the first of the rule's keys that the file has: others may be the missing ones.
+    For a rule of the whole file, it is the first of the rule's keys that the file has: others may be missing.
     """
     first = [error.problems[0].key]
     for key in first if location else [key for problem in error.problems for key in (problem.key, *problem.named)]:
@@ -330,7 +330,7 @@ def _complained_of(
 
 
 def _problem(error: Any, location: tuple[str | int, ...], from_command_line: bool, root: type[BaseModel]) -> str:
-    """Return pydantic's complaint about the key at `location`, reworded for people who write configurations."""
+    """Return pydantic's complaint about the key at `location`, reworded for users."""
     named = dotted(location)
     kind = error["type"]
     if kind == "extra_forbidden":
@@ -370,4 +370,4 @@ def _suggest_quotes(error: Any, named: str, from_command_line: bool) -> str:
     word = "yes" if given else "no"
     quoted = f"\"{named}='{word}'\"" if from_command_line else f"'{word}'"
     others = "`yes`, `on` and `true`" if given else "`no`, `off` and `false`"
-    return f"; YAML takes {others} for truth values: put the word in quotes, {quoted}"
+    return f"; YAML reads {others} as truth values: put the word in quotes, {quoted}"

@@ -1,7 +1,7 @@
 """The model section: free choices on independent axes.
 
-The sections of the two stacks and the options of every axis come first, then `ModelConfig` with all of them. The names
-of kinds and the facts about them are in ziggurat.config.kinds.
+The sections of the two stacks and the options of every axis come first, then `ModelConfig`, which holds them all. The
+names of kinds and the facts about them are in ziggurat.config.kinds.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class InitConfig(Section):
         + listed_kinds(INITIALISATIONS, INITIALISATIONS),
     )
     qkv: Literal["fused", "separate", "fused_self"] = "fused"
-    """Glorot bound of the query, key and value projections: that of one d x 3d matrix (`fused`), of three d x d
+    """Glorot bound of the query, key and value projections: the bound of one d x 3d matrix (`fused`), of three d x d
     matrices (`separate`), or of one matrix in self-attention and three in cross-attention (`fused_self`, zero).
-    `deepnorm` always takes three."""
+    `deepnorm` always uses three."""
     alpha: float = Field(default=1.0, gt=0, le=1)
     """`depth_scaled`: alpha of DS-Init."""
     exponent: float = Field(default=0.25, gt=0, le=10)
@@ -82,7 +82,7 @@ class StackConfig(Section):
         + listed_kinds(HISTORIES, HISTORIES),
     )
     residual: ResidualKind | None = None
-    """Residual kind of this stack; null: as `model.residual`."""
+    """Residual kind of this stack; null: as in `model.residual`."""
     ranges: list[ResidualRange] = Field(default_factory=list, max_length=64)
     """Kinds of the lowest layers, from the bottom up; layers above all ranges have `residual`. `post` in the lowest
     quarter and `pre` above is Mix-LN (Li et al. 2025)."""
@@ -93,11 +93,11 @@ class StackConfig(Section):
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Probability of skipping a whole layer in training (LayerDrop, Fan et al. 2019); nothing is rescaled."""
     ffn_depth: Layers = Field(default=2, ge=2)
-    """Number of linear maps in each feed-forward network, with the activation between them; inner maps are square."""
+    """Number of linear maps in each feed-forward network, with activations in between; inner maps are square."""
     layer_norm_epsilon: Real | None = Field(default=None, gt=0)
-    """Epsilon inside the normalisation of this stack's stream; null: as `model.layer_norm_epsilon`."""
+    """Epsilon inside the normalisation of this stack's stream; null: as in `model.layer_norm_epsilon`."""
     init: InitConfig | None = None
-    """Initialisation of this stack's layers; null: as `model.init`, from which missing keys are also taken. Embeddings
+    """Initialisation of this stack's layers; null: as in `model.init`, which also supplies missing keys. Embeddings
     and output projection are always initialised by `model.init`."""
 
     def owners(self, layers: int | None = None) -> list[int]:
@@ -119,11 +119,11 @@ class EncoderConfig(StackConfig):
     `rk2_gated`: y + g F1 + (1 - g) F2, g = sigmoid(w [F1; F2] + b). `rk4`: the fourth-order method, F four times.
     (ODE Transformer, Li et al. 2022, whose systems also have `history: dlcl`)"""
     d_model: Width | None = Field(default=None, ge=2)
-    """Width of the encoder; null: as `model.d_model`, which is the decoder's (Wang et al. 2019: wide encoder)."""
+    """Width of the encoder; null: as in `model.d_model`, the decoder's (Wang et al. 2019: wide encoder)."""
     d_ff: Width | None = Field(default=None, ge=1)
-    """Inner width of the encoder's feed-forward networks; null: as `model.d_ff`."""
+    """Inner width of the encoder's feed-forward networks; null: as in `model.d_ff`."""
     heads: Width | None = Field(default=None, ge=1)
-    """Heads of the encoder's self-attention; null: as `model.heads`."""
+    """Heads of the encoder's self-attention; null: as in `model.heads`."""
 
 
 class DecoderConfig(StackConfig):
@@ -294,7 +294,7 @@ class TransferConfig(Section):
     """The small model whose learning rate this model uses: CompleteP (Dey et al. 2025)."""
 
     exponent: float = Field(default=1.0, ge=0.5, le=1.0)
-    """a: 1 is CompleteP, 0.5 depth-muP."""
+    """Exponent a of depth: 1 is CompleteP, 0.5 depth-muP."""
     width: Width = Field(ge=2)
     """d_model of the base; its heads must be as wide as those of this model."""
     encoder_layers: Layers = Field(ge=1)
@@ -309,11 +309,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "base": {"d_model": 512, "d_ff": 2048, "heads": 8},
     "big": {"d_model": 1024, "d_ff": 4096, "heads": 16},
 }
-"""Sizes by name (base and big: Vaswani et al. 2017, table 3); a key that is given explicitly overrides its preset."""
+"""PRESETS are sizes by name (base and big: Vaswani et al. 2017, table 3); an explicit key overrides its preset."""
 
 
 def without_sizes(below: Mapping[str, Any], preset: Any) -> dict[str, Any]:
-    """Return settings without the sizes that `preset` is to replace; a saved model lists its sizes explicitly."""
+    """Return settings without the sizes that `preset` replaces; a saved model lists its sizes explicitly."""
     sizes = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
     return {key: value for key, value in below.items() if key not in sizes}
 
@@ -323,7 +323,7 @@ class ModelConfig(Section):
 
     preset: Literal["tiny", "small", "base", "big"] | None = None
     """Default `d_model`, `d_ff` and `heads`: `tiny` 128, 512, 4; `small` 256, 1024, 4; `base` 512, 2048, 8; `big` 1024,
-    4096, 16 (the last two: Vaswani et al. 2017). Values given explicitly win. As an override, or over a pipeline's
+    4096, 16 (the last two: Vaswani et al. 2017). Explicit values win. As an override, or on top of a pipeline's
     recipe, it replaces the sizes there."""
     family: Family = "transformer"
     """`transformer`, or `rnmt`: RNMT+ (Chen et al. 2018), whose cell size is `d_model` and whose attention has
@@ -466,7 +466,7 @@ class ModelConfig(Section):
         return found
 
     def first_unlike(self, *, decoder: bool) -> str | None:
-        """Return the choice that builds the first layer of a stack unlike the others, or None."""
+        """Return the choice that makes the first layer of a stack different from the others, or None."""
         kind = self.residuals(decoder=decoder)[-1]
         if RESIDUALS[kind].first_differs:
             return f"residual: {kind}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def contradictions(model: ModelConfig) -> list[Problem]:
-    """Return why `model` cannot be built; nothing if it can."""
+    """Return why `model` cannot be built; empty if it can."""
     of_transformer = (_attention, _residuals, _initialisation, _values, _stacks, _solver, _transfer)
     checks = (_sizes, _rnmt) if model.family == "rnmt" else (_sizes, *of_transformer)
     return [problem for check in checks for problem in check(model)]
@@ -28,7 +28,7 @@ def _sizes(model: ModelConfig) -> Iterator[Problem]:
         if width % heads:
             yield Problem.of(f"{prefix}d_model", f"({width}) is not a multiple of `{prefix}heads` ({heads})")
         elif model.embedding.positions == "rotary" and width // heads % 2:
-            why = f"rotary positions turn pairs of channels: {width} / {heads} heads is odd"
+            why = f"rotary positions rotate pairs of channels: {width} / {heads} heads is odd"
             yield Problem("embedding.positions", why)
         if width % 2 and model.embedding.positions == "sinusoidal":
             why = f"sinusoidal positions need an even `{prefix}d_model`, not {width}"
@@ -52,12 +52,12 @@ def _attention(model: ModelConfig) -> Iterator[Problem]:
             yield Problem.of(
                 f"decoder.attention: {model.decoder.attention}",
                 "has no queries and keys to rotate, so with "
-                "`embedding.positions: rotary` the decoder would not know positions at all",
+                "`embedding.positions: rotary` the decoder would have no positions at all",
             )
     if model.decoder.attention == "merged" and model.attention.share_value and model.encoder_width != model.d_model:
         yield Problem.of(
             "attention.share_value",
-            "has one matrix project the states of encoder and decoder, so both must be equally wide",
+            "projects the states of encoder and decoder with one matrix, so both must be equally wide",
             "set it to false",
         )
 
@@ -81,13 +81,13 @@ def _residuals(model: ModelConfig) -> Iterator[Problem]:
         )
     if model.memory == "transparent" and "siamese" in below:
         yield Problem.of(
-            "memory: transparent", "mixes the states of all layers; `residual: siamese` has one only at the end"
+            "memory: transparent", "mixes the states of all layers, but `residual: siamese` has only one at the end"
         )
     if model.memory == "hierarchical":
         yield from _modules(model, below)
     if "manifold_hyper" in residuals and model.wiring.mixing == "permutations" and model.wiring.streams > 6:
         yield Problem.of(
-            "wiring.mixing: permutations", f"of {model.wiring.streams} streams: 6 have 720 already", "use `sinkhorn`"
+            "wiring.mixing: permutations", f"with {model.wiring.streams} streams: 6 already have 720", "use `sinkhorn`"
         )
 
 
@@ -95,13 +95,13 @@ def _modules(model: ModelConfig, below: tuple[str, ...]) -> Iterator[Problem]:
     lower = model.combination.module
     if "siamese" in below:
         yield Problem.of(
-            "memory: hierarchical", "reads a layer's output; `residual: siamese` has one stream only at the end"
+            "memory: hierarchical", "reads a layer's output, but `residual: siamese` has one stream only at the end"
         )
     history = model.encoder.history
     if history not in ("latest", "cross_module") or model.combination.splits(history):
         yield Problem.of(
             "memory: hierarchical",
-            f"takes encoder layer {lower} for the end of an encoder:",
+            f"treats encoder layer {lower} as the end of an encoder:",
             "`encoder.history: latest`, or `cross_module` between layers",
         )
     if model.encoder.layers > lower >= model.decoder.layers:
@@ -127,8 +127,8 @@ def _initialisation(model: ModelConfig) -> Iterator[Problem]:
             other = "encoder" if side == "decoder" else "decoder"
             yield Problem.of(
                 f"{key}.kind: {init.kind}",
-                f"also {outside}, outside of the {side}:",
-                f"set `init.kind: {init.kind}`, and `{other}.init.kind` to what the {other} is to have",
+                f"also {outside}, outside the {side}:",
+                f"set `init.kind: {init.kind}`, and `{other}.init.kind` to the kind for the {other}",
             )
     profiled = [init for init in model.inits.values() if init.kind == "admin" and init.omega == "profiled"]
     if len({init.profile_tokens for init in profiled}) > 1:
@@ -143,13 +143,13 @@ def _values(model: ModelConfig) -> Iterator[Problem]:
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         for key in model.value_residuals(decoder=side == "decoder") if stack.layer_drop else ():
             yield Problem.of(
-                f"{side}.layer_drop", f": `{key}` needs the values of the first layer, which may be left out"
+                f"{side}.layer_drop", f": `{key}` needs the values of the first layer, which may be dropped"
             )
     if model.decoder.attention == "merged" and model.attention.cross_value_residual == "single":
         yield Problem.of(
             "attention.cross_value_residual: single",
-            "leaves no value map above the first layer, and "
-            "`decoder.attention: merged` has one for encoder and decoder states",
+            "leaves no value map above the first layer, but "
+            "`decoder.attention: merged` needs one for encoder and decoder states",
         )
 
 
@@ -157,15 +157,13 @@ def _stacks(model: ModelConfig) -> Iterator[Problem]:
     stacks = (("encoder", model.encoder, model.encoder_width), ("decoder", model.decoder, model.d_model))
     for side, stack, width in stacks:
         if stack.layer_drop and "attention_residuals" in stack.history:
-            yield Problem.of(
-                f"{side}.layer_drop", f": a layer that is left out gives nothing for `{stack.history}` to attend to"
-            )
+            yield Problem.of(f"{side}.layer_drop", f": a dropped layer gives `{stack.history}` nothing to attend to")
         if stack.history == "mudd":
             for residual in dict.fromkeys(model.residuals(decoder=side == "decoder")):
                 if residual != "pre":
                     yield Problem.of(
                         f"{side}.history: mudd",
-                        "gives queries, keys and values an input each:",
+                        "gives queries, keys and values one input each:",
                         "`residual: pre` alone",
                     )
             if stack.attention not in ("full", "relative"):
@@ -180,11 +178,11 @@ def _stacks(model: ModelConfig) -> Iterator[Problem]:
             )
         yield from _ties(model, side)
         if (lower := sum(part.layers for part in stack.ranges)) >= stack.layers:
-            yield Problem.of(f"{side}.ranges", f"has {lower} layers, which leaves none of {stack.layers} above them")
+            yield Problem.of(f"{side}.ranges", f"has {lower} layers, leaving none of the {stack.layers} above them")
         for residual in dict.fromkeys(model.residuals(decoder=side == "decoder")) if stack.ranges else ():
             if RESIDUALS[residual].alone:
                 yield Problem.of(
-                    f"{side}.ranges", f": `{residual}` mixes with no other kind: {RESIDUALS[residual].alone}"
+                    f"{side}.ranges", f": `{residual}` cannot be mixed with other kinds: {RESIDUALS[residual].alone}"
                 )
         if width % model.combination.groups:
             yield Problem.of(
@@ -193,19 +191,19 @@ def _stacks(model: ModelConfig) -> Iterator[Problem]:
 
 
 def _solver(model: ModelConfig) -> Iterator[Problem]:
-    """Yield the choices that a solver, which computes each layer several times, cannot be combined with."""
+    """Yield choices that cannot be combined with a solver, which computes each layer several times."""
     if model.encoder.solver == "euler":
         return
     chosen = f"encoder.solver: {model.encoder.solver}"
     if model.combination.splits(model.encoder.history):
         yield Problem.of(chosen, "computes whole layers; with `combination.unit: sublayer` none is computed as a whole")
     if model.encoder.history == "mudd":
-        yield Problem.of(chosen, "gives a layer one input; `encoder.history: mudd` gives it several")
+        yield Problem.of(chosen, "gives a layer one input, but `encoder.history: mudd` gives it several")
     for key in model.value_residuals(decoder=False):
-        yield Problem.of(chosen, f"computes the first layer's values several times, and `{key}` needs them once")
+        yield Problem.of(chosen, f"computes the first layer's values several times, but `{key}` needs them once")
     if model.stack_init(decoder=False).kind == "admin":
         yield Problem.of(
-            chosen, "passes each sub-layer several times; `init.kind: admin` adds up the variances of one pass"
+            chosen, "passes each sub-layer several times, but `init.kind: admin` adds up the variances of one pass"
         )
 
 
@@ -218,12 +216,12 @@ def _ties(model: ModelConfig, side: str) -> Iterator[Problem]:
         if residuals[layer] != residuals[owner]:
             yield Problem.of(
                 f"{side}.tied_layers",
-                f": layers {owner + 1} and {layer + 1} are of two kinds by `{side}.ranges`, and cannot be one",
+                f": layers {owner + 1} and {layer + 1} have different kinds in `{side}.ranges` and cannot be one",
             )
             break
     if any(owner == 0 for _, owner in ties) and (unlike := model.first_unlike(decoder=side == "decoder")):
         yield Problem.of(
-            f"{side}.tied_layers", f": `{unlike}` builds the first layer unlike the others:", "tie only layers above it"
+            f"{side}.tied_layers", f": `{unlike}` makes the first layer different:", "tie only layers above it"
         )
 
 
@@ -254,7 +252,7 @@ def _transfer(model: ModelConfig) -> Iterator[Problem]:
     head = model.d_model // model.heads
     if head and model.transfer.width % head:  # more heads than channels are refused already
         yield Problem.of(
-            "transfer.width", f"({model.transfer.width}): no base of {head} channels a head, as here, is as wide"
+            "transfer.width", f"({model.transfer.width}): no base with {head} channels per head, as here, is that wide"
         )
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         if stack.history not in ("latest", "top_only"):
@@ -279,7 +277,7 @@ _OF_TRANSFORMERS = (
     *("embedding.zero_start", "encoder.ranges", "decoder.ranges", "encoder.init", "decoder.init", "transfer"),
     *("encoder.solver", "encoder.tied_layers", "decoder.tied_layers"),
 )
-"""Keys that RNMT+ does not use; they must have their defaults."""
+"""_OF_TRANSFORMERS are keys that RNMT+ does not use; they must have their defaults."""
 
 
 def _rnmt(model: ModelConfig) -> Iterator[Problem]:
@@ -289,10 +287,10 @@ def _rnmt(model: ModelConfig) -> Iterator[Problem]:
         if value == attrgetter(key)(plain) or (key, value) == ("encoder.residual", "none"):
             continue
         said = key if key.endswith(("ranges", "init", "transfer", "tied_layers")) else f"{key}: {value}"
-        why = f"`{said}` is for `family: transformer`; RNMT+ has LSTM layers joined as its paper says"
+        why = f"`{said}` is for `family: transformer`; RNMT+ joins its LSTM layers as in its paper"
         yield Problem(key, why)
     if model.embedding.positions != "none":
-        why = "RNMT+ reads positions from its recurrence:"
+        why = "RNMT+ gets positions from its recurrence:"
         yield Problem("embedding.positions", why, "set `embedding.positions: none`")
     if model.embedding.sharing in ("decoder", "all"):
         why = "RNMT+ projects states of 2 d_model, so no embedding fits its output:"

@@ -40,9 +40,9 @@ class MergeConfig(ModifierConfig):
     """Several short pairs of a corpus joined into one, with blanks between them."""
 
     min_pairs: Annotated[int, Field(ge=2, le=16)] = 2
-    """Fewest pairs in a merged pair."""
+    """Minimum number of pairs in a merged pair."""
     max_pairs: Annotated[int, Field(ge=2, le=16)] = 4
-    """Most pairs in a merged pair; the added pairs are drawn from the same corpus and also occur on their own."""
+    """Maximum number of pairs in a merged pair; added pairs come from the same corpus and also occur on their own."""
     max_pieces: Length = Field(default=100, ge=2)
     """Longest merged pair on either side, in subword pieces; if it would be longer, fewer pairs or none are merged."""
 
@@ -56,11 +56,11 @@ class NoiseConfig(ModifierConfig):
     """Replacement of a pair with the same random words of one script on both sides: the model learns to copy."""
 
     min_word_length: Words = 2
-    """Fewest characters of a word."""
+    """Minimum number of characters in a word."""
     max_word_length: Words = 5
-    """Most characters of a word."""
+    """Maximum number of characters in a word."""
     max_words: Words = 6
-    """Most words on a side."""
+    """Maximum number of words on a side."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -69,16 +69,16 @@ class NoiseConfig(ModifierConfig):
 
 
 class TyposConfig(ModifierConfig):
-    """Typing errors in the source. A chosen pair gets each kind at most once, with the probability of that kind."""
+    """Typing errors in the source. A selected pair gets each kind at most once, with that kind's probability."""
 
     char_swap: Probability = 0.1
     """Two neighbouring characters of a word are swapped."""
     missing_char: Probability = 0.1
     """A character is left out."""
     extra_char: Probability = 0.1
-    """A neighbouring key is hit as well."""
+    """A neighbouring key is pressed as well."""
     nearby_char: Probability = 0.1
-    """A neighbouring key is hit instead."""
+    """A neighbouring key is pressed instead."""
     similar_char: Probability = 0.1
     """A character is replaced with one that looks similar: 0 for O, e for é, Cyrillic for Latin."""
     skipped_space: Probability = 0.1
@@ -88,11 +88,11 @@ class TyposConfig(ModifierConfig):
     repeated_char: Probability = 0.1
     """A character is doubled."""
     unichar: Probability = 0.1
-    """A doubled character is written once."""
+    """A double character is written once."""
 
 
 TYPO_KINDS = tuple(name for name in TyposConfig.model_fields if name != "probability")
-"""The kinds of typing errors, in the order in which they are made."""
+"""TYPO_KINDS are the kinds of typing errors, in order of application."""
 
 
 class InlineConfig(Section):
@@ -118,7 +118,7 @@ class InlineConfig(Section):
 
 
 class TermsConfig(Section):
-    """Terminology hints: the translation of a word, written behind it in the source (Dinu et al. 2019).
+    """Terminology hints: the translation of a word, written after it in the source (Dinu et al. 2019).
 
     Needs word alignments (`data.alignment`).
     """
@@ -140,9 +140,9 @@ class PrefixConfig(ModifierConfig):
     """A part of the translation written before the source: the model learns to use given words."""
 
     min_words: Words = 2
-    """Fewest words of that part; a target with fewer words is left unchanged."""
+    """Minimum number of words in that part; a target with fewer words is left unchanged."""
     max_words: Words = 5
-    """Most words of that part."""
+    """Maximum number of words in that part."""
     template: str = "__start__ {trg} __end__ "
     """Text before the source: `{trg}` is the part."""
 
@@ -186,12 +186,12 @@ class ModifiersConfig(Section):
         known = list(cls.model_fields)
         unknown = [key for key in content if key not in known] if isinstance(content, dict) else []
         if unknown:
-            raise ValueError(f"unknown modifier `{printable(str(unknown[0]), 60)}`; known are: {', '.join(known)}")
+            raise ValueError(f"unknown modifier `{printable(str(unknown[0]), 60)}`; valid: {', '.join(known)}")
         return content
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Sections of the active modifiers by name, in the order in which they are applied."""
+        """Sections of the active modifiers by name, in order of application."""
         sections = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: section for name, section in sections.items() if section and section.probability}
 
@@ -215,7 +215,7 @@ class UntilConfig(Section):
     @model_validator(mode="after")
     def _one_end(self) -> Self:
         if self.epochs is not None and self.patience is not None:
-            raise ValueError("give a stage either `epochs` or `patience`, to say when it ends")
+            raise ValueError("give a stage either `epochs` or `patience` to say when it ends")
         return self
 
 

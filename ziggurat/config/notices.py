@@ -21,13 +21,13 @@ _TABLES = (HISTORIES, RESIDUALS, ATTENTIONS, INITIALISATIONS, MEMORIES)
 _OF_SOME_KINDS = frozenset(option for table in _TABLES for facts in table.values() for option in facts.options)
 _PLANNED = frozenset({"wiring.planned_encoder_layers", "wiring.planned_decoder_layers"})
 _CONDITIONAL = _OF_SOME_KINDS | _PLANNED | {"embedding.max_positions", "attention.qk_length", "dropout.sublayer_unit"}
-"""Keys that have an effect only with certain choices."""
+"""_CONDITIONAL are the keys that have an effect only with certain choices."""
 
 
 def unused_settings(model: ModelConfig) -> Iterator[str]:
     """Yield the keys of `model` that are set but have no effect with its other choices."""
     idle = set(_CONDITIONAL - _heeded(model))
-    # RNMT+ has no feed-forward networks, no matrix that holds queries, keys and values, no gates, and lingvo's epsilon.
+    # RNMT+ has no feed-forward networks, no fused query-key-value matrix and no gates, and uses lingvo's epsilon.
     if model.family == "rnmt":
         idle |= {"wiring.gpas"}
         presets = [PRESETS[model.preset]["d_ff"]] if model.preset else []  # not set by the user
@@ -41,14 +41,14 @@ def unused_settings(model: ModelConfig) -> Iterator[str]:
 
 
 def _unused_in_inits(model: ModelConfig) -> Iterator[str]:
-    """Yield the keys without effect in `init` and in the `init` of single stacks.
+    """Yield the keys without effect in `init` and in each stack's own `init`.
 
-    A stack's `init` takes its missing keys from `init`: keys with an effect there count as used in `init`, and those
-    without are named once.
+    A stack's `init` takes its missing keys from `init`: keys that matter there count as used in `init`, and those that
+    do not are reported once.
     """
     inits, said = model.inits, InitConfig()
     if len(inits) == 3 and model.init.kind != said.kind and not INITIALISATIONS[model.init.kind].outside:
-        yield "model.init.kind"  # both stacks have their own, and it has no effect outside the stacks
+        yield "model.init.kind"  # both stacks have their own, and it does nothing outside them
     for name, init in inits.items():
         heeded = {option for one in (inits.values() if name == "init" else (init,)) for option in _heeded_in(one)}
         heeded -= {"init.qkv"} if model.family == "rnmt" else set()
@@ -60,7 +60,7 @@ def _unused_in_inits(model: ModelConfig) -> Iterator[str]:
 
 
 def _heeded_in(init: InitConfig) -> set[str]:
-    """Return the conditional keys that have an effect with the kind of an initialisation, such as `init.alpha`."""
+    """Return the conditional keys that matter for an initialisation's kind, such as `init.alpha`."""
     idle = set() if init.omega == "profiled" else {"init.profile_tokens"}
     return set(INITIALISATIONS[init.kind].options - idle)
 
@@ -95,7 +95,7 @@ def _chosen(model: ModelConfig) -> Iterator[Facts]:
 
 
 _FILES = {"existing": ("source_model", "target_model"), "vocabulary": ("source_vocabulary", "target_vocabulary")}
-"""Kind of `data.subword` -> the keys of the files that it reads."""
+"""_FILES maps a kind of `data.subword` to the keys of the files that it reads."""
 
 _OF_TRAINED_PIECES = (
     *("vocabulary_size", "target_vocabulary_size", "joint"),
@@ -114,7 +114,7 @@ _HEEDED_BY_SCHEDULE = {
 
 
 def unread_files(subword: SubwordConfig) -> list[Problem]:
-    """Return a problem for each vocabulary file that is set but that `subword.kind` does not read."""
+    """Return a problem for each vocabulary file that is set but not read with this `subword.kind`."""
     return [
         Problem.of(
             f"data.subword.{key}",
@@ -146,7 +146,7 @@ def unused_in_training(training: TrainingConfig) -> Iterator[str]:
     """Yield the keys of section `training` that are set but have no effect with its other choices."""
     schedule, divergence, validation = training.schedule, training.divergence, training.validation
     heeded = {"kind", "start", *_HEEDED_BY_SCHEDULE[schedule.kind]}
-    if schedule.start == "peak":  # after their warm-up these two schedules do not depend on it; others do
+    if schedule.start == "peak":  # after warm-up, these two schedules do not depend on its length; others do
         heeded -= {"initial"} | (
             {"warmup_updates"} if schedule.kind in ("linear", "cosine", "wsd", "constant") else set()
         )
@@ -171,7 +171,7 @@ def unused_in_decoding(decoding: DecodingConfig) -> Iterator[str]:
 
 
 def _set(path: str, section: BaseModel, idle: bool, *keys: str) -> Iterator[str]:
-    """Yield the keys whose value is not the default, if they are `idle`."""
+    """Yield the keys set to something other than the default, if they are `idle`."""
     for key, field in type(section).model_fields.items():
         if idle and key in keys and getattr(section, key) != field.default:
             yield f"{path}.{key}"
@@ -182,7 +182,7 @@ _note = partial(Problem, severity="note")
 
 
 def notices(experiment: Experiment) -> list[Problem]:
-    """Return a problem for every choice of `experiment` that is allowed but probably a mistake."""
+    """Return a problem for every choice in `experiment` that is allowed but probably a mistake."""
     return [
         *data_notices(experiment.data),
         *_unused(experiment),
@@ -232,14 +232,14 @@ def _recomputing(experiment: Experiment) -> Iterator[Problem]:
 
 
 def _halves(model: ModelConfig) -> Iterator[Problem]:
-    """Yield a problem for each method of which the model, or one of its stacks, uses only half."""
+    """Yield a problem for each method that the model, or one of its stacks, uses only half of."""
     residuals = {"encoder": model.residuals(decoder=False), "decoder": model.residuals(decoder=True)}
     yield from _residual_with_init(model, residuals)
     if model.init.kind == "uniform" and model.family != "rnmt":
         yield _warning(
             "model.init.kind",
-            "`init.kind: uniform` is RNMT+'s: in a Transformer it sets only embeddings and output projection, and the "
-            "maps in its layers start as with `xavier`",
+            "`init.kind: uniform` is for RNMT+: in a Transformer it sets only embeddings and output projection, while "
+            "the maps in its layers start as with `xavier`",
         )
     if model.wiring.gpas and "model.wiring.gpas" not in unused_settings(model):
         for side, its in residuals.items():
@@ -255,8 +255,8 @@ def _halves(model: ModelConfig) -> Iterator[Problem]:
         if stack.history in ("attention_residuals", "block_attention_residuals") and not paper:
             yield _warning(
                 f"model.{side}.history",
-                f"`{side}.history: {stack.history}` replaces residual connections in its paper: `residual: "
-                "none` and `combination.unit: sublayer`; here it mixes streams that hold what is below them already",
+                f"`{side}.history: {stack.history}` replaces residual connections in its paper (`residual: "
+                "none` and `combination.unit: sublayer`); here it mixes streams that already include the layers below",
             )
     if "sub_ln" in residuals["decoder"] and model.decoder.attention not in ("full", "relative", "merged_full"):
         yield _warning(
@@ -278,7 +278,7 @@ def _halves(model: ModelConfig) -> Iterator[Problem]:
         yield _warning(
             "model.init.kind",
             "`residual: ln_scaling` with `init.kind: depth_scaled`: both damp deep layers, and the authors of "
-            "LayerNorm Scaling leave scaled initialisation out because it cancels the gain (Sun et al. 2025)",
+            "LayerNorm Scaling leave out scaled initialisation because it cancels the gain (Sun et al. 2025)",
         )
 
 
@@ -299,13 +299,13 @@ def _residual_with_init(model: ModelConfig, residuals: Mapping[str, tuple[str, .
         if by_kind and not chosen:
             here = " and ".join(f"`{its}`" for its in every)
             yield _warning(
-                "model.init.kind", f"`init.kind: {kind}` was made for `residual: {residual}`; here it is {here}"
+                "model.init.kind", f"`init.kind: {kind}` was designed for `residual: {residual}`; here it is {here}"
             )
         for other in [side for side in by_kind if side not in chosen] if chosen and elsewhere else ():
             yield _warning(
                 f"model.{other}.init.kind",
                 f"`init.kind: {kind}` also {elsewhere} in the {other}, whose `residual: {residuals[other][-1]}` was "
-                "not made for that",
+                "not designed for that",
                 f"choose `residual: {residual}` for both, or `model.{other}.init.kind: xavier`",
             )
         for side in [side for side in chosen if side in by_kind] if elsewhere else ():
@@ -313,13 +313,13 @@ def _residual_with_init(model: ModelConfig, residuals: Mapping[str, tuple[str, .
                 these = " and ".join(f"`residual: {its}`" for its in others)
                 yield _warning(
                     f"model.{side}.ranges",
-                    f"`init.kind: {kind}` is for all layers: it also {elsewhere} in those of the {side} with {these}, "
-                    f"which were not made for that (`model.{side}.ranges`)",
+                    f"`init.kind: {kind}` applies to all layers and {elsewhere} in those of the {side} with {these}, "
+                    f"which were not designed for that (`model.{side}.ranges`)",
                 )
 
 
 def _three_branches(model: ModelConfig) -> Iterator[Problem]:
-    """Yield a note for each method whose constants count three branches if merged decoder layers have two."""
+    """Yield a note for each method whose constants assume three branches if merged decoder layers have two."""
     if not ATTENTIONS[model.decoder.attention].merged:
         return
     decoder = RESIDUALS[model.decoder_residual]
@@ -328,7 +328,7 @@ def _three_branches(model: ModelConfig) -> Iterator[Problem]:
         if facts.three_branches and (model.stack_init(decoder=True).kind == kind or in_residual):
             yield _note(
                 "model.decoder.attention",
-                f"the constants of {facts.three_branches} count three branches to a decoder layer, as its paper has; "
+                f"the constants of {facts.three_branches} assume three branches per decoder layer, as in its paper; "
                 f"with `decoder.attention: {model.decoder.attention}` there are two, so the decoder's first updates "
                 "are smaller than necessary",
             )
@@ -340,7 +340,7 @@ def _training(training: TrainingConfig) -> Iterator[Problem]:
         yield _warning(
             "training.schedule.kind",
             "`training.schedule.kind: gnmt+` with `replicas: 1` has no warm-up: its rate rises from `base` to "
-            "replicas * `base`, so it begins at its highest",
+            "replicas * `base`, so it begins at its highest value",
             "set `replicas` to the number of batches in an update",
         )
     if schedule.start == "peak" and training.start_from is None:
@@ -352,7 +352,7 @@ def _training(training: TrainingConfig) -> Iterator[Problem]:
     if training.freeze and training.start_from is None:
         yield _warning(
             "training.freeze",
-            "`training.freeze` without `training.start_from` freezes initial weights, which are random",
+            "`training.freeze` without `training.start_from` freezes random initial weights",
         )
     if cold := warm_up_notice(training):
         yield cold
@@ -361,7 +361,7 @@ def _training(training: TrainingConfig) -> Iterator[Problem]:
         yield _warning(
             "training.schedule.decay_updates",
             f"`training.schedule` ends at update {ends:,} (`decay_updates`), training at {last:,} (`stop.updates`): "
-            f"the {last - ends:,} updates between have a learning rate of {schedule.floor:.3g} and change little",
+            f"the {last - ends:,} updates in between have a learning rate of {schedule.floor:.3g} and change little",
             "leave `decay_updates` out, or set `floor` to the rate for those updates",
         )
     if training.growth is not None and (cut := cut_short(training.growth, training.stop)):
@@ -384,7 +384,7 @@ def warm_up_notice(training: TrainingConfig) -> Problem | None:
     return _warning(
         "training.schedule.warmup_updates",
         f"`training.schedule.warmup_updates: {schedule.warmup_updates}`{times} is more than `training.stop.updates: "
-        f"{last}`: the learning rate still rises when training ends, at {reached}, so little is learnt",
+        f"{last}`: the learning rate is still rising when training ends, at {reached}, so little is learnt",
         "lower `warmup_updates`, to a tenth to a third of the updates, or train longer",
         named=("training.stop.updates",),
     )

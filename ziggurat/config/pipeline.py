@@ -1,8 +1,8 @@
-"""The file of `ziggurat pipeline`: from corpora to a small student, with one section for each part of the pipeline.
+"""The file of `ziggurat pipeline`: from corpora to a small student, with one section per part of the pipeline.
 
-If a section is left out, so are its steps. `PipelineConfig.experiment` assembles the configuration that a model is
-trained with. The sections about corpora (their sources, the pairs held out of them) are here; those about models are
-in `ziggurat.config.pipeline_models`.
+If a section is left out, so are its steps. `PipelineConfig.experiment` assembles the configuration for training a
+model. The sections about corpora (their sources, held-out pairs) are here; those about models are in
+`ziggurat.config.pipeline_models`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FetchConfig(Section):
     registry: list[PathText] = Field(default_factory=list, max_length=100)
     """Your own registries, whose entries override the built-in ones."""
     cache: PathText | None = None
-    """Folder of downloads; null: `$ZIGGURAT_DOWNLOADS`, or ~/.cache/ziggurat/downloads."""
+    """Folder for downloads; null: `$ZIGGURAT_DOWNLOADS`, or ~/.cache/ziggurat/downloads."""
     mirror: list[str] = Field(default_factory=list, max_length=100)
     """Folders or URLs with files at HOST/PATH, tried before the files' own servers."""
     offline: bool = False
@@ -65,7 +65,7 @@ class BitextCorpus(CorpusConfig):
     def _one_layout(self) -> Self:
         if self.alignment is not None:
             raise ConfigError.of(
-                "alignment", "is of no use here because pairs are dropped and split up: add section `alignment`"
+                "alignment", "is useless here because pairs are dropped and split: add section `alignment`"
             )
         if self.source_language or self.target_language:
             raise ValueError("a pipeline has one direction: leave out the languages of single corpora")
@@ -108,13 +108,13 @@ class BitextConfig(Section):
     """Parallel text."""
 
     train: list[BitextCorpus] = Field(min_length=1, max_length=1000)
-    """Training corpora. Give a `tag` only to some of them: text that is held out, distilled or tested has none."""
+    """Training corpora. Give a `tag` only to some of them: held-out, distilled and test text has none."""
     dev: list[BitextCorpus] = Field(default_factory=list, max_length=100)
     """Development corpora, which are not cleaned. Their `tag` is put before the sentences only for models that learn
     from a corpus with the same tag."""
     hold_out: HoldOutConfig | None = None
-    """Take pairs for development and test out of the cleaned training corpora: no pair that shares a side with them
-    stays there."""
+    """Take pairs for development and test out of the cleaned training corpora, and drop pairs there that share a side
+    with them."""
 
     @model_validator(mode="after")
     def _dev_has_no_keys_of_training(self) -> Self:
@@ -125,7 +125,7 @@ class BitextConfig(Section):
                     raise ConfigError.of(f"dev.{number}.{key}", f": development corpora are not {why}; remove it")
             if corpus.tag is not None and corpus.tag not in tags:
                 raise ConfigError.of(
-                    f"dev.{number}.tag", f": no corpus of `train` has {corpus.tag}: nothing would learn it"
+                    f"dev.{number}.tag", f": no corpus of `train` has {corpus.tag}, so no model would learn it"
                 )
         return self
 
@@ -168,7 +168,7 @@ class MonolingualText(Section):
 
 
 class MonolingualConfig(Section):
-    """Monolingual texts; duplicates and the sentences of development and test sets are removed."""
+    """Monolingual texts; duplicates and sentences from development and test sets are removed."""
 
     source: list[MonolingualText] = Field(default_factory=list, max_length=1000)
     """Texts in the source language, for `distillation`."""
@@ -183,9 +183,9 @@ BITEXT: CorpusName = "bitext"
 BACK_TRANSLATION: CorpusName = "back-translation"
 DISTILLATION: CorpusName = "distillation"
 HELD_OUT = "held-out"
-"""Name of the test set that is taken out of the training corpora."""
+"""HELD_OUT is the name of the test set taken out of the training corpora."""
 PREPARED_BY = ("max_characters", "max_pieces")
-"""Filters that apply when the data of a model are prepared."""
+"""PREPARED_BY are the filters that apply when a model's data is prepared."""
 _ANY = CorpusConfig(source="-", target="-")  # for checks that do not depend on corpora
 
 
@@ -199,14 +199,14 @@ _OF_PIPELINE = {
     "data.target_language": "target_language",
 }
 _OF_MODEL = ("subword", "unicode", "stages", "modifiers", "sampling_temperature")
-"""Keys of `data` in an experiment that belong to a model in a pipeline's file."""
+"""_OF_MODEL are the keys of an experiment's `data` that belong to a model in a pipeline's file."""
 
 
 def pipeline_names(model: ModelName | None = None, corpora: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the pipeline's names for an experiment's keys and for the remedies that messages propose.
 
     Args:
-        model: the model that the experiment belongs to; None: the experiment has the data of cleaning.
+        model: the model that the experiment belongs to; None: the experiment is for cleaning data.
         corpora: key of a corpus in the experiment, such as `data.train.0`, -> key in the pipeline's file.
     """
     found = {**_OF_PIPELINE, **(corpora or {})}
@@ -216,7 +216,7 @@ def pipeline_names(model: ModelName | None = None, corpora: Mapping[str, str] | 
         found |= {"data.source_language": "target_language", "data.target_language": "source_language"}
     found |= {section: f"{model}.{section}" for section in ("model", "training", "decoding")}
     found |= {f"data.{key}": f"{model}.{key}" for key in _OF_MODEL}
-    # A change of the file rebuilds the store, and the pipeline's own command resumes.
+    # Changing the file rebuilds the store, and the pipeline's own command resumes.
     found |= dict.fromkeys((Remedy.PREPARE, Remedy.PREPARE_ANEW, Remedy.REBUILD), f"give `--force {model}-data`")
     return found | {Remedy.THEN_PREPARE: "", Remedy.PREPARE_AFTER: "", Remedy.RESUME: "the same command"}
 
@@ -236,7 +236,7 @@ class PipelineConfig(Section):
     format: Count = _PIPELINE_FORMAT
     """Version of this format."""
     folder: PathText = Field(min_length=1)
-    """Folder of all results, with one folder for each step."""
+    """Folder for all results, with one folder per step."""
     source_language: Language
     """ISO 639 code of the source language, such as `de`."""
     target_language: Language
@@ -246,26 +246,26 @@ class PipelineConfig(Section):
     bitext: BitextConfig
     """Parallel text."""
     test: list[TestSetConfig] = Field(default_factory=list, max_length=100)
-    """Test sets, none of which is trained on."""
+    """Test sets, which are never trained on."""
     monolingual: MonolingualConfig = MonolingualConfig()
     """Monolingual texts."""
     cleaning: CleaningConfig = CleaningConfig()
-    """Cleaning of the training corpora. `max_pieces` applies when a model's data are prepared, `max_characters` in both
+    """Cleaning of the training corpora. `max_pieces` applies when a model's data is prepared, `max_characters` in both
     steps."""
     backward: TrainedConfig | None = None
     """Model from target to source, for `backtranslation`."""
     backtranslation: BackTranslationConfig | None = None
     """Back-translation of `monolingual.target`."""
     teacher: TrainedConfig | None = None
-    """Teacher: a deep model, the best that can be trained."""
+    """Teacher: the best deep model that can be trained."""
     distillation: DistillationConfig | None = None
-    """Distillation by the teacher."""
+    """Distillation from the teacher."""
     filter: FilterStepConfig | None = None
     """Cross-entropy filter of the distilled corpus."""
     alignment: AlignmentStepConfig | None = None
     """Word alignments of the student's corpora."""
     student: TrainedConfig | None = None
-    """Student: the small model for later use."""
+    """Student: the small model to deploy."""
     quantisation: QuantisationConfig | None = None
     """Fine-tuning of the student for int8."""
     shortlist: ShortlistConfig | None = None
@@ -278,23 +278,23 @@ class PipelineConfig(Section):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.format != _PIPELINE_FORMAT:
-            raise ValueError(f"pipeline format {self.format} is not known here (this version reads {_PIPELINE_FORMAT})")
+            raise ValueError(f"pipeline format {self.format} is unknown (this version reads {_PIPELINE_FORMAT})")
         if self.source_language == self.target_language:
             both = f"`source_language` and `target_language` are both `{self.source_language}`"
-            why = "files go by these codes; give one a longer code, such as `sr-Latn`"
+            why = "files are named by these codes; give one a longer code, such as `sr-Latn`"
             raise ConfigError(f"{both}: {why}", key="source_language", named=["target_language"])
         held = self.bitext.hold_out or HoldOutConfig()
         names = [test.name for test in self.test] + ([HELD_OUT] if held.test else [])
         if len(set(names)) < len(names):
             raise ConfigError.of(
                 "test",
-                f": names of test sets must differ (`{HELD_OUT}` is that of `bitext.hold_out`)",
+                f": names of test sets must differ (`{HELD_OUT}` is the one from `bitext.hold_out`)",
                 named=["bitext.hold_out"],
             )
         if missing := self._missing(held):
             raise ConfigError(*missing)
         if self.student is not None and self.student.existing is not None:
-            raise ConfigError.of("student.existing", ": a student is trained here; leave the section out")
+            raise ConfigError.of("student.existing", ": the student is trained here; leave out the section")
         for name in MODELS:
             chosen: TrainedConfig | None = getattr(self, name)
             if chosen is None or chosen.existing is not None:
@@ -302,14 +302,14 @@ class PipelineConfig(Section):
             if chosen.without_layers is None:
                 self._check_model(name, chosen)
             elif name != "student":
-                raise ConfigError.of(f"{name}.without_layers", ": only a `student` starts as the teacher")
+                raise ConfigError.of(f"{name}.without_layers", ": only a `student` starts from the teacher")
             elif self.teacher is not None and self.teacher.existing is None:  # otherwise the steps check it
                 self.with_student_of(self.teacher.model, self.teacher.unicode, "-")
         self._check_precision()
         return self
 
     def with_student_of(self, teacher: ModelConfig, unicode: str, vocabulary: str) -> Self:
-        """Return the configuration with all settings that the student inherits from the teacher it starts as.
+        """Return the configuration with all settings that the student inherits from the teacher it starts from.
 
         `vocabulary` is the folder of the teacher's vocabulary. Raises ConfigError if layers cannot be left out or
         sections do not fit.
@@ -326,7 +326,7 @@ class PipelineConfig(Section):
         tested, developed = self.test or held.test, self.bitext.dev or held.dev
         wants: list[tuple[object, str, str, str]] = [  # value, its key, the key that needs it (@), why
             (self.teacher or self.student, "teacher", "", "a pipeline trains a `teacher`, a `student`, or both"),
-            (developed, "bitext.dev", "", f"models are chosen by it; {instead % 'dev'}"),
+            (developed, "bitext.dev", "", f"it selects the models; {instead % 'dev'}"),
         ]
         if self.backtranslation is not None:
             wants += [
@@ -344,22 +344,22 @@ class PipelineConfig(Section):
             wants.append((self.teacher, "teacher", "student.without_layers", "the student starts from it (@)"))
         if self.filter is not None:
             wants += [
-                (self.distillation, "distillation", "filter", "@ is of its corpus"),
-                (self.backward, "backward", "filter", "@ goes by how likely it finds a source, given its translation"),
+                (self.distillation, "distillation", "filter", "@ filters its corpus"),
+                (self.backward, "backward", "filter", "@ uses its probability of a source given the translation"),
             ]
-        for key, why in (("alignment", "@ is of its corpora"), ("quantisation", "@ is of it")):
+        for key, why in (("alignment", "@ aligns its corpora"), ("quantisation", "@ adapts it")):
             if getattr(self, key) is not None:
                 wants.append((self.student, "student", key, why))
         if self.shortlist is not None:
             served = self.export is not None and self.export.ctranslate2 is not None
             wants += [
-                (self.student, "student", "shortlist", "@ is of its data"),
+                (self.student, "student", "shortlist", "@ is made from its data"),
                 (served, "export.ctranslate2", "shortlist", "@ is for it"),
             ]
         if self.evaluation is not None:
             wants.append((tested, "test", "evaluation", f"@ needs a test set; {instead % 'test'}"))
         if self.export is not None and any(target and target.tolerance is not None for _, target in self.export):
-            wants.append((tested, "test", "export", f"@ asks for BLEU on it (`tolerance`); {instead % 'test'}"))
+            wants.append((tested, "test", "export", f"@ measures BLEU on it (`tolerance`); {instead % 'test'}"))
         return [
             Problem(key, f"`{key}` is missing: {why.replace('@', f'`{user}`')}", named=(user,))
             for there, key, user, why in wants
@@ -367,7 +367,7 @@ class PipelineConfig(Section):
         ]
 
     def _check_model(self, name: ModelName, chosen: TrainedConfig) -> None:
-        """Raise ConfigError if the sections of a model contradict each other or the corpora that it learns from."""
+        """Raise ConfigError if the sections of a model contradict each other or its corpora."""
         made = {BITEXT: True, BACK_TRANSLATION: self.backtranslation is not None and name != "backward"}
         made[DISTILLATION] = self.distillation is not None and name == "student"
         for corpus in chosen.corpora or {}:
@@ -379,7 +379,7 @@ class PipelineConfig(Section):
         if wanting and (name != "student" or self.alignment is None):
             out = "add section `alignment`, which makes them" if name == "student" else "a pipeline makes them only"
             raise ConfigError.of(f"{name}.{wanting[0]}", f"needs word alignments: {out} for the student")
-        # With their final weights: with stages there are none.
+        # With their final weights, which do not exist with stages.
         train = [
             _ANY.model_copy(update={"weight": corpus.weight * weight})
             for kind, weight in self.weights(name).items()
@@ -407,7 +407,7 @@ class PipelineConfig(Section):
             if found["precision"] == "auto":
                 raise ConfigError.of(
                     f"{place}.decoding.precision: auto",
-                    f"would leave the result of `{step}` to the machine: name the precision, `float32` or `bfloat16`",
+                    f"would make the result of `{step}` depend on the machine: choose `float32` or `bfloat16`",
                 )
 
     def weights(self, name: ModelName) -> dict[CorpusName, float]:
@@ -447,7 +447,7 @@ class PipelineConfig(Section):
         )
 
     def quantised(self, student: Experiment, weights: str) -> Experiment:
-        """Return the experiment of the student's fine-tuning for int8, from its `weights`, on its last mix.
+        """Return the experiment that fine-tunes the student for int8, from its `weights`, on its last mix.
 
         Raises ConfigError or ValidationError if its parts do not fit.
         """

@@ -1,4 +1,4 @@
-"""Sections of the file of `ziggurat pipeline` about models: training, translation, export and evaluation."""
+"""Model sections of a `ziggurat pipeline` file: training, translation, export and evaluation."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from ziggurat.system.errors import ConfigError
 from ziggurat.system.yaml_text import parse_yaml
 
 Method = Literal["sample", "top-k", "beam", "noised-beam"]
-"""Search for the synthetic side of a corpus."""
+"""Method is the search for the synthetic side of a corpus."""
 CorpusName = Literal["bitext", "back-translation", "distillation"]
-"""Corpora that a model can learn from."""
+"""CorpusName is a corpus that a model can learn from."""
 MAX_RATIO, RATIO_SLACK = 1.5, 5
-"""MAX_RATIO and RATIO_SLACK are the defaults of `max_ratio` and `ratio_slack`. They drop 0.2 to 0.7 % of human pairs of
-short sentences (fr-en and de-en) and about a seventh of random pairs (docs/students.md)."""
+"""MAX_RATIO and RATIO_SLACK are the defaults of `max_ratio` and `ratio_slack`. They drop 0.2 to 0.7 % of short human
+pairs (fr-en and de-en) and about a seventh of random pairs (docs/students.md)."""
 
 _OF_TEACHER = frozenset({"model", "subword", "unicode"})
-"""Keys that a student inherits from the teacher it starts as."""
+"""_OF_TEACHER are the keys that a student inherits from the teacher it starts from."""
 
 
 class TrainedConfig(Section):
     """A model to train, with the sections of an experiment; the pipeline provides the data."""
 
     recipe: str | None = None
-    """Built-in recipe (`ziggurat recipes`) whose model, training, decoding and subwords are the defaults of this
-    section."""
+    """Built-in recipe (`ziggurat recipes`) whose model, training, decoding and subwords provide this section's
+    defaults."""
     existing: PathText | None = None
     """Run or model directory to use unchanged; nothing is trained."""
     without_layers: str | None = None
     """Student only: start from the teacher without these layers, such as `decoder.2-5`, and with its vocabulary.
     `model`, `subword` and `unicode` are then the teacher's (docs/students.md). null: train from scratch."""
     corpora: dict[CorpusName, Annotated[float, Field(gt=0, le=1e9)]] | None = None
-    """Corpora to train on, with their weights. null: `bitext`, and `back-translation` if it is made; for the student
+    """Corpora to train on, with their weights. null: `bitext`, and `back-translation` if it is made; for the student,
     only `distillation` if that is made."""
     unicode: Literal["none", "nfc", "nfkc"] = "none"
     """As `data.unicode`."""
@@ -54,8 +54,8 @@ class TrainedConfig(Section):
     modifiers: ModifiersConfig = ModifiersConfig()
     """As `data.modifiers`."""
     stages: list[StageConfig] = Field(default_factory=list, max_length=1000)
-    """Stages as in `data.stages`. Corpora are named as in `corpora`, those of the bitext by their own names; without
-    `filter`, the part distilled from monolingual text is `distillation-monolingual`."""
+    """Stages as in `data.stages`. Corpora are named as in `corpora`, and those of the bitext by their own name.
+    Without `filter`, the part distilled from monolingual text is `distillation-monolingual`."""
     model: ModelConfig = ModelConfig()
     """Architecture."""
     training: TrainingConfig = TrainingConfig()
@@ -94,11 +94,11 @@ class TrainedConfig(Section):
             if given := self.model_fields_set & _OF_TEACHER:
                 raise ConfigError.of("without_layers", f"takes the teacher's `{min(given)}`: leave it out")
             if self.training.growth is not None:
-                raise ConfigError.of("training.growth", "trains from scratch: leave it or `without_layers` out")
+                raise ConfigError.of("training.growth", "trains from scratch: leave out either it or `without_layers`")
         return self
 
     def begun_as(self, teacher: ModelConfig, unicode: str, vocabulary: str) -> Self:
-        """Return the section of a student that starts as `teacher` without `without_layers`.
+        """Return the section of a student that starts as `teacher` minus `without_layers`.
 
         `vocabulary` is the folder of the teacher's vocabulary. Raises ConfigError if layers cannot be left out.
         """
@@ -118,16 +118,16 @@ class TranslationConfig(Section):
     decoding: dict[str, Any] = Field(default_factory=dict)
     """Keys that override the model's `decoding`, such as `{beam_size: 8}`."""
     max_pieces: Length = Field(default=250, ge=1)
-    """Most subword pieces of either side."""
+    """Maximum number of subword pieces on either side."""
     max_ratio: Annotated[float, Field(ge=1, le=1e6)] = MAX_RATIO
     """Maximum length ratio in pieces: the longer side may have this many times the pieces of the shorter side, plus
     `ratio_slack`."""
     ratio_slack: Length = Field(default=RATIO_SLACK, ge=0)
-    """Pieces allowed beyond `max_ratio`, which alone would drop many good pairs of short sentences."""
+    """Pieces allowed beyond `max_ratio`, which on its own would drop many good pairs of short sentences."""
     seed: Seed = Field(default=1, ge=0)
-    """Seed of samples and noise."""
+    """Seed for samples and noise."""
     shard_lines: Size | None = Field(default=None, ge=1)
-    """Lines per shard, the most that an interruption loses per worker; null: a hundredth of all, from 200 to 2,000."""
+    """Lines per shard, the most that a worker loses in an interruption; null: a hundredth of all, from 200 to 2,000."""
     threads: Threads = Field(default=1, ge=1)
     """CPU threads of each worker; the result depends on this number."""
     workers: Threads | None = Field(default=None, ge=1)
@@ -140,7 +140,7 @@ class TranslationConfig(Section):
         search: Literal["sample", "beam"] = "sample" if self.method in ("sample", "top-k") else "beam"
         change_section(DecodingConfig(search=search), self.decoding, "decoding")
         if clash := {"search", "seed", "n_best"} & self.decoding.keys():
-            raise ConfigError.of(f"decoding.{min(clash)}", ": use the key of this section for that")
+            raise ConfigError.of(f"decoding.{min(clash)}", ": use this section's key for that")
         return self
 
 
@@ -154,7 +154,7 @@ class BackTranslationConfig(TranslationConfig):
 
 
 class DistillationConfig(TranslationConfig):
-    """Sequence-level distillation (Kim and Rush 2016): the teacher translates what the student learns from."""
+    """Sequence-level distillation (Kim and Rush 2016): the teacher translates the text that the student learns from."""
 
     method: Method = "beam"
     """Search for the synthetic side."""
@@ -173,8 +173,8 @@ class DistillationConfig(TranslationConfig):
         beam = self.decoding.get("beam_size", self.n_best)
         if self.bitext and self.method in ("beam", "noised-beam") and beam < self.n_best:
             raise ValueError(
-                f"a beam of {beam} (`decoding.beam_size`) has no {self.n_best} candidates (`n_best`): give a smaller "
-                "`n_best`, or leave out `beam_size`"
+                f"a beam of {beam} (`decoding.beam_size`) cannot give {self.n_best} candidates (`n_best`): use a "
+                "smaller `n_best`, or leave out `beam_size`"
             )
         return self
 
@@ -216,27 +216,27 @@ class AlignmentStepConfig(Section):
     hmm_iterations: Annotated[int, Field(ge=0, le=1000)] = 5
     """Iterations of the hidden Markov model."""
     pairs: Size = Field(default=1_000_000, ge=1)
-    """Most pairs to train the aligner on."""
+    """Maximum number of pairs to train the aligner on."""
 
 
 class ShortlistConfig(Section):
     """Lexical shortlist of the student's data, for its export to CTranslate2 (docs/students.md)."""
 
     best: Annotated[int, Field(ge=0, le=100_000)] = 100
-    """Most likely target pieces to keep for each source piece."""
+    """Number of likely target pieces to keep per source piece."""
     frequent: Annotated[int, Field(ge=0, le=100_000)] = 100
-    """Most frequent target pieces, allowed in every sentence."""
+    """Number of frequent target pieces to allow in every sentence."""
     floor: Annotated[float, Field(ge=0, le=1)] = 1e-4
     """Lowest probability of a target piece given a source piece."""
     pairs: Size = Field(default=200_000, ge=1)
-    """Most training pairs to read."""
+    """Maximum number of training pairs to read."""
 
 
 class TargetConfig(Section):
     """A model exported for another toolkit and compared with ours (docs/export.md)."""
 
     quantization: str | None = None
-    """`int8`, `float32`, ...; null: the target's usual one, fp32 for most."""
+    """`int8`, `float32`, ...; null: the target's default, fp32 for most."""
     lines: Size = Field(default=1000, ge=1)
     """Lines of the development set used for the comparison."""
     tolerance: Real | None = Field(default=None, ge=0)
@@ -253,16 +253,16 @@ class ExportConfig(Section):
     argos: TargetConfig | None = None
     """Export for Argos Translate and LibreTranslate."""
     huggingface: TargetConfig | None = None
-    """For transformers."""
+    """Export for transformers."""
     onnx: TargetConfig | None = None
-    """For onnxruntime."""
+    """Export for onnxruntime."""
 
 
 class EvaluationConfig(Section):
-    """Evaluation of teacher, student and the export for CTranslate2 on all test sets."""
+    """Evaluation of the teacher, the student and its CTranslate2 export on all test sets."""
 
     metrics: list[Literal["bleu", "chrf", "ter"]] = Field(default=["bleu", "chrf"], min_length=1)
-    """Metrics of sacreBLEU."""
+    """sacreBLEU's metrics."""
     perturb: list[str] = Field(default_factory=list, max_length=100)
     """Perturbations of the first test set (docs/evaluate.md#robustness): `caps`, `title`, `typos`, ..., or `all`."""
     perturb_lines: Size = Field(default=500, ge=1)

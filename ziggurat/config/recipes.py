@@ -1,4 +1,4 @@
-"""Built-in recipes: systems of papers, composed of fragments; plain files; and small forms of papers' recipes."""
+"""Built-in recipes: papers' systems, composed of fragments; plain files; and small forms of papers' recipes."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ class TableRow(Section):
 
 
 class _Fragment(Section):
-    comment: str | None = None  # for readers of the resolved recipe
+    comment: str | None = None  # shown in the resolved recipe
     set: dict[str, Any]
 
 
 class SystemRow(TableRow):
-    """One system of a paper: its main row, other rows with the same system, and its fragments."""
+    """One system of a paper: its main row, other rows for the same system, and its fragments."""
 
     name: str
     system: str
@@ -154,11 +154,11 @@ class PaperRecipe:
 
     @property
     def table_rows(self) -> tuple[TableRow, ...]:
-        """All rows with this system, the main one first."""
+        """All rows for this system, the main one first."""
         return (self.table_row, *self.table_row.also)
 
     def document(self) -> dict[str, Any]:
-        """Return everything but the configuration for JSON."""
+        """Return everything except the configuration for JSON."""
         return {
             "name": self.name,
             "summary": self.summary,
@@ -172,13 +172,13 @@ class PaperRecipe:
 
     @property
     def data_source(self) -> str:
-        """A sentence with the source of the corpora and the folder for them."""
+        """A sentence that names the corpora's source and the folder for them."""
         folder = Path(self.content["data"]["train"][0]["source"]).parent
         source = next(source for start, source in _CORPORA.items() if folder.name.startswith(start))
-        return f"Data, to be put into {folder}/: {source}. `ziggurat fetch {self.name}` fetches the free parts."
+        return f"Data, expected in {folder}/: {source}. `ziggurat fetch {self.name}` fetches the free parts."
 
     def text(self) -> str:
-        """Return the recipe as a configuration file, which begins with comments."""
+        """Return the recipe as a configuration file that begins with comments."""
         lines = [self.summary, self.paper.citation, *map(_published, self.table_rows)]
         lines += [*([f"Note: {note}"] if (note := self.table_row.note) else []), *self.comments, self.data_source]
         return as_comments(lines) + to_yaml(self.content, compact=True)
@@ -193,7 +193,7 @@ _CORPORA = {
     "zh-en-small": "bitext of NIST OpenMT 2012, from the Linguistic Data Consortium for a fee, https://www.ldc.upenn.edu",
     "zh-en-large": "CWMT, UN and News Commentary of WMT 2018, https://www.statmt.org/wmt18/translation-task.html",
 }
-"""Prefix of a folder's name -> the source of the corpora."""
+"""_CORPORA maps the prefix of a folder's name to the source of the corpora."""
 
 
 def _yaml_names(folder: Traversable) -> list[str]:
@@ -201,7 +201,7 @@ def _yaml_names(folder: Traversable) -> list[str]:
 
 
 def as_comments(lines: Iterable[str]) -> str:
-    """Return lines as comments of YAML, long ones wrapped."""
+    """Return lines as YAML comments, with long ones wrapped."""
     wrapped = [part for line in lines for part in textwrap.wrap(line, _COMMENT_WIDTH, break_on_hyphens=False)]
     return "".join(f"# {line}\n" for line in wrapped)
 
@@ -237,7 +237,7 @@ def _resolve(file: _PaperFile, row: SystemRow) -> PaperRecipe:
     for part in (*(fragment.set for fragment in used), row.set):
         content = joined(content, part)
     comments = tuple(fragment.comment for fragment in used if fragment.comment)
-    # Merging leaves the keys in the order of the fragments, which no one expects.
+    # Merging leaves the keys in the fragments' order, which no one expects.
     return PaperRecipe(file.paper, row, comments, ordered(content))
 
 
@@ -255,7 +255,7 @@ def ordered(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 SUFFIX = "-small"
-"""End of a small recipe's name."""
+"""SUFFIX is the end of a small recipe's name."""
 
 _UPDATES = 600
 _WARMUP = 120
@@ -271,9 +271,9 @@ _MEASUREMENTS = 12
 
 
 class SmallCorpus(NamedTuple):
-    """Files of parallel text to train a small recipe on, by default the embedded language pair.
+    """Parallel text to train a small recipe on, by default the embedded language pair.
 
-    `train` and `dev` are pairs of source and target; `languages` is None to keep the recipe's own.
+    `train` and `dev` are pairs of source and target; `languages` is None to keep the recipe's.
     """
 
     train: tuple[str, str] = ("data/babel/train.qlo", "data/babel/train.qhi")
@@ -283,7 +283,7 @@ class SmallCorpus(NamedTuple):
 
 def _sizes(content: dict[str, Any]) -> None:
     model = content["model"]
-    whole = {**PRESETS[model.pop("preset", "base")], **model}  # without a preset the defaults are those of `base`
+    whole = {**PRESETS[model.pop("preset", "base")], **model}  # without a preset, the defaults are those of `base`
     model |= {key: whole[key] for key in _DIVISORS if key != "d_ff" or model.get("family") != "rnmt"}
     for stack in (model, model.get("encoder", {}), model.get("decoder", {})):
         stack |= {key: stack[key] // divisor for key, divisor in _DIVISORS.items() if stack.get(key) is not None}
@@ -302,7 +302,7 @@ def _batch(content: dict[str, Any]) -> None:
 
 def _rate(content: dict[str, Any]) -> None:
     schedule = content["training"]["schedule"]
-    if schedule["kind"] == "noam":  # its peak is factor / sqrt(d_model * warm-up); d_model is already the small width
+    if schedule["kind"] == "noam":  # peak = factor / sqrt(d_model * warm-up); d_model is already the small width
         narrower_and_sooner = _NARROWER * schedule["warmup_updates"] / _WARMUP
         deep = content["model"]["decoder"]["layers"] > _DEEP
         schedule["factor"] = float(f"{schedule['factor'] / (2 if deep else 1) / math.sqrt(narrower_and_sooner):.4g}")
@@ -311,7 +311,7 @@ def _rate(content: dict[str, Any]) -> None:
 def _warmup(content: dict[str, Any]) -> None:
     schedule, stop = content["training"]["schedule"], content["training"]["stop"]
     schedule["warmup_updates"] = _WARMUP // schedule.get("replicas", 1)
-    for key in ("decay_start", "decay_end"):  # gnmt+: counted in batches of all replicas
+    for key in ("decay_start", "decay_end"):  # gnmt+: counted in batches over all replicas
         if key in schedule:
             schedule[key] = round(schedule[key] * _UPDATES / stop["updates"])
 
@@ -351,42 +351,42 @@ def _search(content: dict[str, Any]) -> None:
 RULES: tuple[tuple[str, Callable[[dict[str, Any]], None]], ...] = (
     (
         f"Width and inner width are 1/{_NARROWER} (`base`: 128), heads 1/{_FEWER_HEADS}, so that deep models take "
-        "minutes; all layers stay.",
+        "minutes; the depth is unchanged.",
         _sizes,
     ),
-    (f"Vocabularies have {_PIECES:,} pieces: there is less text to learn them from.", _vocabulary),
-    (f"An update has {_TOKENS} tokens, one batch: many small updates learn most in minutes.", _batch),
+    (f"Vocabularies have {_PIECES:,} pieces, since there is less text to learn them from.", _vocabulary),
+    (f"An update has {_TOKENS} tokens, one batch: many small updates learn the most in minutes.", _batch),
     (
-        "The factor of `noam` gives the paper's highest rate at the new width and warm-up: with the paper's factor it "
-        "would be 12 to 37 times as high. It is halved where the decoder has more than "
-        f"{_DEEP} layers, where so small an update bears less: DS-Init at 18-18 stalls at the whole rate and trains at "
-        "half, plain post-norm stalls at both. Other schedules name their highest rate, and it stays.",
+        "The factor of `noam` gives the paper's highest rate at the new width and warm-up; the paper's factor would "
+        "give 12 to 37 times as much. It is halved if the decoder has more than "
+        f"{_DEEP} layers, which bear less in such small updates: DS-Init at 18-18 stalls at the full rate and trains "
+        "at half; plain post-norm stalls at both. Other schedules state their highest rate, which is unchanged.",
         _rate,
     ),
     (
-        f"The warm-up has {_WARMUP} updates, a fifth of all, as in the papers' deep runs; in the proportion of the "
-        "shallow ones it would be too short for Adam's moments. A decay begins and ends at the same share of all.",
+        f"The warm-up has {_WARMUP} updates, a fifth of all, as in the papers' deep runs; with the proportions of the "
+        "shallow runs it would be too short for Adam's moments. A decay begins and ends at the same share of updates.",
         _warmup,
     ),
     ("Stages of growth end at the same share of all updates.", _growth),
     (
-        f"Training ends after {_UPDATES} updates: enough to tell what trains from what does not, not to rank methods.",
+        f"Training ends after {_UPDATES} updates: enough to see what trains and what does not, not to rank methods.",
         _length,
     ),
     (
-        f"{_CHECKPOINTS} checkpoints, so that an average of the last 5 or 10 is over a tenth or a fifth of training, "
-        f"as in the papers; {_VALIDATIONS} validations, each translates 100 sentences.",
+        f"{_CHECKPOINTS} checkpoints, so that an average of the last 5 or 10 covers a tenth or a fifth of training, "
+        f"as in the papers; {_VALIDATIONS} validations, each of which translates 100 sentences.",
         _cadence,
     ),
-    (f"Depth is measured {_MEASUREMENTS} times, whatever share of the time that takes: figures need it.", _measures),
-    ("Precision is fp32, which small products on a CPU are fastest in.", _precision),
-    ("A translation has at most twice its source's tokens and 10: a model that failed ends none by itself.", _search),
+    (f"Depth is measured {_MEASUREMENTS} times, whatever share of the time that takes, for the figures.", _measures),
+    ("Precision is fp32, the fastest for small products on a CPU.", _precision),
+    ("A translation has at most twice its source's tokens plus 10: a failed model ends none by itself.", _search),
 )
-"""Reason of each change and the function that makes it, in order: rates and growth need the paper's lengths."""
+"""RULES are the changes in order, each with its reason: rates and growth need the paper's original lengths."""
 
 
 def small_content(full: Mapping[str, Any], corpus: SmallCorpus | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Return the configuration `full` of a paper's recipe made small, and the reasons of the rules that changed it.
+    """Return the small form of a paper's recipe `full`, and the reasons given by the rules that changed it.
 
     It trains on `corpus`, by default the embedded language pair.
     """
@@ -396,9 +396,9 @@ def small_content(full: Mapping[str, Any], corpus: SmallCorpus | None = None) ->
     if corpus.languages is not None:
         data["source_language"], data["target_language"] = corpus.languages
     place = PurePosixPath("stores/small") / PurePosixPath(data["store"]).relative_to("stores")
-    # A different corpus must not replace the store of the embedded pair.
+    # A different corpus must not replace the embedded pair's store.
     data["store"] = str(place.with_name(f"{place.name}-own") if own else place)
-    if (start := content["training"].get("start_from")) is not None:  # then the small form of that model
+    if (start := content["training"].get("start_from")) is not None:  # then start from the small form of that model
         content["training"]["start_from"] = start.replace("runs/", "runs/small/", 1)
     for split, (source, target) in (("train", corpus.train), ("dev", corpus.dev)):
         data[split] = [{"source": source, "target": target}]
@@ -466,13 +466,13 @@ def _text(name: str, corpus: SmallCorpus | None = None) -> str | None:
 
 
 def recipe_summary(name: str) -> str:
-    """Return one line on a recipe; for a plain recipe, its first comment. Raises ConfigError for an unknown name."""
+    """Return one line about a recipe; for a plain recipe, its first comment. Raises ConfigError for an unknown name."""
     recipe = find_paper_recipe(name)
     return recipe.summary if recipe else recipe_text(name).splitlines()[0].removeprefix("#").strip()
 
 
 class NamedText(NamedTuple):
-    """The text of a configuration: that of the user's file, or of the built-in recipe `recipe`.
+    """The text of a configuration: the user's file, or the built-in recipe `recipe`.
 
     `label` is its name in errors.
     """

@@ -1,6 +1,6 @@
 """Reference of all configuration keys, generated from the field descriptions, and the methods with their papers.
 
-`ziggurat explain` and the site show it; the keys of a pipeline are in ziggurat.config.choices.
+`ziggurat explain` and the site show it; ziggurat.config.choices has the keys of a pipeline.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def entries(
 ) -> list[KeyDescription]:
     """Return the keys of a section and of all sections inside it, in order; `[]` marks list items.
 
-    `told` maps the class of a section to the path where its keys are described; these are not repeated, and sections
+    `told` maps a section class to the path where its keys are already described; these are not repeated, and sections
     described here are added to it.
     """
     found: list[KeyDescription] = []
@@ -45,7 +45,7 @@ def entries(
         inner, is_list = inner_section(field.annotation)
         if inner is not None and told is not None:
             if inner in told:
-                meaning, inner = f"{meaning} Keys: those of {told[inner]}.", None
+                meaning, inner = f"{meaning} Keys: as in {told[inner]}.", None
             else:
                 told[inner] = f"`{path}{'[]' * is_list}`"
         if inner is not None and not is_list and type(None) not in get_args(field.annotation):
@@ -68,14 +68,14 @@ def nearest(key: str, section: type[BaseModel] = Experiment) -> list[str]:
 
 
 def markdown() -> str:
-    """Return the site's page on the keys of an experiment, in Markdown; each section is described once."""
+    """Return the site's page on experiment keys, in Markdown; each section is described once."""
     lines = [
         "# Configuration",
         "",
         "One YAML file describes one experiment. Every key can be overridden on the command line as",
-        "`path.to.key=value` (list items by number: `data.train.0.weight=2`); an unknown or ill-typed key is an",
+        "`path.to.key=value` (list items by number: `data.train.0.weight=2`); an unknown key or a wrong type is an",
         "error. `ziggurat explain KEY` prints these entries. Relative paths start from the current folder, `~/` from",
-        "your home folder; variables such as `$HOME` are refused.",
+        "your home folder; variables such as `$HOME` are rejected.",
     ]
     return "\n".join([*lines, *listed(entries(told={}))]) + "\n"
 
@@ -122,7 +122,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Method:
-    """One choice of a configuration: the key that chooses it, its value, authors and year of the paper."""
+    """One choice of a configuration: the key that selects it, its value, and the paper's authors and year."""
 
     key: str
     value: str
@@ -170,20 +170,20 @@ METHODS: dict[str, dict[str, str]] = {
         "muon": "Jordan et al. 2024",
     },
     "schedule": {
-        "isqrt": "Vaswani et al. 2017, as fairseq has it",
+        "isqrt": "Vaswani et al. 2017, as in fairseq",
         "noam": "Vaswani et al. 2017",
         "cosine": "Loshchilov and Hutter 2017",
         "wsd": "Hu et al. 2024 (MiniCPM), with the decay of Haegele et al. 2024",
         "gnmt+": "Chen et al. 2018",
     },
-    "smoothing": {"uniform": "Szegedy et al. 2016", "others": "Szegedy et al. 2016, as tensor2tensor has it"},
+    "smoothing": {"uniform": "Szegedy et al. 2016", "others": "Szegedy et al. 2016, as in tensor2tensor"},
     "copy_strategy": {
         **dict.fromkeys(get_args(CopyStrategy), _DEEPENING),
         "midas": "Saunshi et al. 2024 (MIDAS)",
         "lidas": "Kapl et al. 2025 (LIDAS)",
     },
     "recompute": {"segments": "Chen et al. 2016"},
-    "length_penalty": {"gnmt": "Wu et al. 2016", "lingvo": "Wu et al. 2016, as lingvo has it"},
+    "length_penalty": {"gnmt": "Wu et al. 2016", "lingvo": "Wu et al. 2016, as in lingvo"},
     "subword": {"bpe": "Sennrich et al. 2016", "unigram": "Kudo 2018"},
     "compute": {"hmm": "Vogel et al. 1996"},
     "symmetrise": {
@@ -192,9 +192,9 @@ METHODS: dict[str, dict[str, str]] = {
     },
     "method": dict.fromkeys(("sample", "top-k", "beam", "noised-beam"), "Edunov et al. 2018"),
 }
-"""Axis -> kind -> paper. The plain case of an axis is not a method and is missing.
+"""METHODS maps axis -> kind -> paper. The plain case of an axis is not a method and is absent.
 
-An axis has the name of its key, or of the section around it if the key is `kind` or a stack (`axis_of`)."""
+An axis is named after its key, or after the section around it if the key is `kind` or a stack (`axis_of`)."""
 
 KEYS: Mapping[str, str] = {
     "model.encoder.layer_drop": "Fan et al. 2019",
@@ -213,7 +213,7 @@ KEYS: Mapping[str, str] = {
     "training.loss.label_smoothing": "Szegedy et al. 2016",
     "training.loss.alignment": "Chen et al. 2016; Garg et al. 2019",
     "training.lora": "Hu et al. 2021",
-    "training.optimiser.weight_smoothing": "Polyak and Juditsky 1992, as Marian has it",
+    "training.optimiser.weight_smoothing": "Polyak and Juditsky 1992, as in Marian",
     "training.adaptive_clip": "Chen et al. 2018",
     "data.subword.regularisation": "Kudo 2018; Provilkov et al. 2020",
     "decoding.diverse_groups": "Vijayakumar et al. 2016",
@@ -222,7 +222,7 @@ KEYS: Mapping[str, str] = {
     "decoding.top_k": "Fan et al. 2018",
     "decoding.mbr": "Eikema and Aziz 2020",
 }
-"""Key -> paper, for keys that are a method whatever their value."""
+"""KEYS maps keys that are a method, whatever their value, to the paper."""
 
 
 ALIASES: Mapping[str, str] = {
@@ -308,23 +308,23 @@ ALIASES: Mapping[str, str] = {
     "decoding.top_p": "nucleus sampling",
     "decoding.mbr": "minimum Bayes risk",
 }
-"""Key, or key=value -> its names in papers and elsewhere, apart from spelling. A name may mean several things."""
+"""ALIASES maps a key or key=value to its names in papers and elsewhere. A name may mean several things."""
 
 
 def spelled(name: str) -> str:
-    """Return a name in the form used for look-up: without case, blanks and punctuation except `+`."""
+    """Return a name in look-up form: without case, blanks or punctuation except `+`."""
     return "".join(c for c in unicodedata.normalize("NFKC", name).casefold() if c.isalnum() or c == "+")
 
 
 def axis_of(key: str) -> str:
-    """Return the axis of a key that chooses by name, such as `residual` of `model.encoder.residual`."""
+    """Return the axis of a key that selects by name, such as `residual` for `model.encoder.residual`."""
     if key.startswith("model.combination."):
-        return key  # `norm` and the like are options of histories there
+        return key  # there, `norm` and the like are options of histories
     return next(name for name in reversed(key.split(".")) if name not in ("kind", "encoder", "decoder"))
 
 
 def other_names_of(value: str, key: str) -> tuple[str, str]:
-    """Return what an invalid `value` of `key` may mean: as a name in ALIASES, and as a value of another key.
+    """Return what an invalid `value` of `key` may mean, as a name in ALIASES and as a value of another key.
 
     Each is a value of `key` or `another.key=value`; "" if it has no meaning.
     """
@@ -340,7 +340,7 @@ def other_names_of(value: str, key: str) -> tuple[str, str]:
 
 
 def methods_in_use(experiment: Experiment) -> list[Method]:
-    """Return the methods that the configuration chooses, starting with those of the model."""
+    """Return the methods that the configuration uses, starting with the model's."""
     model, training = experiment.model, experiment.training
     chosen = [*kinds_in_use(model), ("training.optimiser.kind", "optimiser", training.optimiser.kind)]
     found = [Method(key, value, METHODS[axis][value]) for key, axis, value in chosen if value in METHODS[axis]]

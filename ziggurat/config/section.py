@@ -1,7 +1,7 @@
 """The base of every configuration section: frozen, typed, no unknown keys, and no number without a bound.
 
-Every number has one of the types here, or a bound in its own `Field`. An absurd value (a size that no memory holds, a
-seed beyond 64 bits) is then refused with its key, not hours later by some library.
+Every number has one of the types here, or a bound in its own `Field`. An absurd value (a size beyond any memory, a seed
+beyond 64 bits) is then rejected with its key, not hours later by some library.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(le=10**12)]
-"""Numbers that are only compared: updates, epochs, validations."""
+"""Count is for numbers that are only compared: updates, epochs, validations."""
 Size = Annotated[int, Field(le=2**31 - 1)]
-"""Tokens or pairs in total; the product of two fits into 64 bits."""
+"""Size is for total tokens or pairs; the product of two fits into 64 bits."""
 Layers = Annotated[int, Field(le=4096)]
-"""Layers of a stack: four times the deepest ones published (DeepNet, 1,000)."""
+"""Layers is the depth of a stack, up to four times the deepest one published (DeepNet, 1,000)."""
 Width = Annotated[int, Field(le=2**20)]
-"""One side of a matrix: widths, heads, positions."""
+"""Width is for one side of a matrix: widths, heads, positions."""
 Length = Annotated[int, Field(le=2**20)]
-"""Tokens of one sentence."""
+"""Length is for the tokens of one sentence."""
 Beams = Annotated[int, Field(le=10_000)]
-"""Hypotheses, samples or segmentations of one sentence."""
+"""Beams is for hypotheses, samples or segmentations of one sentence."""
 Vocabulary = Annotated[int, Field(le=10_000_000)]
-"""Pieces of a vocabulary."""
+"""Vocabulary is for the pieces of a vocabulary."""
 Seed = Annotated[int, Field(lt=2**64)]
-"""Seeds, in the range of torch's generators."""
+"""Seed is for seeds, in the range of torch's generators."""
 Threads = Annotated[int, Field(le=1024)]
-"""Threads of a process; the operating system ends a process with many more."""
+"""Threads is for a process's threads; the operating system kills a process with many more."""
 Minutes = Annotated[float, Field(le=10_000_000)]
-"""Spans of time: 19 years."""
+"""Minutes is for time spans, up to 19 years."""
 Real = Annotated[float, Field(le=1e9)]
-"""Other real numbers."""
+"""Real is for other real numbers."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-"""A share or probability, below 1."""
+"""Fraction is for a share or probability below 1."""
 
 _VARIABLE = re.compile(r"\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
 
 
 def _without_variables(path: str) -> str:
-    """Return `path`. Raises ValueError if it holds `$HOME` or the like, unless a file of exactly that name exists."""
-    # Kept as text, `$HOME` would create a folder of that name. If it were replaced, a file would mean something
-    # different to each user, and a stranger's file could read the environment.
+    """Return `path`. Raises ValueError if it contains `$HOME` or the like, unless a file has exactly that name."""
+    # Left as text, `$HOME` would create a folder of that name. Expanded, the same file would mean something different
+    # to each user, and an untrusted file could read the environment.
     if (found := _VARIABLE.search(path)) and not os.path.lexists(path):
         raise ValueError(
-            f"`{found[0]}` is not replaced here as in a shell; write the path itself, or `~/` for your home folder"
+            f"`{found[0]}` is not expanded here as in a shell; write the path itself, or `~/` for your home folder"
         )
     return path
 
 
 PathText = Annotated[str, AfterValidator(_without_variables)]
-"""A path or glob in the configuration; a leading `~/` is the home folder of the user who runs the command."""
+"""PathText is a path or glob in the configuration; a leading `~/` is the home folder of the current user."""
 
 
 class Section(BaseModel):
@@ -65,7 +65,7 @@ class Section(BaseModel):
 
 
 def inner_section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """Return the section class inside a field's annotation, None without one, and whether it is a list of them."""
+    """Return the section class inside a field's annotation (None if none), and whether it is a list of them."""
     if isinstance(annotation, type) and not get_args(annotation):
         return (annotation, False) if issubclass(annotation, BaseModel) else (None, False)
     for argument in get_args(annotation):

@@ -1,4 +1,4 @@
-"""Training section: the sections about one update, and `TrainingConfig` with all of them at the end.
+"""Training section: the sections about one update, then `TrainingConfig`, which holds them all.
 
 The sections follow the order of an update: batches, loss, optimiser and learning rate, then memory and processes, which
 change how an update is computed but not its result. The sections about the life of a run are in
@@ -49,7 +49,7 @@ class GuidedAlignmentConfig(Section):
 
     weight: Real = Field(default=0.05, gt=0)
     """Weight of the cross-entropy between the head's attention and the alignment, relative to the cross-entropy of the
-    same target token. In the alignment all source pieces linked to the token have equal shares."""
+    same target token. All source pieces linked to the token have equal shares in the alignment."""
     layer: Layers | None = Field(default=None, ge=1)
     """Decoder layer, from 1; null: the last."""
     head: Width | Literal["mean"] = Field(default=1)
@@ -67,21 +67,21 @@ class BatchConfig(Section):
     """Token-bucketed batches."""
 
     max_tokens: Size = Field(default=4096, ge=1)
-    """Most tokens per batch on the longer side, including padding and end-of-sentence (fairseq's rule)."""
+    """Maximum number of tokens per batch on the longer side, with padding and end-of-sentence (as in fairseq)."""
     max_sentences: Size | None = Field(default=None, ge=1)
-    """Most sentence pairs per batch."""
+    """Maximum number of sentence pairs per batch."""
     length_multiple: Size = Field(default=1, ge=1)
     """Round padded lengths up to a multiple of this, so that fewer distinct shapes occur."""
     accumulate: Size = Field(default=1, ge=1)
     """Batches per update, summed over all processes (at least one for each). The loss is normalised over all batches,
     so the result of an update does not depend on the number of processes."""
     fit: bool = False
-    """Before a new run, find by trial the largest `max_tokens` that fits into memory; the run's config.yaml then
-    contains this number and `fit: false`."""
+    """Before a new run, find by trial the largest `max_tokens` that fits into memory; the run's config.yaml then has
+    this number and `fit: false`."""
     fit_limit: Size = Field(default=65_536, ge=256)
     """Largest `max_tokens` that `fit` tries."""
     fit_margin: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the budget found that `fit` leaves unused, because allocators fragment and sampled segmentations
+    """Share of the measured budget that `fit` leaves unused, because allocators fragment and sampled segmentations
     vary."""
 
 
@@ -99,10 +99,10 @@ class LossConfig(Section):
     """`tokens`: sum / target tokens of the update (fairseq). `sentence_mean`: mean over tokens, then over
     sentences (zero). `sentence_sum`: sum over tokens, mean over sentences (lingvo's RNMT+)."""
     chunk_tokens: Size = Field(default=1024, ge=1)
-    """Rows of logits computed at a time; the whole matrix [tokens, vocabulary] never exists."""
+    """Number of rows of logits computed at a time; the whole matrix [tokens, vocabulary] never exists."""
     r_drop: Real = Field(default=0.0, ge=0)
     """alpha of R-Drop (Liang et al. 2021): each batch passes twice with different dropout, and the two distributions of
-    each token are pulled together (docs/training.md), in twice the time and memory; 0: off. The paper uses 5."""
+    each token are pulled together (docs/training.md), at twice the time and memory; 0: off. The paper uses 5."""
     inter_sim: Real = Field(default=0.0, ge=0)
     """Weight, in nats per target token, of a penalty on encoder states that point away from their sentence's mean
     (named by Li et al. 2020, defined here: docs/training.md); 0: none. Try 0.1."""
@@ -123,7 +123,7 @@ class OptimiserConfig(Section):
     """Decoupled for adamw, radam and muon; L2 for adam. Never on biases, norms or embeddings."""
     weight_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share s of the trained weights in their running mean after each update (EMA of weights, Marian's exponential
-    smoothing). The mean is used for validation, saving and translation (docs/training.md); 0: off. Marian has 1e-4."""
+    smoothing). The mean is used for validation, saving and translation (docs/training.md); 0: off. Marian uses 1e-4."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
     """muon only: decay rate of its momentum."""
     moments: Literal["fp32", "bf16"] = "fp32"
@@ -206,7 +206,7 @@ class ScheduleConfig(Section):
             raise ConfigError.of(
                 f"decay_start: {self.decay_start}",
                 f"means update {self.decay_start / self.replicas:g}, but the warm-up "
-                f"lasts until update {warm}: raise it to {self.replicas * warm} at least, or lower `warmup_updates`",
+                f"lasts until update {warm}: raise it to at least {self.replicas * warm}, or lower `warmup_updates`",
             )
         if self.decay_end <= self.decay_start:
             raise ConfigError.of(
@@ -241,23 +241,23 @@ class DistributedConfig(Section):
     bucket_mib: Size = Field(default=25, ge=1)
     """ddp: gradients are summed over the processes in buckets of this size, during the backward pass."""
     timeout_minutes: Minutes = Field(default=30.0, gt=0)
-    """Time after which a process that the others wait for counts as dead: all stop and name it."""
+    """Time after which a process that the others wait for counts as dead: all stop and report it."""
 
 
 LoraMap = Literal["query", "key", "value", "output", "feed_forward", "gate"]
 
 
 class LoraConfig(Section):
-    """Low-rank adaptation (LoRA, Hu et al. 2021) of the model of `start_from`, whose weights all stay unchanged.
+    """Low-rank adaptation (LoRA, Hu et al. 2021) of the `start_from` model, all of whose weights stay unchanged.
 
     Chosen linear maps W of the layers become W + alpha / rank * B A, and only A [rank, in] and B [out, rank] are
     trained. B is 0 at first, so training starts from the unchanged model (docs/fine-tuning.md).
     """
 
     rank: Width = Field(default=8, ge=1)
-    """Rank of every update."""
+    """Rank of the updates."""
     alpha: Real = Field(default=16.0, gt=0)
-    """Every update is multiplied by alpha / rank."""
+    """Updates are multiplied by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the input of the updates."""
     maps: list[LoraMap] = Field(default=["query", "value"], min_length=1, max_length=6)
@@ -298,7 +298,7 @@ class TrainingConfig(Section):
     batch: BatchConfig = BatchConfig()
     """Batches."""
     distributed: DistributedConfig = DistributedConfig()
-    """Several processes."""
+    """Training in several processes."""
     recompute: RecomputeConfig = RecomputeConfig()
     """Activation checkpointing."""
     loss: LossConfig = LossConfig()
@@ -320,16 +320,16 @@ class TrainingConfig(Section):
     stop: StopConfig = StopConfig()
     """End of training."""
     patience: PatienceConfig = PatienceConfig()
-    """Failed updates that are tolerated."""
+    """Limits on failed updates."""
     divergence: DivergenceConfig = DivergenceConfig()
     """Detection of divergence, and the reaction to it."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
     growth: GrowthConfig | None = None
-    """Shallow-to-deep training; null: the whole depth from the start."""
+    """Shallow-to-deep training; null: full depth from the start."""
     start_from: PathText | None = None
     """Run or model directory whose weights training starts from; architecture and vocabularies must be the same
-    (`ziggurat grow` deepens a model). Schedule, moments and data order are not continued."""
+    (`ziggurat grow` deepens a model). Schedule, moments and data order start afresh."""
     lora: LoraConfig | None = None
     """Train only low-rank updates of the `start_from` model; `training.lora.rank=8` is enough to turn it on. null: all
     weights are trained."""
@@ -348,7 +348,7 @@ class TrainingConfig(Section):
     mlflow: MlflowConfig | None = None
     """Reporting to MLflow; null: off. `training.mlflow.experiment=NAME` is enough to turn it on."""
 
-    # Before validation: pydantic would refuse the old key as unknown.
+    # Before validation: pydantic would reject the old key as unknown.
     @model_validator(mode="before")
     @classmethod
     def _patience_has_moved(cls, given: Any) -> Any:

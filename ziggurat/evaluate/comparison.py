@@ -155,7 +155,7 @@ _SHOWN_LINES = 10
 _LONGEST_REPEAT = 4  # words
 
 Judge = Callable[[Sequence[str], Sequence[str], Sequence[str]], bool]
-"""The type of a test of an output, given its words, those of the reference and those of the source."""
+"""Judge is a test of an output, given its words, the reference's and the source's."""
 
 
 def empty(output: Sequence[str], reference: Sequence[str], source: Sequence[str]) -> bool:
@@ -318,7 +318,7 @@ def compare(
         examples: number of sentences and n-grams shown for each of two systems.
         say: receives progress messages, since tests of many systems take minutes.
 
-    Raises DataError when there are no lines or they do not pair up; ConfigError for systems without outputs or with
+    Raises DataError if there are no lines or they do not pair up; ConfigError for systems without outputs or with
     equal names; and the errors of the metrics.
     """
     _check(systems, references, sources)

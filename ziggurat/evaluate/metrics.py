@@ -52,7 +52,7 @@ LICENCES = {
     "Unbabel/XCOMET-XL": _NON_COMMERCIAL,
     "Unbabel/XCOMET-XXL": _NON_COMMERCIAL,
 }
-"""LICENCES maps the name of a model at huggingface.co to its licence."""
+"""LICENCES maps a model's name at huggingface.co to its licence."""
 
 _PROGRAM = Path(__file__).with_name("comet_program.py")
 _PROTOCOL = 1
@@ -101,7 +101,7 @@ class Comet(MeanMetric):
     def sentence_scores(self, outputs: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return the score of each line of each of `outputs`; the model is loaded once for all.
 
-        Raises ConfigError, with the program's message, when scores are missing.
+        Raises ConfigError, with the program's message, if scores are missing.
         """
         for lines in outputs:
             check_lines(lines, self._references)
@@ -124,7 +124,7 @@ class Comet(MeanMetric):
         licence = LICENCES.get(environment.model, f"see https://huggingface.co/{environment.model}")
         if Path(environment.model).is_file():
             licence = "of the file's origin"
-        environment.say(f"COMET: model {environment.model}, licence {licence}; downloaded unless it is there already")
+        environment.say(f"COMET: model {environment.model}, licence {licence}; downloaded if missing")
         with tempfile.TemporaryDirectory(prefix="ziggurat-comet-") as folder:
             asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
             request = {
@@ -145,13 +145,13 @@ class Comet(MeanMetric):
 
 def _answer(path: Path, expected: int, python: str, status: int) -> tuple[list[float], str]:
     """Return scores and version from the program's answer. Raises ConfigError if they are incomplete."""
-    who = f"COMET by {printable(python, 4096)}"
+    who = f"COMET with {printable(python, 4096)}"
     try:
         answer: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ConfigError(f"{who}: ended with status {status} and without an answer; see its messages above") from None
     if not isinstance(answer, dict) or answer.get("protocol") != _PROTOCOL:
-        raise ConfigError(f"{who}: an answer in another protocol than {_PROTOCOL}")
+        raise ConfigError(f"{who}: the answer's protocol is not {_PROTOCOL}")
     if "error" in answer:
         raise ConfigError(f"{who}: {printable(str(answer['error']), 500)}")
     scores = answer.get("scores")
@@ -259,7 +259,7 @@ class Meteor(MeanMetric):
     ) -> None:
         """`target_language` is a code such as `en`, which chooses the stemmer; None: words must be equal.
 
-        Raises ConfigError when nltk is not installed, and the errors of Words.
+        Raises ConfigError if nltk is not installed, and the errors of Words.
         """
         try:
             import nltk

@@ -5,7 +5,7 @@ with the same address at its end, concatenated for lines that are joined. So the
 difference of two scores of one system against one reference, and does not depend on how well it translates the
 unperturbed lines.
 
-Training has the same changes as modifiers (ziggurat.data.modifiers), whose functions are used here.
+Training offers the same changes as modifiers (ziggurat.data.modifiers), whose functions are used here.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _UNTRANSLATABLE = (
 )
 _WORDS_PER_TYPO = 8
 _JOINED = 4
-"""_JOINED is the number of lines that are joined to a long one."""
+"""_JOINED is the number of lines joined into a long one."""
 
 # After a mark that ends a sentence or clause: a full stop only after a word of three letters, which excludes most
 # abbreviations; without a following blank only in scripts that have none.
 _CLAUSE = regex.compile(r"(?<=[!?;:,…؟،؛।])\s+|(?<=\p{L}{3}\.)\s+|(?<=[。！？；：，、])\s*")
 _LETTERS = regex.compile(r"\p{L}")
 _FEWEST_LETTERS = 3
-"""_FEWEST_LETTERS is the fewest letters of a clause; shorter ones are joined to a neighbour."""
+"""_FEWEST_LETTERS is the minimum number of letters in a clause; shorter ones are joined to a neighbour."""
 
 
 @dataclass(frozen=True)
@@ -194,15 +194,15 @@ def _long(plain: Sequence[Case], languages: tuple[str, str], random: Callable[[C
 
 PERTURBATIONS: dict[str, Perturbation] = {
     "caps": Perturbation("source and reference in capitals", _each(_recased("upper_case"))),
-    "title": Perturbation("a capital at the beginning of every word of both", _each(_recased("title_case"))),
-    "typos": Perturbation("a typing error for every eight words of the source", _each(_typos)),
+    "title": Perturbation("every word of both with an initial capital", _each(_recased("title_case"))),
+    "typos": Perturbation("a typo for every eight words of the source", _each(_typos)),
     "tags": Perturbation("the line between tags, such as <b> and </b>", _each(_tags)),
-    "noise": Perturbation("random characters in front or behind", _each(_beside(inserted_noise))),
+    "noise": Perturbation("random characters before or after the line", _each(_beside(inserted_noise))),
     "short": Perturbation("every clause translated by itself", _each(_short)),
     "long": Perturbation("four lines translated as one", _long),
-    "emoji": Perturbation("an emoji in front or behind", _each(_beside(lambda random: random.choice(_EMOJI)))),
+    "emoji": Perturbation("an emoji before or after the line", _each(_beside(lambda random: random.choice(_EMOJI)))),
     "untranslatable": Perturbation(
-        "an address, placeholder or number in front or behind", _each(_beside(lambda r: r.choice(_UNTRANSLATABLE)))
+        "an address, placeholder or number before or after it", _each(_beside(lambda r: r.choice(_UNTRANSLATABLE)))
     ),
 }
 """PERTURBATIONS maps names to perturbations, in the order of the tables."""
@@ -216,7 +216,7 @@ def perturbation_names(given: Sequence[str], option: str) -> list[str]:
     for name in given:
         if name not in PERTURBATIONS and name != "all":
             known = f"choose from {', '.join(PERTURBATIONS)}, or all"
-            raise ConfigError(f"`{option}`: {printable(repr(name))} is none; {known}")
+            raise ConfigError(f"`{option}`: {printable(repr(name))} is not a perturbation; {known}")
     return [name for name in PERTURBATIONS if name in given or "all" in given]
 
 

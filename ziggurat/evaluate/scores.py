@@ -32,10 +32,10 @@ from ziggurat.system.errors import ConfigError, DataError, printable
 
 Metric = Literal["bleu", "chrf", "ter"]
 METRICS: tuple[Metric, ...] = ("bleu", "chrf", "ter")
-"""Names of the metrics, as on sacreBLEU's command line."""
+"""METRICS are the names of the metrics, as on sacreBLEU's command line."""
 
 _BOOTSTRAP_SAMPLES = 1000
-"""Number of resamplings for a confidence interval, which is sacreBLEU's default."""
+"""_BOOTSTRAP_SAMPLES is the number of resamplings for a confidence interval: sacreBLEU's default."""
 
 
 class MissingTokenizerError(ConfigError):
@@ -99,7 +99,7 @@ def evaluate(
         lowercase: ignore case in BLEU and chrF (TER always does, as in sacreBLEU's command).
         chrf_word_order: 2 gives chrF++.
 
-    Raises DataError when there are no lines or unequal numbers of them, ConfigError for an unknown metric or a
+    Raises DataError if there are no lines or unequal numbers of them, ConfigError for an unknown metric or a
     tokenizer that is unknown or not installed.
     """
     check_lines(hypotheses, references)
@@ -127,7 +127,7 @@ def sacrebleu_metric(
     chrf_word_order: int = 0,
     references: Sequence[Sequence[str]] | None = None,
 ) -> Any:
-    """Return sacreBLEU's object for a metric, created like in its command.
+    """Return sacreBLEU's object for a metric, created as in its command.
 
     `references` are stored in it, to score many outputs; they do not choose the tokenizer. `ter_by_character` makes TER
     treat Chinese and Japanese characters one by one. The other arguments and the errors are those of `evaluate`.
@@ -156,7 +156,7 @@ def sacrebleu_metric(
         said = printable(str(getattr(error, "reason", error)), 120)
         raise ConfigError(
             f"BLEU's tokenizer `{tokenize}` needs a model that could not be downloaded ({said}): score once where "
-            "there is a network, and copy ~/.sacrebleu from there; or take a tokenizer that needs none, such as `char`"
+            "there is a network, and copy ~/.sacrebleu from there; or use a tokenizer that needs none, such as `char`"
         ) from None
     except (ImportError, RuntimeError) as error:  # raised in sacreBLEU if the package of a tokenizer is missing
         tokenizer = tokenize or f"{main_language(target_language or '')}-mecab"
@@ -228,7 +228,7 @@ class SegmentMetric(ABC):
 
     higher_is_better = True
     decimals = 2
-    """Decimals to show in tables."""
+    """Number of decimals to show in tables."""
 
     @abstractmethod
     def statistics(self, outputs: Sequence[Sequence[str]]) -> list[Statistics]:
@@ -401,7 +401,7 @@ def compound_split_bleu(
 
 
 def check_language(language: str) -> None:
-    """Raise ConfigError when Moses' tokeniser has no rules for `language`, or sacremoses is not installed.
+    """Raise ConfigError if Moses' tokeniser has no rules for `language`, or sacremoses is not installed.
 
     sacremoses would silently use the English rules.
     """

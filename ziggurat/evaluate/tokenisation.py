@@ -26,7 +26,7 @@ _SCRIPTS = {
 }
 _LETTER = regex.compile(r"[\p{L}\p{M}]")
 _SAMPLE_LINES = 200
-# Average letters between two blanks: words have fewer than this, unsegmented sentences more.
+# Average number of letters between blanks: words have fewer than this, unsegmented sentences more.
 _LONGEST_WORDS = {"Japanese": 4.0, "Chinese": 4.0}
 _LONGEST_OTHERS = 8.0
 _KANA_SHARE = 0.05  # Japanese text has a third of kana or more, Chinese text none
@@ -79,7 +79,7 @@ def splitting(
     notice = None
     if chosen is None:
         chosen = {"Japanese": "ja-mecab", "Chinese": "zh"}.get(script, "char")
-        whose = f"though its language is said to be {language_name(language)}" if language else "its language not named"
+        whose = f"though its language is given as {language_name(language)}" if language else "its language not given"
         notice = f"the reference is {script} text without blanks, {whose}: BLEU uses sacreBLEU's tokenizer `{chosen}`"
     elif chosen in _BY_BLANKS:
         notice = (

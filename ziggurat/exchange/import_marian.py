@@ -8,6 +8,7 @@ end, which also serves as the first input.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +46,18 @@ from ziggurat.exchange.imported import (
     read_segmenter,
     with_vocabularies,
 )
-from ziggurat.exchange.marian_files import ACTIVATIONS, Array, find_files, read_ids, read_weights
+from ziggurat.exchange.marian_files import (
+    ACTIVATIONS,
+    WITH_IDS,
+    Array,
+    find_files,
+    read_ids,
+    read_weights,
+    refuse_shifted,
+    rows_beyond,
+    unknown_and_end,
+    with_every_row,
+)
 from ziggurat.model.build import build_model
 from ziggurat.model.kinds import RESIDUAL
 from ziggurat.model.tensors import load_weights
@@ -370,18 +382,18 @@ def read_marian(
     beside = [files.weights.with_name(f"{side}.spm") for side in ("source", "target")]
     if not models and any(map(os.path.lexists, beside)):
         models = [inside(file.parent, file.name) for file in beside]
-    (source, source_ids), (target, target_ids) = _sides(vocabularies, models)
     pads = [stack.embedding.shape[0] - 1 for stack in (anatomy.encoder, anatomy.decoder)]
+    (source, source_ids), (target, target_ids) = _sides(vocabularies, models, pads)
     controls = [
-        ControlIds(pad, *_control(ids, vocabulary), pad)
+        ControlIds(pad, *unknown_and_end(ids, vocabulary), pad)
         for pad, ids, vocabulary in zip(
             pads, (source_ids, target_ids), (vocabularies[0], vocabularies[-1]), strict=True
         )
     ]
-    _refuse_shifted(files.weights, (vocabularies[0], vocabularies[-1]), (source_ids, target_ids), pads)
+    refuse_shifted(files.weights, (vocabularies[0], vocabularies[-1]), (source_ids, target_ids), pads)
     search = {key.replace("-", "_"): value for key, value in files.options.items()}
     found = shaped(search, _Search, f"{files.weights}: its decoder.yml has")
-    return ForeignModel(
+    model = ForeignModel(
         kind="marian",
         anatomy=anatomy,
         scaled=anatomy.encoder.scale != 1.0,
@@ -397,25 +409,16 @@ def read_marian(
         never=frozenset([pads[1]]),
         notes=weights.notes,
     ).checked(str(files.weights))
-
-
-def _refuse_shifted(
-    path: Path, vocabularies: Sequence[Path], ids: Sequence[Mapping[str, int]], rows: Sequence[int]
-) -> None:
-    """Raise ExportError if a file whose ids are line numbers differs in length from the matrix."""
-    reasons = [
-        f"{side}: {file} has {len(known):,} tokens, the model {count:,} rows"
-        for side, file, known, count in zip(("source", "target"), vocabularies, ids, rows, strict=True)
-        if plain_suffix(file) not in (".yml", ".yaml", ".json") and len(known) != count
-    ]
-    if reasons:
-        raise ExportError(f"{path}: {'; '.join(dict.fromkeys(reasons))}; is it the vocabulary of this model?")
+    return dataclasses.replace(model, unmatched=(*model.unmatched, *rows_beyond(source_ids, target_ids)))
 
 
 def _sides(
-    vocabularies: Sequence[Path], models: Sequence[Path]
+    vocabularies: Sequence[Path], models: Sequence[Path], rows: Sequence[int]
 ) -> tuple[tuple[Tokenizer, dict[str, int]], tuple[Tokenizer, dict[str, int]]]:
-    """Return each side's tokenizer and the other toolkit's ids; a single vocabulary gives a single tokenizer."""
+    """Return each side's tokenizer and the other toolkit's ids; a single vocabulary gives a single tokenizer.
+
+    `rows` are those of the two matrices.
+    """
     files = (vocabularies[0], vocabularies[-1])
     kinds = [plain_suffix(file) for file in files]
     if factored := [file for file, kind in zip(files, kinds, strict=True) if kind == ".fsv"]:
@@ -427,7 +430,13 @@ def _sides(
         ids = [{piece: number for number, piece in enumerate(_pieces(tokenizer))} for tokenizer in read]
         joint = read[0].model == read[1].model
         return (read[0], ids[0]), (read[0] if joint else read[1], ids[1])
-    source_ids, target_ids = (read_ids(file) for file in files)
+    read_both = [read_ids(file) for file in files]
+    for known, file in zip(read_both, files, strict=True):
+        unknown_and_end(known, file)  # before an empty file becomes a tokenizer
+    source_ids, target_ids = (
+        with_every_row(known, count) if kind in WITH_IDS else known
+        for known, count, kind in zip(read_both, rows, kinds, strict=True)
+    )
     if not models:
         listed = [VocabularyTokenizer(listing(_spelt(ids))) for ids in (source_ids, target_ids)]
         return (listed[0], source_ids), (listed[0] if source_ids == target_ids else listed[1], target_ids)
@@ -448,14 +457,6 @@ def _spelt(ids: Mapping[str, int]) -> list[str]:
     """Return the tokens in the order of their ids, without those that text split at blanks cannot contain."""
     spelt = (token for token in ids if token and token == token.strip(" ") and "\n" not in token)
     return sorted(spelt, key=ids.__getitem__)
-
-
-def _control(ids: Mapping[str, int], path: Path) -> tuple[int, int]:
-    """Return the ids of the unknown token and of end-of-sentence, which Nematus called `UNK` and `eos`."""
-    unk, eos = ids.get("<unk>", ids.get("UNK")), ids.get("</s>", ids.get("eos"))
-    if unk is None or eos is None:
-        raise DataError(f"{path}: has no {'<unk>' if unk is None else '</s>'}; is it the vocabulary of this model?")
-    return unk, eos
 
 
 def _alignment(training: Mapping[str, Any]) -> dict[str, Any] | None:

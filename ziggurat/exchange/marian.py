@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -47,6 +48,8 @@ millionths."""
 _NEVER = -1e9
 """_NEVER is the output bias of tokens that are not text."""
 _NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+_SEPARATE = "decoder_ff_logit_out_Wt"
+"""_SEPARATE is the output matrix of a model in which it is no embedding."""
 MODEL_FILE, SEARCH_FILE = "model.npz", "decoder.yml"
 """MODEL_FILE and SEARCH_FILE are the files of the weights and of the search."""
 
@@ -110,6 +113,12 @@ def write_marian(folder: Path, model: ExportedModel, decoding: DecodingConfig) -
     Raises ExportError if its first input, its positions or its vocabularies differ from Marian's.
     """
     arrays, options = marian_parameters(model)
+    if _SEPARATE in arrays:
+        warnings.warn(
+            "`embedding.sharing: none`: `pymarian convert --gemm-type intgemm8` spoils an output matrix that is no "
+            "embedding, even in models that Marian trained; for int8 train with `sharing: decoder` or `all`",
+            stacklevel=2,
+        )
     names = _write_vocabularies(folder, model)
     write_npz(folder / MODEL_FILE, arrays, options)
     search = {
@@ -233,7 +242,7 @@ def _parameters(anatomy: Anatomy, model: ExportedModel) -> Iterator[tuple[str, T
         yield "encoder_Wemb", encoder.embedding[: rows[0]]
         yield "decoder_Wemb", decoder.embedding[: rows[1]]
     if not tied:
-        yield "decoder_ff_logit_out_Wt", output.weight[: rows[1]]
+        yield _SEPARATE, output.weight[: rows[1]]
     bias = output.weight.new_zeros(len(output.weight)) if output.bias is None else output.bias.clone()
     bias[[model.target.pad, model.target.bos, *model.target.tags.values()]] = _NEVER
     yield "decoder_ff_logit_out_b", bias[None, : rows[1]].clamp(min=_NEVER)
@@ -298,7 +307,7 @@ def _options(anatomy: Anatomy, arrays: Mapping[str, Any], aligned: str) -> dict[
         "dim-emb": encoder.embedding.shape[1],
         "dim-vocabs": [len(table) for table in tables if table is not None],
         "enc-depth": len(encoder.layers),
-        "tied-embeddings": "decoder_Wemb" in arrays and "decoder_ff_logit_out_Wt" not in arrays,
+        "tied-embeddings": "decoder_Wemb" in arrays and _SEPARATE not in arrays,
         "tied-embeddings-all": "Wemb" in arrays,
         "transformer-decoder-autoreg": "rnn" if cells else "self-attention",
         "transformer-decoder-dim-ffn": len(decoder.layers[0].ffn_in.weight),

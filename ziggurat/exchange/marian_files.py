@@ -15,7 +15,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ziggurat.exchange.agreement import Unmatched
 from ziggurat.exchange.firefox_files import FIREFOX_SEARCH, is_published, packed_or_not, published_vocabularies
 from ziggurat.exchange.imported import plain_suffix, read_file
 from ziggurat.exchange.marian_binary import MOST_UNPACKED, OPTIONS_ENTRY, SCALE_OF_INPUT, is_binary_model, read_binary
-from ziggurat.system.errors import DataError, printable, refuse_passing
+from ziggurat.system.errors import DataError, ExportError, printable, refuse_passing
 from ziggurat.system.small_files import check_regular, inside, parse_json
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
 
@@ -35,6 +36,11 @@ Array = NDArray[Any]
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 """ACTIVATIONS maps Marian's names of activations to ours."""
+
+
+_YAML = (".yml", ".yaml")
+WITH_IDS = (*_YAML, ".json")
+"""WITH_IDS are the suffixes of vocabularies that name each token's id; in other files it is the line's number."""
 
 
 @dataclass(frozen=True)
@@ -264,11 +270,12 @@ def _vocabulary(folder: Path, start: Path, name: str, written: Path) -> Path:
     """Return the vocabulary that decoder.yml names: next to the weights, otherwise below `start`."""
     named = PurePosixPath(name)
     beside, below = inside(folder, named.name), start / named
+    if beside.is_file() and below.is_file() and beside.samefile(below):
+        return beside
     if beside.is_file() or named.is_absolute() or ".." in named.parts or not below.is_file():
-        if beside.is_file() and len(named.parts) > 1 and below.absolute() != beside.absolute():
+        if beside.is_file() and len(named.parts) > 1:
             warnings.warn(f"{written}: names {printable(name)}; {beside} is taken", stacklevel=6)
         return beside
-    warnings.warn(f"{written}: names {printable(name)}; {below} is taken", stacklevel=6)
     return below
 
 
@@ -289,7 +296,7 @@ def read_ids(path: Path) -> dict[str, int]:
             raise DataError(f"{path}: not a list of ids by token")
         return found
     ids: dict[str, int] = {}
-    if kind in (".yml", ".yaml"):
+    if kind in _YAML:
         for line, token, number in _entries(text, path):
             ids.setdefault(_whole(token, f"{path}: line {line}"), number)
         return ids
@@ -299,6 +306,59 @@ def read_ids(path: Path) -> dict[str, int]:
             raise DataError(f"{path}: line {line}: {repr(printable(token)) + ' again' if token else 'no token'}")
         ids[token] = len(ids)
     return ids
+
+
+def unknown_and_end(ids: Mapping[str, int], path: Path) -> tuple[int, int]:
+    """Return the ids of the unknown token and of end-of-sentence, which Nematus called `UNK` and `eos`.
+
+    Raises DataError, naming the vocabulary's file `path`, if it lacks one.
+    """
+    unk, eos = ids.get("<unk>", ids.get("UNK")), ids.get("</s>", ids.get("eos"))
+    if unk is None or eos is None:
+        raise DataError(f"{path}: has no {'<unk>' if unk is None else '</s>'}; is it the vocabulary of this model?")
+    return unk, eos
+
+
+def refuse_shifted(
+    path: Path, vocabularies: Sequence[Path], ids: Sequence[Mapping[str, int]], rows: Sequence[int]
+) -> None:
+    """Raise ExportError for ids beyond a matrix, and for fewer tokens than rows if their ids are line numbers.
+
+    Args:
+        path: file of the weights, for the message.
+        vocabularies: files of source and target.
+        ids: their ids by token.
+        rows: rows of the two matrices.
+    """
+    reasons = [
+        f"{side}: {file} has {max(known.values()) + 1:,} tokens, the model {count:,} rows"
+        for side, file, known, count in zip(("source", "target"), vocabularies, ids, rows, strict=True)
+        if max(known.values()) >= count or (plain_suffix(file) not in WITH_IDS and len(known) != count)
+    ]
+    if reasons:
+        raise ExportError(f"{path}: {'; '.join(dict.fromkeys(reasons))}; is it the vocabulary of this model?")
+
+
+_BEYOND = "<row_{}>"
+"""_BEYOND is the name here of a row beyond the vocabulary."""
+
+
+def with_every_row(ids: Mapping[str, int], rows: int) -> dict[str, int]:
+    """Return the ids with a name for each row beyond them, as a `--dim-vocabs` above the vocabulary's size makes them.
+
+    Label smoothing gives these rows probability, so without them all tokens would have more.
+    """
+    return {**{_BEYOND.format(row): row for row in range(max(ids.values()) + 1, rows)}, **ids}
+
+
+def rows_beyond(*sides: Mapping[str, int]) -> list[Unmatched]:
+    """Return how many rows with_every_row has named on each side; what holds for both is listed once."""
+    what = "rows of a matrix beyond its vocabulary, at which Marian's search fails"
+    found = []
+    for ids in sides:
+        rows = [name for name, row in ids.items() if name == _BEYOND.format(row)]
+        found += Unmatched.among(what, rows, max(ids.values()) + 1, most=1.0)
+    return list(dict.fromkeys(found))
 
 
 def _whole(token: str, place: str) -> str:

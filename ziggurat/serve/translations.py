@@ -20,8 +20,9 @@ from ziggurat.serve.glossaries import Entry
 from ziggurat.serve.notices import notice_headers
 from ziggurat.serve.pool import Model, ModelPool
 from ziggurat.serve.requests import Dialect, Refused
+from ziggurat.serve.text.elements import MarkupRules
 from ziggurat.serve.text.glossary import Tally
-from ziggurat.serve.text.markup import MarkupRules, html, xml
+from ziggurat.serve.text.markup import html, xml
 from ziggurat.serve.text.paragraphs import AlignedText, aligned_text, sentence_count
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
 from ziggurat.serve.text.splitting import Protection, sentencex_splitter

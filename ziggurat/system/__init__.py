@@ -1,4 +1,4 @@
-"""The lowest room: errors, bounded reading, atomic files and folders, processes, the terminal.
+"""The lowest layer: errors, bounded reading, atomic files and folders, processes, the terminal.
 
-It imports no other room.
+It imports no other package of Ziggurat.
 """

@@ -1,6 +1,6 @@
 """Compressed streams in bounded memory: .gz, .xz and .zst, with limits against files made to fill memory or disk.
 
-`byte_blocks` is the core: `byte_stream` and `uncompressed_file` are built on it. One decompressor loop serves .gz and
+`byte_blocks` is the core; `byte_stream` and `uncompressed_file` build on it. One decompressor loop serves .gz and
 .xz; .zst goes through Arrow.
 """
 
@@ -20,19 +20,19 @@ from ziggurat.system.errors import DamageError, DataError, is_full_disk
 from ziggurat.system.small_files import MAX_POINTER_BYTES, refuse_pointer
 
 _BLOCK_BYTES = 1 << 18
-# Memory of one xz decompressor: `xz -9` needs 65 MiB. zstd has its own limit, a window of 128 MiB (`--long=27`).
+# Memory for one xz decompressor: `xz -9` needs 65 MiB. zstd has its own limit, a window of 128 MiB (`--long=27`).
 _XZ_MEMORY = 1 << 27
 _MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
-"""Suffix of the file's name -> first bytes of the compressed stream."""
+"""_MAGIC maps the suffix of a file's name to the first bytes of the compressed stream."""
 
 MAX_RATIO = 200
-"""Most bytes that one byte of a compressed file may expand to, checked after 16 MiB of output.
+"""MAX_RATIO is the most bytes that one byte of a compressed file may expand to, checked after 16 MiB of output.
 
 Text expands 3 to 8 times, one endlessly repeated sentence about a hundred times (gzip), and zeros 1,030 times (gzip),
 7,000 times (xz) or 32,000 times (zstd).
 """
 
-_RATIO_FREE = 1 << 24  # bytes of output that are not checked, because memory and disk have room for them
+_RATIO_FREE = 1 << 24  # bytes of output before checking starts; memory and disk have room for these
 _SPARE_BYTES = 1 << 26  # bytes left free on the disk where a file is unpacked
 _UNPACK = "unpack it yourself and give the unpacked file, if you trust it"
 
@@ -69,7 +69,7 @@ def byte_blocks(path: Path, compression: str | None = "") -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             head = file.read(MAX_POINTER_BYTES + 1)
-            if not head:  # empty whatever its name; the count of pairs refuses it later
+            if not head:  # empty, whatever its name; the count of pairs rejects it later
                 return
             refuse_pointer(path, head)
             _check_magic(path, head, compression)
@@ -107,7 +107,7 @@ def _check_magic(path: Path, head: bytes, compression: str | None) -> None:
     if actual == compression:
         return
     if compression is None:
-        raise DataError(f"{path}: this is {actual} data although the name does not say so; name it {path.name}{actual}")
+        raise DataError(f"{path}: this is {actual} data, but the name does not say so; name it {path.name}{actual}")
     what = f"{actual} data" if actual else "not compressed data of that kind"
     raise DamageError(f"{path}: the name ends in {compression} but the content is {what}; rename or compress it again")
 
@@ -119,7 +119,7 @@ def _within_ratio(path: Path, blocks: Iterator[bytes], file: BinaryIO) -> Iterat
         if unpacked > _RATIO_FREE and unpacked > MAX_RATIO * file.tell():
             raise DataError(
                 f"{path}: {file.tell():,} bytes expand to {unpacked:,} and more, over {MAX_RATIO} times as many; text "
-                f"does not compress so well, such files are made to fill memory or disk; {_UNPACK}"
+                f"does not compress so well; such files are made to fill memory or disk; {_UNPACK}"
             )
         yield block
 

@@ -37,7 +37,7 @@ class Problem:
     """A fault of one setting or file in words, with the names in it as data, since callers may use other names."""
 
     key: str
-    """Dotted key of the setting, as in the reason; "" for none."""
+    """Dotted key of the setting, as in the reason; "" if none."""
     reason: str
     """The fault and its cause; one that ends with a colon or comma leads to its remedy."""
     remedy: str = ""
@@ -82,7 +82,7 @@ class Problem:
 
 
 class ZigguratError(Exception):
-    """Base of every error that a user can fix; the command line prints it without a traceback, exit status 2.
+    """Base of every error that a user can fix; the command line prints it without a traceback and exits with status 2.
 
     Plain text is a problem of `key` that mentions `named` (see Problem); `between` separates several problems.
     """
@@ -256,7 +256,7 @@ def out_of_memory(error: BaseException) -> bool:
     """Return True if memory ran out, by the messages of Python, C++, torch's CPU allocator or the GPU."""
     if isinstance(error, MemoryError):
         return True
-    if type(error).__name__ == "OutOfMemoryError":  # torch's; compared by name, so as not to import torch
+    if type(error).__name__ == "OutOfMemoryError":  # torch's; compared by name to avoid importing torch
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS_FOR_NO_MEMORY)
 

@@ -44,8 +44,8 @@ from ziggurat.system.yaml_text import MAX_YAML_BYTES, changed, parse_yaml, shown
 def find_files(pattern: str, key: str) -> list[Path]:
     """Return the files that match `pattern` (a path or a glob, `**` included), sorted.
 
-    `key` is the configuration key of the pattern, for messages. Raises DataError if there is no file, if one is not a
-    regular file, or if a file is there both compressed and uncompressed, since it would be read twice.
+    `key` is the pattern's configuration key, for messages. Raises DataError if there is no file, if one is not a
+    regular file, or if a file exists both compressed and uncompressed, since it would be read twice.
     """
     plain = Path(pattern).expanduser()
     if plain.exists() or not glob.has_magic(pattern):
@@ -62,7 +62,7 @@ def find_files(pattern: str, key: str) -> list[Path]:
             raise DataError(f"{key}: {path} is not a regular file; corpora are read more than once", key=key)
         if compression_of(path) and (unpacked := path.with_suffix("")) in together:
             raise DataError(
-                f"{key}: {pattern!r} names {path} and {unpacked}; remove one, or name it more closely", key=key
+                f"{key}: {pattern!r} names {path} and {unpacked}; remove one, or narrow the pattern", key=key
             )
     return found
 
@@ -103,7 +103,7 @@ def atomic_file(path: Path, *, sweeps: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` at the end of the block; after an error it leaves no trace.
 
     A killed process leaves a temporary file, which the next writer of `path` removes. `sweeps` is False in folders with
-    very many files, where looking for it would take too long; there ziggurat.system.staging.sweep does so once.
+    very many files, where searching for it would take too long; there ziggurat.system.staging.sweep does so once.
     """
     if sweeps:
         remove_dead(path)
@@ -138,9 +138,9 @@ _UMASK = _umask()
 
 
 CHECKSUMS_FILE = "checksums.json"
-"""Name of the file; it lists every other file of its folder, but no files in subfolders."""
+"""CHECKSUMS_FILE lists every other file of its folder, but no files in subfolders."""
 CHECKSUMS_FORMAT = 1
-_CONFIG = "config.yaml"  # text that people edit, so changes are named by key
+_CONFIG = "config.yaml"  # people edit this file, so changes are reported by key
 _MOST_BYTES = 1 << 24  # limit on checksums.json itself, enough for 100,000 files
 _SETTLED_SECONDS = 2.0  # time after the last change of a file before its fingerprint may be cached
 
@@ -230,7 +230,7 @@ def is_intact(path: Path, expected: str) -> bool:
 
 
 _intact: dict[tuple[int, int, int, int, int], str] = {}
-"""Identity of a file -> its fingerprint, for files read in this process, so that none is read twice."""
+"""_intact maps a file's identity to its fingerprint, so that this process reads no file twice."""
 
 
 def _listed(folder: Path) -> dict[str, Any]:
@@ -334,17 +334,22 @@ def may_be_replaced(path: Path) -> bool:
 
 
 MANIFEST = "manifest.json"
-"""Name of the file that makes a folder a store."""
+"""MANIFEST is the file that makes a folder a store."""
 
 _READ_BY = {
     "ctranslate2": "an export for CTranslate2, which `ziggurat translate {0}` reads, in Python "
     'ziggurat.translate.ctranslate2.CTranslate2Translator("{0}"); `ziggurat evaluate --hypothesis` scores its '
     "translations",
     "huggingface": "an export for transformers, which AutoModelForSeq2SeqLM reads; `ziggurat import {0} --out FOLDER` "
-    "makes a model directory of it",
+    "turns it into a model directory",
     "argos": "an export for Argos Translate and LibreTranslate, which install the .argosmodel file in it",
     "onnx": 'an export for onnxruntime; in Python, ziggurat.exchange.onnx_runtime.load_onnx("{0}") opens it',
 }
+
+_DAMAGED = (
+    "an export for transformers that lacks its config.json; copy the whole folder again, or write it with `ziggurat "
+    "export MODEL --to huggingface --out {0} --force`"
+)
 
 
 def folder_kind(path: Path) -> str | None:
@@ -354,19 +359,19 @@ def folder_kind(path: Path) -> str | None:
     """
     exported = _fields(path / "export.json", "target", "model")
     if exported is not None and exported[0] in _READ_BY:
-        return f"{_READ_BY[exported[0]].format(path)} (it was made from {printable(exported[1], 200)})"
+        lacks = exported[0] == "huggingface" and not (path / "config.json").is_file()
+        reader = _DAMAGED if lacks else _READ_BY[exported[0]]
+        return f"{reader.format(path)} (made from {printable(exported[1], 200)})"
     if _fields(path / "config.json", "model_type"):
-        return f"a directory of transformers; `ziggurat import {path} --out FOLDER` makes a model directory of it"
+        return f"a directory of transformers; `ziggurat import {path} --out FOLDER` turns it into a model directory"
     if (path / "model.bin").is_file() and not (path / "config.yaml").is_file():
-        return f"a directory of CTranslate2 from another toolkit; `ziggurat translate {path}` translates with it"
+        return f"a CTranslate2 folder from another toolkit; `ziggurat translate {path}` translates with it"
     if is_store(path):
-        return (
-            f"a store of `ziggurat prepare`; training reads it by `data.store: {path}`, `ziggurat report` describes it"
-        )
+        return f"a store of `ziggurat prepare`; train with `data.store: {path}`; `ziggurat report` describes it"
     if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
         return f"a run; `ziggurat translate {path}` translates with it"
     if path.name == "checkpoints" and (path.parent / "config.yaml").is_file():
-        return f"the checkpoints of the run {path.parent}: name the run, and a checkpoint by `--which`"
+        return f"the checkpoints of the run {path.parent}: name the run, and choose a checkpoint with `--which`"
     if (path / "model.safetensors").is_file() and (path / "config.yaml").is_file():
         return f"a model directory; `ziggurat translate {path}` translates with it"
     return _parent(path)
@@ -389,7 +394,7 @@ def _parent(path: Path) -> str | None:
     if not found:
         return None
     named = ", ".join(map(str, found[:5])) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
-    return f"{kind}; name one of those in it: {named}"
+    return f"{kind}; name one of its contents: {named}"
 
 
 def _models_in(path: Path) -> list[Path]:

@@ -74,7 +74,7 @@ def worker_pool(workers: int, *, way_out: str) -> Iterator[Callable[..., Future[
         with _left_to_parent():
             future, more = begin(function, *arguments)
             # `submit` wakes the thread that watches the processes before it starts a new process, not after. The death
-            # of the new process would go unnoticed until another task ends, or for ever. So each new process is
+            # of the new process would go unnoticed until another task ends, or forever. So each new process is
             # followed by an empty task, which wakes the thread again.
             while more:
                 _, more = begin(_nothing)
@@ -83,7 +83,7 @@ def worker_pool(workers: int, *, way_out: str) -> Iterator[Callable[..., Future[
     try:
         yield submit
     except BrokenProcessPool:
-        raise DataError(f"a worker process was killed, perhaps for want of memory: {way_out}") from None
+        raise DataError(f"a worker process was killed, perhaps for lack of memory: {way_out}") from None
     finally:
         # Before `shutdown`, which would wait for the running tasks.
         for process in started:
@@ -137,7 +137,7 @@ _MAPS = Path("/proc/self/maps")
 _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SECONDS = 0.5  # between two samples: long enough to measure 0.1 cores with CPU times in hundredths of a second
 _CROWDED, _CALM = 0.25, 0.1  # cores that others use beyond those we leave free: turn on above, off below
-_CALM_LOOKS = 6  # three seconds, so that a program that pauses does not make us switch back and forth
+_CALM_LOOKS = 6  # three seconds, so that a pausing program does not make us switch back and forth
 
 
 def usable_cpus() -> int:
@@ -249,7 +249,7 @@ def _times(*, low: bool | None = None) -> _Times:
 
 def busy_notice(others: float) -> str:
     """Return the start of a message that other processes took the share `others` of the CPUs' time."""
-    return f"the machine is busy: {others:.0%} of its processors' time went to other processes"
+    return f"the machine is busy: {others:.0%} of its CPU time went to other processes"
 
 
 class SystemLoad:

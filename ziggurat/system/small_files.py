@@ -1,8 +1,8 @@
 """Safe reading of small, possibly untrusted files: regular files of bounded size, JSON of bounded depth.
 
-No file can make a reader hang (a pipe, a device), exhaust memory, or fail without its name in the message. The caller
-chooses the class of errors, which give the file, the key and the way out. Checks of paths come first, then bytes, JSON
-and its form, and JSON lines, then deterministic safetensors files.
+No file can make a reader hang (a pipe, a device), exhaust memory, or fail without being named in the message. The
+caller chooses the class of errors, which report the file, the key and the way out. Path checks come first, then bytes,
+JSON and its forms, JSON lines, and deterministic safetensors files.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from ziggurat.system.errors import ConfigError, DataError, Problem, ZigguratError, printable, refuse_passing
 
 MAX_BYTES = 1 << 24
-"""Most bytes (16 MiB) of a document or of a line of JSON lines. The largest real ones are vocabularies of 250,000
+"""MAX_BYTES (16 MiB) limits a document or a line of JSON lines. The largest real ones are vocabularies of 250,000
 pieces, about 8 MB. Parsed, `[[],[],` takes 25 times its size, so no document takes more than 400 MB of memory."""
 
 MAX_DEPTH = 64
 
 MAX_POINTER_BYTES = 1024
-"""Most bytes of a pointer file, according to the specification of Git LFS."""
+"""MAX_POINTER_BYTES limits a pointer file, according to the specification of Git LFS."""
 
 _POINTERS = {
     b"version https://git-lfs.github.com/spec/": ("Git LFS", "git lfs pull"),
     b"version https://hawser.github.com/spec/": ("Git LFS", "git lfs pull"),  # its name until 2014
     b"/annex/objects/": ("git-annex", "git annex get"),
 }
-"""First bytes of a pointer file in a Git repository -> the program that wrote it, the command that fetches the file."""
+"""_POINTERS maps the first bytes of a pointer file in a Git repository to its writer and the fetch command."""
 
 Shape = TypeVar("Shape", bound=BaseModel)
 Taken = TypeVar("Taken")
@@ -121,7 +121,7 @@ def inside(folder: Path, name: str, *, error: type[ZigguratError] = DataError) -
     allowed = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
     where = Path(os.path.realpath(path))
     if not any(where.is_relative_to(place) for place in allowed):
-        raise error(f"{path}: is a link to {where}, outside its folder; copy the file there, if it is meant")
+        raise error(f"{path}: is a link to {where}, outside its folder; if that is intended, copy the file there")
     return path
 
 
@@ -164,7 +164,7 @@ def parse_json(content: bytes, name: str, *, error: type[ZigguratError] = DataEr
     if _is_deeper(document, MAX_DEPTH):
         raise error(Problem("", f"{name}: damaged (nested too deeply)", remedy))
     if b"\\ud" in content.lower() and (lone := _lone_surrogate(document)):  # such text could not be written again
-        raise error(Problem("", f"{name}: {lone} has half of a character (\\ud800 to \\udfff stand in pairs)", remedy))
+        raise error(Problem("", f"{name}: {lone} has half of a character (\\ud800 to \\udfff come in pairs)", remedy))
     return document
 
 
@@ -293,7 +293,7 @@ def read_arrays(path: Path, form: str, what: str, again: str) -> tuple[dict[str,
     Raises FileNotFoundError if there is no file. Raises DataError, which calls it `what` and ends with `again` (the way
     out), if it is damaged or has another format. Files from before checksums were introduced have none.
     """
-    from safetensors import SafetensorError, safe_open  # it imports numpy, which would delay error messages
+    from safetensors import SafetensorError, safe_open  # imports numpy, which would delay error messages
 
     try:
         check_opens(path)

@@ -31,7 +31,7 @@ from ziggurat.system.errors import DataError, written_whole
 from ziggurat.system.small_files import check_name
 
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<kind>[a-z0-9_]{8})\.tmp", re.DOTALL)
-"""Names of temporary files (`kind` is tempfile.mkstemp's random part) and folders (`kind` is a word)."""
+"""TEMPORARY matches names of temporary files (`kind` is mkstemp's random part) and folders (`kind` is a word)."""
 
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
@@ -182,7 +182,7 @@ def _sync_tree(folder: Path) -> None:
 
 
 BUILDING, DELETING = "building", "deleting"
-"""Kinds of temporary folders: words of eight letters, to match the names of temporary files."""
+"""BUILDING and DELETING are kinds of temporary folders: eight letters, to match the names of temporary files."""
 
 
 class BeingBuiltError(DataError):
@@ -351,7 +351,7 @@ def _cannot_be_made(target: Path, error: OSError) -> DataError:
         where = f". A file system is mounted there, so it cannot be replaced: name a folder inside, such as {target}/1"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         where = f". Folders are built next to their final path, so {parent} must be writable"
-    return DataError(f"{target}: cannot be made: {error.strerror or error}{where}")
+    return DataError(f"{target}: cannot be created: {error.strerror or error}{where}")
 
 
 _WAIT_SECONDS = 1.0

@@ -213,7 +213,8 @@ def importing() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    say_at_once("ziggurat: stopped\n")
+    by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
+    say_at_once(f"ziggurat: stopped{by}\n")
     os._exit(128 + number)
 
 

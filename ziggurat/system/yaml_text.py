@@ -18,16 +18,16 @@ from ziggurat.system.errors import ConfigError, printable
 Lines = dict[tuple[str | int, ...], int]
 
 MAX_YAML_BYTES = 1 << 20
-"""Longest YAML text. A resolved configuration takes 12 kB, and 250 bytes more for each corpus."""
+"""MAX_YAML_BYTES limits YAML text. A resolved configuration takes 12 kB, plus 250 bytes per corpus."""
 
 _MAX_NODES = 50_000
-"""Most values of a document, including keys, with the values of an alias counted at each use. This is enough for 2,000
-corpora and takes PyYAML 3 seconds."""
+"""_MAX_NODES limits the values of a document, including keys; an alias's values count at each use. This is enough for
+2,000 corpora and takes PyYAML 3 seconds."""
 
 MAX_DEPTH = 32
 _MAX_DIGITS = 100
-"""Longest text of a number. Python itself refuses 4,300 digits, and YAML's numbers of base 60 (`1:30:00`) take
-quadratic time."""
+"""_MAX_DIGITS limits the text of a number. Python itself refuses 4,300 digits, and YAML's base-60 numbers (`1:30:00`)
+take quadratic time."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,7 +54,7 @@ class _Loader(yaml.SafeLoader):
         text = str(node.value)
         kind = node.tag.rpartition(":")[2]
         if kind in ("int", "float") and len(text) > _MAX_DIGITS:
-            raise ConfigError(f"{self._place(node)}: a number of {len(text):,} characters; {_MAX_DIGITS} are the most")
+            raise ConfigError(f"{self._place(node)}: a number of {len(text):,} characters; the limit is {_MAX_DIGITS}")
         if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
             raise ConfigError(f"{self._place(node)}: {printable(text)} contains NUL or half a character; remove it")
         try:
@@ -81,7 +81,7 @@ for _class in (_Loader, _Dumper):
 def _too_much(deep: bool) -> str:
     if deep:
         return f"nested more than {MAX_DEPTH} deep, or an alias that contains itself"
-    return f"more than {_MAX_NODES:,} values, those of aliases counted at each use: no configuration has so many"
+    return f"more than {_MAX_NODES:,} values, counting aliases at each use: no configuration has so many"
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Lines]:
@@ -132,7 +132,7 @@ def _parse(text: str, name: str) -> tuple[Any, Lines]:
         said = printable(str(getattr(error, "problem", None) or error), 200)
         if alias := re.fullmatch("found undefined alias '(.*)'", said):
             anchor = alias[1]
-            gone = f"`*{anchor}` repeats what is marked `&{anchor}` above it, and nothing is"
+            gone = f"`*{anchor}` repeats what is marked `&{anchor}` above it, but nothing is"
             raise ConfigError(f"{where}: {gone}; mark a section, or write the values out") from None
         raise ConfigError(f"{where}: not valid YAML: {said}") from None
     except (ValueError, OverflowError, UnicodeError) as error:  # from the scanner, for \UFFFFFFFF

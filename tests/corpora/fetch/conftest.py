@@ -1,4 +1,4 @@
-"""Fixtures: a server that can misbehave, and a network that waits for nothing."""
+"""Fixtures: a server that can misbehave, and a network without pauses."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def pauses() -> list[float]:
-    """What the network waited between tries, in seconds."""
+    """The waits of the network between tries, in seconds."""
     return []
 
 
 @pytest.fixture
 def network(pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> Network:
-    """A network of one machine: no proxy of the environment, no real pauses."""
+    """A network of one machine: no proxy from the environment, no real pauses."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return Network(retries=3, timeout_seconds=20, pause=pauses.append)

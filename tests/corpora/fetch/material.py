@@ -1,4 +1,6 @@
-"""A registry and its files as servers have them: zip of Moses files, tgz, tsv, SGML, XML, TMX, packed text."""
+"""A registry and its files in the forms that servers offer: zip of Moses files, tgz, tsv, SGML, XML, TMX, packed
+text.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from pathlib import Path
 from tests.corpora.fetch.server import Server
 
 PAIRS = [("Ein Haus .", "A house ."), ("Zwei Bäume & ein Fluß .", "Two trees & a river ."), ("Drei .", "Three .")]
-"""German and English."""
+"""PAIRS are German and English."""
 
 
 def packed_zip(members: Mapping[str, bytes]) -> bytes:
@@ -56,7 +58,7 @@ _FILES = {
 
 
 def contents() -> dict[str, bytes]:
-    """Return files of each layout, by the ends of their addresses."""
+    """Return files of each layout, by the last parts of their addresses."""
     de, en = sides()
     units = "".join(
         f'<tu><tuv xml:lang="de"><seg>{_escaped(a)}</seg></tuv><tuv xml:lang="en"><seg>{_escaped(b)}</seg></tuv></tu>'
@@ -99,7 +101,7 @@ def registry(address: str) -> str:
 
 
 def serve(server: Server, folder: Path) -> Path:
-    """Put the files on the server; write the registry of them into `folder` and return it."""
+    """Put the files on the server; write their registry into `folder` and return it."""
     for name, content in contents().items():
         server.add(name, content)
     path = folder / "registry.yaml"

@@ -1,4 +1,4 @@
-"""A server of files that can misbehave: drop connections, lie about lengths, change files, redirect, send pages.
+"""A file server that can misbehave: drop connections, lie about lengths, change files, redirect, send pages.
 
 It knows files by `HOST/PATH`, so it can play a mirror, a proxy, or the server itself.
 """
@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass
 class File:
-    """A file and how it is answered for; None leaves a header out."""
+    """A file and the headers of its answers; None leaves a header out."""
 
     content: bytes
     etag: str | None = '"1"'
@@ -29,7 +29,7 @@ class File:
 
 @dataclass
 class Request:
-    """A request as it came."""
+    """A request as received."""
 
     method: str
     path: str
@@ -42,7 +42,7 @@ Behaviour = Callable[["_Handler", File], None]
 
 @dataclass
 class Server:
-    """Files by path, what came, and for each path how the next requests are answered instead of well."""
+    """Files by path, the requests received, and for each path how the next requests are answered wrongly."""
 
     port: int
     files: dict[str, File] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def answer(self, status: int, content: bytes, headers: dict[str, str], *, length: int | None = None) -> None:
-        """Send an answer; `length` is what it says of the length, where that is not true."""
+        """Send an answer; `length` is a false length to declare."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content) if length is None else length), **headers}.items():
             self.send_header(name, value)
@@ -94,13 +94,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def validators(file: File) -> dict[str, str]:
-    """Return the headers that say which version of a file is sent."""
+    """Return the headers that identify the version of a file."""
     named = {"ETag": file.etag, "Last-Modified": file.modified}
     return {"Content-Type": file.content_type, **{name: value for name, value in named.items() if value is not None}}
 
 
 def partial(handler: _Handler, file: File) -> tuple[int, bytes, dict[str, str]]:
-    """Return status, content and headers of a true answer, to a request for a part as well."""
+    """Return status, content and headers of a correct answer, also to a request for a part."""
     headers = validators(file)
     wanted = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("Range", ""))
     condition = handler.headers.get("If-Range")
@@ -119,7 +119,7 @@ def well(handler: _Handler, file: File) -> None:
 
 
 def dropping(after: int) -> Behaviour:
-    """Send so many bytes of what is wanted, then drop the connection."""
+    """Send that many of the requested bytes, then drop the connection."""
 
     def behave(handler: _Handler, file: File) -> None:
         status, content, headers = partial(handler, file)
@@ -129,12 +129,12 @@ def dropping(after: int) -> Behaviour:
 
 
 def claiming(length: int) -> Behaviour:
-    """Send everything, but give another length."""
+    """Send everything, but declare another length."""
     return lambda handler, file: handler.answer(200, file.content, validators(file), length=length)
 
 
 def claiming_again(length: int) -> Behaviour:
-    """Send everything, and give its length and then another."""
+    """Send everything, and declare its length and then another."""
     return lambda handler, file: handler.answer(200, file.content, {**validators(file), "content-length": str(length)})
 
 
@@ -145,17 +145,17 @@ def status(code: int, **headers: str) -> Behaviour:
 
 
 def page(handler: _Handler, file: File) -> None:
-    """Send a page in place of the file, as if all were well."""
+    """Send a page in place of the file, as if nothing were wrong."""
     handler.answer(200, b"\n<!DOCTYPE html><html><title>Sign in &amp; go</title></html>", {"Content-Type": "text/html"})
 
 
 def redirecting(where: str, code: int = 302) -> Behaviour:
-    """Send somewhere else."""
+    """Redirect to another address."""
     return lambda handler, file: handler.answer(code, b"", {"Location": where})
 
 
 def heedless(handler: _Handler, file: File) -> None:
-    """Send the part that was wanted whatever version it was wanted of."""
+    """Send the requested part regardless of the requested version."""
     start = int(handler.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
     total = len(file.content)
     if start >= total:
@@ -166,25 +166,25 @@ def heedless(handler: _Handler, file: File) -> None:
 
 
 def nameless(handler: _Handler, file: File) -> None:
-    """Do the same, and say nothing of the version that is sent."""
+    """Do the same, without identifying the version that is sent."""
     heedless(handler, replace(file, etag=None, modified=None))
 
 
 def piecewise(handler: _Handler, file: File) -> None:
-    """Send no more than 30,000 bytes of the part that was wanted."""
+    """Send at most 30,000 bytes of the requested part."""
     _, content, headers = partial(handler, file)
     start, total = len(file.content) - len(content), len(file.content)
     handler.answer(206, content[:30_000], {**headers, "Content-Range": f"bytes {start}-{start + 29_999}/{total}"})
 
 
 def elsewhere(handler: _Handler, file: File) -> None:
-    """Send a part from another place than was wanted."""
+    """Send a part from an offset other than the requested one."""
     total = len(file.content)
     handler.answer(206, file.content[1:], {**validators(file), "Content-Range": f"bytes 1-{total - 1}/{total}"})
 
 
 def chunked(cut: int | None) -> Behaviour:
-    """Send in chunks without a length, cut after so many bytes (None: whole)."""
+    """Send in chunks without a length, cut after that many bytes (None: complete)."""
 
     def behave(handler: _Handler, file: File) -> None:
         handler.send_response(200)
@@ -200,7 +200,7 @@ def chunked(cut: int | None) -> Behaviour:
 
 
 def trickling(handler: _Handler, file: File) -> None:
-    """Send a byte now and then, for as long as anybody listens."""
+    """Send a byte now and then, as long as anyone listens."""
     handler.answer(200, b"", validators(file), length=1 << 20)
     while True:
         handler.wfile.write(b"x")
@@ -208,7 +208,7 @@ def trickling(handler: _Handler, file: File) -> None:
 
 
 def dripping(*parts: bytes) -> Behaviour:
-    """Send the first parts at once, and the last one byte by byte, for as long as anybody listens."""
+    """Send the first parts at once, and the last one byte by byte, as long as anyone listens."""
 
     def behave(handler: _Handler, file: File) -> None:
         handler.close_connection = True

@@ -1,4 +1,4 @@
-"""Members of archives: copied under names of ours, in bounded memory, and refused where an archive is made to harm."""
+"""Archive members: copied under our own names, in bounded memory, and refused if an archive is malicious."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KINDS: dict[str, Callable[[Path, Members], Path]] = {
 
 
 def taken(archive: Path, folder: Path, *patterns: str) -> dict[str, list[tuple[str, bytes]]]:
-    """Return name and content of what is copied out, and check that nothing lies anywhere else."""
+    """Return name and content of what is copied out, and check that nothing was written anywhere else."""
     folder.mkdir(exist_ok=True)
     before = {path for path in folder.parent.rglob("*") if folder not in path.parents}
     found, _ = take_out(archive, patterns, folder)
@@ -103,7 +103,7 @@ def test_links_devices_and_sparse_files_are_no_members(tmp_path: Path) -> None:
             entry = tarfile.TarInfo(name)
             entry.type, entry.linkname = kind, "/etc/passwd"
             opened.addfile(entry)
-        entry = tarfile.TarInfo("s.de")  # 1 TB, of which nothing is there
+        entry = tarfile.TarInfo("s.de")  # 1 TB, all of it a hole
         entry.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.size": str(10**12), "GNU.sparse.map": "0,0"}
         opened.addfile(entry)
     assert taken(archive, tmp_path / "out", "*.de") == {"*.de": []}
@@ -141,7 +141,7 @@ def test_encrypted_members(tmp_path: Path) -> None:
 def test_archives_that_were_cut(kind: str, keep: float, tmp_path: Path) -> None:
     archive = KINDS[kind](tmp_path / kind, [(f"{n}.de", os.urandom(30_000)) for n in range(4)])
     content = archive.read_bytes()
-    # The end of a tar is zeros, which nobody misses.
+    # The end of a tar is zeros, and their absence does not matter.
     archive.write_bytes(content[: int(len(content.rstrip(b"\0")) * keep)])
     with pytest.raises(DamageError, match=r"damaged|ends early") as caught:
         taken(archive, tmp_path / "out", "*.de")

@@ -1,4 +1,4 @@
-"""The folder of downloads and mirrors: what is taken from where, and what is refused."""
+"""The folder of downloads and mirrors: where files are taken from, and what is refused."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_mirror_that_is_a_server_comes_before_the_files_own(server: Server, tm
 
 
 def test_two_that_fetch_the_same_files_at_once(server: Server, tmp_path: Path, network: Network) -> None:
-    """The second waits at each file and finds it there; it began each time before the first had it."""
+    """The second waits for each file and then finds it; each time it started before the first had it."""
     remotes = [Remote(url=server.add(name, CONTENT)) for name in ("de", "en")]
     phases: list[str] = []
 
@@ -152,7 +152,7 @@ def test_a_process_that_is_killed_while_another_waits_leaves_all_that_it_wrote(
 
 
 def answering_a_part(handler: behaving._Handler, file: behaving.File) -> None:
-    """Send bytes from 3,000 on, which nobody asked for, and do not say of which version."""
+    """Send bytes from 3,000 on, which nobody requested, without identifying the version."""
     handler.answer(206, bytes(2000), {"Content-Range": "bytes 3000-4999/5000"})
 
 

@@ -41,7 +41,7 @@ def ended(*arguments: str) -> int:
 
 @pytest.fixture
 def fetch(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Fetch:
-    """Call `ziggurat fetch` in an empty folder, with a registry of the server's files and without pauses."""
+    """Run `ziggurat fetch` in an empty folder, with a registry of the server's files and without pauses."""
     registry = serve(server, tmp_path)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -151,7 +151,7 @@ def test_a_file_that_changed_stays_also_where_the_other_is_gone(fetch: Fetch) ->
 
 @pytest.mark.slow
 def test_killed_between_its_files_it_goes_on(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record and the files get their names one after another, the record first."""
+    """The record and the files get their final names one by one, the record first."""
     assert fetch("local/zip/de-en").status == 0
     content = {path: Path(path).read_bytes() for path in tree()}
     shutil.rmtree("data")
@@ -197,13 +197,13 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
 
     Path(f"{folder}/dev.en").write_text("Other .\n" * 3)
     assert ended("prepare", "my.yaml", "--force") == 0
-    assert "dev.en changed since that was fetched; its licences stay" in capfd.readouterr().out
+    assert "dev.en changed since they were fetched; licences still apply" in capfd.readouterr().out
     entries = json.loads(Path("store/manifest.json").read_text())["corpora"]
     assert [(part["licence"], part["changed"]) for part in entries["dev"][0]["origin"]] == [
         ("licence of sgm", ["dev.en"])
     ]
     assert all("changed" not in part for part in entries["train"][0]["origin"])
-    Path(f"{folder}/dev.de").write_text("Anders .\n" * 3)  # neither is what was fetched any more
+    Path(f"{folder}/dev.de").write_text("Anders .\n" * 3)  # neither is still what was fetched
     assert ended("prepare", "my.yaml", "--force") == 0
     assert "origin" not in json.loads(Path("store/manifest.json").read_text())["corpora"]["dev"][0]
     registry = tmp_path / "registry.yaml"
@@ -242,7 +242,7 @@ def test_what_has_to_be_brought_is_said_beside_what_was_fetched(fetch: Fetch) ->
         Path(f"data/local-de-en/bought.{code}").write_text("x\n")
     done = fetch("my.yaml")
     assert done.status == 0, done.err
-    assert "local-de-en/bought: is there and was not fetched, so it stays" in done.err
+    assert "local-de-en/bought: exists and was not fetched, so it is left alone" in done.err
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_configurations_that_no_registry_knows(wanted: tuple[str, str], says: st
 
 @pytest.mark.slow
 def test_a_download_that_was_cut_is_removed_and_fetched_anew(fetch: Fetch, server: Server) -> None:
-    """A server that lies about the length gives a file that only its own checksum tells to be cut."""
+    """If a server lies about the length, only the file's own checksum shows that it is cut."""
     content = server.files["f/t.tmx.gz"].content
     server.next["f/t.tmx.gz"] = [behaving.claiming(len(content) - 20)]
     done = fetch("local/tmx/de-en")
@@ -281,7 +281,7 @@ def test_a_download_that_was_cut_is_removed_and_fetched_anew(fetch: Fetch, serve
 
 
 def test_plain_text_that_was_cut(fetch: Fetch, server: Server, tmp_path: Path) -> None:
-    """Nothing but a length or checksum of the registry tells that it was; the way out is said where it has neither."""
+    """Only a length or checksum in the registry shows that it was; without either, the message names the way out."""
     plain = tmp_path / "plain.yaml"
     files: list[dict[str, Any]] = [{"url": server.add(f"f/p.{code}", b"text\n" * 40)} for code in ("de", "en")]
     entry = {"title": "t", "licence": "none", "known_from": "this test", "files": files}
@@ -353,7 +353,7 @@ def test_lists(fetch: Fetch) -> None:
     assert "newstest/2013/en-de" in of_pair.out
     assert "Any pair" not in of_pair.out
     unknown = fetch("--list", "xx-yy").out.splitlines()
-    assert unknown[0] == "Any pair that the origin has; whether it has these languages is not known here:"
+    assert unknown[0] == "Any pair that the source offers; whether it has these languages is not known here:"
     assert all("{a}-{b}" in line for line in unknown[1:])
     assert all(one["any_pair"] for one in json.loads(fetch("--list", "xx-yy", "--json").out))
     assert "multi30k/{set}/{a}-{b}" in every.out
@@ -368,7 +368,7 @@ def test_lists(fetch: Fetch) -> None:
         assert "babel" in [entry["name"] for entry in listed]
     assert "babel" in every.out
     assert "babel" not in of_pair.out
-    assert "made here, not downloaded" in fetch("--list", "babel").out
+    assert "generated, not downloaded" in fetch("--list", "babel").out
     assert not tree()
 
 
@@ -381,7 +381,7 @@ OPUS = {
 
 
 def test_opus_names_its_newest_version(fetch: Fetch, server: Server, tmp_path: Path) -> None:
-    """From a mirror that is a folder: the answers of the API lie at their addresses, as all files do."""
+    """From a mirror that is a folder: the API's answers are stored at their addresses, like all files."""
     api = tmp_path / "mirror" / "opus.nlpl.eu"
     api.mkdir(parents=True)
     query = "source=de&target=en&preprocessing=moses&version=latest"
@@ -402,7 +402,7 @@ def test_opus_names_its_newest_version(fetch: Fetch, server: Server, tmp_path: P
 
 
 def test_a_test_set_of_sacrebleu(fetch: Fetch, tmp_path: Path, server: Server) -> None:
-    """Its checksum is that of the real file, which is not here: another one is refused."""
+    """Its checksum is that of the real file, which is not here, so another file is refused."""
     place = tmp_path / "mirror" / "statmt.org" / "wmt14"
     place.mkdir(parents=True)
     (place / "test-full.tgz").write_bytes(server.files["f/s.tgz"].content)

@@ -1,4 +1,4 @@
-"""Readers of layouts, beside sacreBLEU's own code and the standard library's tree of XML."""
+"""Readers of layouts, compared with sacreBLEU's own code and the standard library's XML tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ziggurat.system.errors import DataError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\u2028\u2029"), max_size=30)
 
-# Without types, as the whole package is.
+# The whole package has no types.
 FakeSGMLDataset: Any = fake_sgml.FakeSGMLDataset
 WMTXMLDataset: Any = wmt_xml.WMTXMLDataset
 

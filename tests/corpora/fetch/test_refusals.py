@@ -1,4 +1,4 @@
-"""Which answers are web pages: by their first bytes, whatever stands before, and by their type."""
+"""Recognising web pages by their first bytes, whatever precedes them, and by their type."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_the_registry_has_the_data_of_every_recipe(tmp_path: Path) -> None:
     for recipe in [*plain_recipe_names(), *(name for key in paper_keys() for name in paper_recipes(key))]:
         data = load_named(recipe).data
         if recipe == "demo" or recipe.startswith("student-"):
-            continue  # its text is embedded, or what a teacher makes of the user's
+            continue  # its text is embedded, or a teacher's translation of the user's
         paths = tuple(corpus.source or "" for corpus in (*data.train, *data.dev))
         if paths in seen:
             continue
@@ -146,7 +146,7 @@ def test_what_is_licensed_is_said_to_be(tmp_path: Path) -> None:
     assert len(tasks) == 2
 
 
-_PAIRS = ("fi-en", "zh-en", "fr-en", "ro-en", "cs-en")  # of entries without de-en
+_PAIRS = ("fi-en", "zh-en", "fr-en", "ro-en", "cs-en")  # for entries without de-en
 OWN = """
 corpora:
   mine/{{a}}-{{b}}:

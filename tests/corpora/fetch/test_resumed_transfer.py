@@ -36,7 +36,7 @@ def got(url: str, folder: Path, network: Network) -> bytes:
 
 
 def failed(url: str, folder: Path, network: Network, *, name: str = "file") -> str:
-    """Return the message of a fetch that fails, after which there is no file."""
+    """Return the message of a failing fetch, and check that it leaves no file."""
     with pytest.raises(DataError) as caught:
         download(url, folder / name, network, quiet)
     assert not (folder / name).exists()
@@ -44,7 +44,7 @@ def failed(url: str, folder: Path, network: Network, *, name: str = "file") -> s
 
 
 def ranges(server: Server) -> list[str | None]:
-    """Return the parts that were asked for."""
+    """Return the requested parts."""
     return [request.headers.get("range") for request in server.requests]
 
 
@@ -62,7 +62,7 @@ def test_what_has_arrived_is_not_fetched_again(server: Server, tmp_path: Path, n
 
 
 def test_tries_that_bring_something_do_not_count_as_failed(server: Server, tmp_path: Path, network: Network) -> None:
-    """Each brings a third of the rest, down to a few bytes: far more tries than may fail in a row."""
+    """Each try brings a third of the rest, down to a few bytes: far more tries than may fail in a row."""
     steps, rest = list[behaving.Behaviour](), len(TEXT)
     while rest > 9:
         steps.append(behaving.dropping(rest // 3))
@@ -114,7 +114,7 @@ def test_the_length_of_a_file_first_sent_in_chunks_comes_with_its_rest(
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_drops_and_changes_never_mix_versions(data: st.DataObject, tmp_path: Path) -> None:
-    """Whatever the server does for some requests, what comes at last is the file that is there at last."""
+    """Whatever the server does for some requests, the result is the file that the server has in the end."""
     with serving() as server:
         network = Network(proxy="", retries=12, pause=lambda seconds: None)
         contents = data.draw(st.lists(st.binary(min_size=600, max_size=3000), min_size=1, max_size=4))
@@ -161,7 +161,7 @@ def test_a_file_that_changes_between_two_requests(server: Server, tmp_path: Path
         (behaving.dropping(70_000), behaving.elsewhere, OTHER),
         (behaving.dropping(70_000), behaving.elsewhere, OTHER[: len(TEXT)]),
         (behaving.dropping(70_000), behaving.nameless, OTHER),  # only the total tells
-        # All of the first version has come, and the server says that there is no more of the other.
+        # All of the first version has arrived, and the server reports that the other has no more bytes.
         (behaving.claiming(len(TEXT) + 9), behaving.heedless, OTHER[: len(TEXT)]),
         (behaving.claiming(len(TEXT) + 9), behaving.nameless, OTHER[:-30_000]),
     ],
@@ -203,8 +203,8 @@ def test_chunks_without_a_length(server: Server, tmp_path: Path, network: Networ
 
 
 def test_a_length_that_is_too_large(server: Server, tmp_path: Path, network: Network, pauses: list[float]) -> None:
-    """The rest does not exist: a server that knows how many bytes there are says so, any other one is refused."""
-    for number, answer in enumerate((behaving.well, behaving.nameless), 1):  # the second does not say of which version
+    """The rest does not exist: a server that knows the number of bytes reports that; any other is refused."""
+    for number, answer in enumerate((behaving.well, behaving.nameless), 1):  # the second does not identify its version
         url = server.add("a", TEXT, behaving.claiming(len(TEXT) + 9), answer)
         assert got(url, tmp_path / str(number), network) == TEXT
         assert len(server.requests) == 2 * number
@@ -365,7 +365,7 @@ DRIPS = {
 
 @pytest.mark.parametrize("where", DRIPS)
 def test_a_server_that_drips(where: str, server: Server, tmp_path: Path) -> None:
-    """No read ever waits long, but the whole would never end."""
+    """No single read waits long, but the whole would never end."""
     network = Network(proxy="", retries=0, timeout_seconds=0.3)
     started = time.monotonic()
     said = failed(server.add("a", TEXT, behaving.dripping(*DRIPS[where])), tmp_path, network)

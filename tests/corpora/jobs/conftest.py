@@ -1,4 +1,4 @@
-"""Jobs in this process, and a way to leave their folders alone."""
+"""Fixtures: jobs in this process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ziggurat.data.babel import generate
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do shards in this process, and do not wait for the disk."""
+    """Do shards in this process, without waiting for the disk."""
     monkeypatch.setattr(launchers, "worker_pool", here)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Both sides of 25 pairs, one of them blank."""
+    """Both sides of 25 pairs, one of which is blank."""
     folder = tmp_path_factory.mktemp("pairs")
     found = [*generate(12, seed=5), ("", ""), *generate(12, seed=6)]
     sides = folder / "text.qlo", folder / "text.qhi"

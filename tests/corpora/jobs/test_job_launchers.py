@@ -1,4 +1,4 @@
-"""Where shards are done: processes, and actors on a stand-in for Ray that come late or die (Ray: test_ray.py)."""
+"""Where shards are done: processes, and actors on a stand-in for Ray that start late or die (Ray: test_ray.py)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Died(BaseException):
 
 
 class RayActorError(Exception):
-    """What `get` raises of a call to an actor that died, or could not be reached."""
+    """The exception that `get` raises for a call to an actor that died, or could not be reached."""
 
     actor_init_failed = False
 
 
 class ActorDiedError(RayActorError):
-    """What it raises where the actor does not start again; its constructor may have failed."""
+    """The exception if the actor does not restart; its constructor may have failed."""
 
     def __init__(self, said: str, *, actor_init_failed: bool = False) -> None:
         super().__init__(f"The actor died:\n\t(pid=7, ip=10.0.0.7, actor_id=f7cd)\n{said}")
@@ -44,7 +44,9 @@ class ActorDiedError(RayActorError):
 
 
 class RayTaskError(Exception):
-    """What `get` raises of a call that raised `cause`: an instance of both classes, whose text is a traceback."""
+    """The exception that `get` raises for a call that raised `cause`: an instance of both classes, with a traceback as
+    text.
+    """
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
@@ -54,7 +56,7 @@ class RayTaskError(Exception):
 
 
 class Ref:
-    """A value to come."""
+    """A future value."""
 
     done = False
     value: Any = None
@@ -66,13 +68,13 @@ class Ref:
 
 
 class Handle:
-    """Handle of an actor, which does one call after the other, in the order in which they were made."""
+    """Handle of an actor, which does calls one by one, in the order in which they were made."""
 
     def __init__(self, make: Callable[[], Any], folder: Path) -> None:
         self._make, self._folder = make, folder
         self._object: Any = None
         self._unreachable = 0
-        self.gone: ActorDiedError | None = None  # what it died of for good
+        self.gone: ActorDiedError | None = None  # the final cause of its death
         self.busy = False
         self.calls: deque[tuple[Ref, str, tuple[Any, ...]]] = deque()
 
@@ -83,14 +85,14 @@ class Handle:
         ref = Ref()
         if self.gone is not None:
             return ref.end(error=self.gone)
-        if self._unreachable:  # after a death calls fail, until the actor has started again
+        if self._unreachable:  # after a death calls fail until the actor has restarted
             self._unreachable -= 1
             return ref.end(error=RayActorError())
         self.calls.append((ref, method, arguments))
         return ref
 
     def step(self) -> None:
-        """Do the first call that waits, in this process; what is given and returned travels as a pickle."""
+        """Do the first waiting call, in this process; arguments and results travel as pickles."""
         ref, method, arguments = self.calls.popleft()
         self.busy = True
         given = [each.value if isinstance(each, Ref) else pickle.loads(pickle.dumps(each)) for each in arguments]
@@ -123,8 +125,8 @@ class Ray:
     """Stands in for the module `ray`, connected to a cluster.
 
     Attributes:
-        room: Number of actors that it has room for; later ones wait.
-        sizes: What its nodes have.
+        room: Number of actors for which it has room; later ones wait.
+        sizes: The resources of its nodes.
         actors: The actors.
     """
 
@@ -134,7 +136,7 @@ class Ray:
         self.room: float = math.inf
         self.sizes: list[dict[str, float]] = [{"CPU": 4.0, "memory": 1e9}]
         self.actors: list[Handle] = []
-        self._folder = folder  # in which its workers begin
+        self._folder = folder  # in which its workers start
         self._connected = False
         self.turn = 0
 
@@ -142,8 +144,8 @@ class Ray:
         return self._connected
 
     def init(self, **options: Any) -> None:
-        assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"  # else it sends figures home
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
+        assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"  # otherwise it sends usage statistics
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # like Ray
         self._connected = True
 
     def shutdown(self) -> None:
@@ -155,7 +157,7 @@ class Ray:
         return [dead, *({"Alive": True, "Resources": size} for size in self.sizes)]
 
     def remote(self, *, max_restarts: int, max_task_retries: int, **needs: int) -> Callable[[type], Any]:
-        assert (max_restarts, max_task_retries) == (-1, 0)  # other actors behave in other ways
+        assert (max_restarts, max_task_retries) == (-1, 0)  # other actors behave differently
 
         def made(of: type, *arguments: Any) -> Handle:
             self.actors.append(Handle(partial(of, *arguments), self._folder))
@@ -176,7 +178,7 @@ class Ray:
         return ref.value
 
     def wait(self, refs: Sequence[Ref], *, num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
-        """Do calls, of one actor after the other, until one of these has ended, or none is left that can be done."""
+        """Do calls, actor by actor, until one of these has ended, or no more can be done."""
         assert len(set(refs)) == len(refs) >= num_returns == 1
         self.turn += 1
         assert self.turn < 1000, "the run does not end"
@@ -191,7 +193,7 @@ class Ray:
 
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_process: None) -> Iterator[Ray]:
-    """The stand-in, and no waits; processes are this one, too. We are in tmp_path, Ray's workers are not."""
+    """The stand-in, without waits; processes also run in this one. We are in tmp_path, Ray's workers are not."""
     (tmp_path / "ray").mkdir()
     (tmp_path / "here").mkdir()
     stand_in = Ray(tmp_path / "ray")
@@ -211,7 +213,7 @@ LINES = [f"line {number}" for number in range(11)]
 def job(
     folder: Path, task: Any, work: Work, text: Path | None = None, found: Sequence[str] = LINES
 ) -> JobOutcome[Merged]:
-    """Do `task` with LINES, two in a shard; they are said to come from the file `text`, and `found` are there."""
+    """Do `task` with LINES, two per shard, as if they came from the file `text`, where `found` exist."""
     watch = InputWatch()
     settings = {"inputs": [] if text is None else watch.fingerprint(text)}
     plan = fix_plan(folder, "turn", settings, watch, 2, lambda: len(LINES))
@@ -221,7 +223,7 @@ def job(
 def test_of_two_jobs_that_begin_in_one_new_folder_the_first_plan_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one call counts its lines another one writes its plan."""
+    """While one call counts its lines, another one writes its plan."""
     monkeypatch.chdir(tmp_path)
 
     def begun(settings: dict[str, int], count: Callable[[], int]) -> int:
@@ -238,7 +240,7 @@ def test_of_two_jobs_that_begin_in_one_new_folder_the_first_plan_stands(
 
 
 class Turned:
-    """The task: turns lines round. Its worker dies `deaths` times at shards with these first lines."""
+    """A task that reverses lines. Its worker dies `deaths` times at shards with these first lines."""
 
     def __init__(self, **deaths: int) -> None:
         self.left = Counter({int(name[4:]): count for name, count in deaths.items()})
@@ -263,7 +265,7 @@ def test_actors_that_die_make_what_processes_make(ray: Ray) -> None:
 
 
 def run_on(workers: int | None, do: Callable[[Shard[Any]], Any]) -> list[Any]:
-    """Return what becomes of six shards."""
+    """Return the results of six shards."""
     with ray_actors("local", workers) as run:
         return list(run(do, (Shard(number, number, []) for number in range(6)), lambda: False))
 
@@ -415,7 +417,7 @@ def test_processes_take_no_more_shards_than_they_have_room_for() -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_an_input_that_changes_while_it_is_read_is_told_before_the_merge(tmp_path: Path) -> None:
-    """By a call for a part, too: no later one could know."""
+    """A call for a part notices it, too: no later one could know."""
     text = tmp_path / "text"
     text.write_text("as it was\n")
     for number, part in enumerate([(0, 1), (0, 2)]):
@@ -454,7 +456,7 @@ def test_a_plan_that_another_part_writes_meanwhile_is_taken(tmp_path: Path, monk
     listed = Path.iterdir
 
     def beside(folder: Path) -> Iterator[Path]:
-        """Another part begins after this one has looked for a plan, and before it looks what else is there."""
+        """Another part starts after this one has looked for a plan, and before it looks for anything else."""
         monkeypatch.setattr(Path, "iterdir", listed)
         job(folder, Turned(), Work(part=(1, 2)))
         return listed(folder)

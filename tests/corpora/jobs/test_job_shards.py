@@ -1,4 +1,4 @@
-"""What a stage leaves of a shard, and where shards end."""
+"""The files that a stage leaves for a shard, and where shards end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_shard_is_complete_or_absent(tmp_path: Path) -> None:
         described.write_bytes(damaged)
         assert files.complete(3) is None
     described.write_bytes(content)
-    files.path(3).write_bytes(b"1\ta b\tX\n2\t\xe2\x80\xa8\t\xc2\x85d\n")  # as long as it was
+    files.path(3).write_bytes(b"1\ta b\tX\n2\t\xe2\x80\xa8\t\xc2\x85d\n")  # the same length as before
     assert files.complete(3) == manifest
     with pytest.raises(DataError, match=r"00000003.tsv: damaged"):
         files.read(manifest)

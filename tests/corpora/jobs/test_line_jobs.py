@@ -32,12 +32,12 @@ class Killed(BaseException):
 
 
 def bulk(folder: Path, *options: object) -> tuple[object, ...]:
-    """What stands before a command to do it by a job in this folder, with shards of seven lines."""
+    """Options that run a command as a job in this folder, with shards of seven lines."""
     return ("bulk", "--job", folder, "--shard-lines", 7, *options)
 
 
 def commands(run: Path, sides: tuple[Path, Path]) -> dict[str, tuple[Any, ...]]:
-    """The verbs, without what is in bulk and without output."""
+    """The verbs, without options for bulk work and without output."""
     source, target = sides
     texts = ("--source", source, "--reference", target)
     return {
@@ -55,7 +55,7 @@ NAMES = ("translate", "translate-json", "translate-prefix", "translate-sample", 
 
 
 def quick(*names: str, but: str = "") -> list[Any]:
-    """Return all calls `but` one; those that are not named belong to the slow suite."""
+    """Return all calls except `but`; those that are not named belong to the slow suite."""
     return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != but]
 
 
@@ -73,7 +73,7 @@ def test_parts_and_kills_make_what_one_call_makes(
     whole, out = tmp_path / "whole", tmp_path / "out"
     first = ziggurat(*bulk(tmp_path / "one"), *command, "-o", whole)
     assert first.status == 0, first.err
-    again = ziggurat(*bulk(tmp_path / "one"), *command, "-o", out)  # all shards are there
+    again = ziggurat(*bulk(tmp_path / "one"), *command, "-o", out)  # all shards exist
     assert (again.status, again.out, out.read_bytes()) == (0, first.out, whole.read_bytes())
     out.unlink()
 
@@ -111,7 +111,7 @@ def test_parts_and_kills_make_what_one_call_makes(
 def test_a_job_gives_what_the_verb_gives(
     name: str, ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Where the shards are the windows in which the verb translates (those of `evaluate` are longer)."""
+    """This holds if shards equal the windows in which the verb translates (those of `evaluate` are longer)."""
     command = commands(trained, pairs)[name]
     window = ("--window", 7) if command[0] == "translate" else ()
     plain = ziggurat(*command, "-o", tmp_path / "plain", *window)
@@ -125,7 +125,7 @@ def test_a_job_gives_what_the_verb_gives(
 def test_scores_of_a_job_are_those_of_the_verb(
     ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """To rounding: the verb scores all lines in common batches."""
+    """The scores agree to rounding, because the verb scores all lines in common batches."""
     command = commands(trained, pairs)["score"]
     plain = ziggurat(*command, "--json")
     job = ziggurat(*bulk(tmp_path / "job"), *command, "--json")
@@ -219,7 +219,7 @@ def test_what_changes_while_a_job_runs_is_told(
 
 
 def test_what_a_job_knows_of_its_models(trained: Path, tmp_path: Path) -> None:
-    """A run whose best checkpoint is another one when a worker opens it is refused, as is one of other vocabularies."""
+    """A run whose best checkpoint has changed when a worker opens it is refused, as is one with other vocabularies."""
     known = ModelChoice((str(trained),)).identified()
     assert known.choice.device == usable_device("auto", "--device").type
     assert opened(known.choice).decoding.beam_size == 4
@@ -235,7 +235,7 @@ def test_what_a_job_knows_of_its_models(trained: Path, tmp_path: Path) -> None:
 
 
 def test_a_job_knows_its_shortlist_by_content(trained: Path, tmp_path: Path) -> None:
-    """One that was written again under the same name is another; what only scores does not read it."""
+    """One that was rewritten under the same name counts as different; work that only scores does not read it."""
     plain, listed = (ModelChoice((str(trained),), decoding=d) for d in ({}, {"shortlist": str(tmp_path / "list")}))
     translator = opened(plain)
     sides = translator.source_tokenizer, translator.target_tokenizer
@@ -255,7 +255,7 @@ def test_a_job_knows_its_shortlist_by_content(trained: Path, tmp_path: Path) -> 
 
 
 def test_lines_are_numbered_through_all_shards(trained: Path) -> None:
-    """Samples are drawn, and n-best lists numbered, by the number of the line in the whole input."""
+    """Line numbers in the whole input determine samples and the numbering of n-best lists."""
     settings = {"search": "sample", "n_best": 2, "beam_size": 2, "seed": 3, "max_length": {"limit": 6}, "min_length": 0}
     task = Translating(ModelChoice((str(trained),), device="cpu", decoding=settings).identified().choice)
     lines = [LineWithInputs("Su divusim."), LineWithInputs("Ne gokun."), LineWithInputs("Su divusim.")]
@@ -268,7 +268,7 @@ def test_lines_are_numbered_through_all_shards(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (("--job", "job", "perturb", "run"), "the verbs that work in bulk are align, backtranslate, evaluate"),
+        (("--job", "job", "perturb", "run"), "`bulk` works with the verbs align, backtranslate, evaluate"),
         (("--job", "job", "backtranslate", "run"), "`backtranslate` keeps its parts in its `--output`"),
         (("--merge", "pipeline", "my.yaml"), "`pipeline` merges by itself"),
         (("--job", "job", "--shard-lines", "7", "prepare", "my.yaml"), "`prepare` chooses the size of its shards"),

@@ -1,4 +1,4 @@
-"""`prepare` in bulk: the store of one process, byte for byte, from parts in any order and after kills."""
+"""`prepare` in bulk: the same store as from one process, byte for byte, from parts in any order and after kills."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, in_process: None) -> None:
 
 @pytest.fixture
 def config(tmp_path: Path) -> DataConfig:
-    """Three corpora in six files, with duplicates within a shard and beyond, tags, alignments and development text."""
+    """Three corpora in six files, with duplicates within and across shards, tags, alignments and development text."""
 
     def written(name: str, seed: int, count: int) -> dict[str, str]:
         found = list(generate(count, seed=seed))
@@ -115,7 +115,7 @@ def whole(config: DataConfig, tmp_path: Path) -> dict[str, object]:
 
 
 def do(config: DataConfig, tmp_path: Path, shown: Progress = lambda *_: None, **work: Any) -> Any:
-    """Return the report; None of a part."""
+    """Return the report; None for a part."""
     return prepare_job(config, tmp_path / "job", Work(**work), progress=shown, shard_pairs=SHARD).report
 
 
@@ -143,7 +143,7 @@ def test_one_call_makes_the_store_of_one_process(config: DataConfig, whole: dict
 def test_parts_in_any_order_make_the_same_store(
     parts: int, config: DataConfig, whole: dict[str, object], tmp_path: Path
 ) -> None:
-    """Of five files: two parts take them whole, seven share their shards."""
+    """Five files: two parts take whole files, seven share their shards."""
     with pytest.raises(DataError, match="no part is done; run the same command without `--merge`"):
         do(config, tmp_path, only_merge=True)
     made = {}
@@ -162,7 +162,7 @@ def test_parts_in_any_order_make_the_same_store(
 
 
 def test_a_part_reads_only_its_files(config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so it knows how many pairs it has; not so where parts share files."""
+    """So it knows how many pairs it has, unless parts share files."""
     do(config, tmp_path, part=(0, 5))
     read: list[list[tuple[Path, ...]]] = []
     seen: list[tuple[int, int, int | None]] = []
@@ -180,7 +180,7 @@ def test_a_part_reads_only_its_files(config: DataConfig, tmp_path: Path, monkeyp
     assert [[path.name for path in part] for part in read[0]] == [["again.qlo", "again.qhi"]]
     assert seen == [(0, now, 34) for now in (0, 15, 30, 34)]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "job" / "encoded").iterdir()}
-    part(3, 5)  # none is done again
+    part(3, 5)  # none is repeated
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "job" / "encoded").iterdir()} == before
     assert len(read) == 1
     with pytest.raises(DataError, match=r"57 of 113 pairs are encoded; run the same command without `--merge`"):
@@ -238,7 +238,7 @@ main(sys.argv[1:])
 def test_the_program_killed_at_random_moments_makes_the_same_store(
     shards: tuple[str, ...], config: DataConfig, whole: dict[str, object], tmp_path: Path
 ) -> None:
-    """While it learns, encodes or merges; processes of one call, or of two parts at once."""
+    """Kills come while it learns, encodes or merges; in processes of one call, or of two parts at once."""
     file = tmp_path / "data.yaml"
     file.write_text(dump(Experiment(data=config)))
     bulk = [sys.executable, "-c", PROGRAM, "bulk", "--job", str(tmp_path / "job"), "--workers", "2"]
@@ -246,7 +246,7 @@ def test_the_program_killed_at_random_moments_makes_the_same_store(
     calls = [[*bulk, "--shard", shard, *command] for shard in shards] or [[*bulk, *command]]
     draw, alive = random.Random(len(shards)), 0
     for _ in range(16):
-        if (tmp_path / "store").exists():  # it came to its end: once more from the beginning
+        if (tmp_path / "store").exists():  # it finished: start over
             shutil.rmtree(tmp_path / "store")
             shutil.rmtree(tmp_path / "job")
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -278,7 +278,7 @@ def test_a_cluster_that_is_not_there_is_told_before_anything_is_learnt(
     address: str, config: DataConfig, ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where no cluster is noted
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where no cluster is recorded
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     file = tmp_path / "data.yaml"
     file.write_text(dump(Experiment(data=config)))
@@ -286,12 +286,12 @@ def test_a_cluster_that_is_not_there_is_told_before_anything_is_learnt(
     told = ziggurat(*bulk, "prepare", file)
     assert (told.status, f"`--ray {address}`: no cluster there" in " ".join(told.err.split())) == (2, True), told.err
     assert not (tmp_path / "job").exists()
-    merge = ziggurat(*bulk, "--merge", "prepare", file)  # needs none
+    merge = ziggurat(*bulk, "--merge", "prepare", file)  # needs no cluster
     assert (merge.status, "no part is done" in " ".join(merge.err.split())) == (2, True), merge.err
 
 
 def test_a_file_that_changes_while_it_is_encoded_is_told(config: DataConfig, tmp_path: Path) -> None:
-    """By the call for a part, too: no later one could know."""
+    """A call for a part notices it, too: no later one could know."""
 
     def changed(before: int, now: int, total: int | None) -> None:
         with (tmp_path / "dev.qhi").open("r+b") as file:

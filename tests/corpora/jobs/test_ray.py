@@ -1,4 +1,6 @@
-"""Jobs on a Ray cluster of two nodes of one CPU each: nodes that go and come, workers and callers that are killed."""
+"""Jobs on a Ray cluster of two nodes with one CPU each: nodes that leave and join, workers and callers that are
+killed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def cluster() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # Workers are given functions of this module, and find Ray where we do.
+        # Workers get functions from this module, and find Ray where we do.
         places = [str(ROOT), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         patch.setenv("PYTHONPATH", os.pathsep.join(places))
         made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
@@ -208,7 +210,7 @@ def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("workers", [None, 3])
 def test_more_than_a_node_has_is_told(workers: int | None, nodes: Any) -> None:
-    """Two nodes of one CPU do not hold an actor of two."""
+    """Two nodes with one CPU each cannot hold an actor that needs two."""
     with pytest.raises(ConfigError, match="but the nodes have 1 and 0;"), ray_actors(nodes.address, workers, cpus=2):
         pass
 
@@ -238,7 +240,7 @@ def done(shard: Shard[Any]) -> Manifest:
 
 
 def test_workers_that_do_not_begin_are_told(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other actors have both CPUs."""
+    """Other actors occupy both CPUs."""
     monkeypatch.setattr(launchers, "_SILENT_SECONDS", 1)
     with ray_actors(nodes.address, 2) as others:
         next(others(done, iter([Shard(0, 0, []), Shard(1, 1, [])]), lambda: False))

@@ -1,4 +1,4 @@
-"""A whole pipeline that is as small as it can be, on files of the embedded language pair."""
+"""A whole pipeline as small as possible, on files of the embedded language pair."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MODEL: dict[str, Any] = {
 
 
 def trained(layers: int = 1, **training: Any) -> dict[str, Any]:
-    """A section of a model with so many encoder layers."""
+    """Return a model's section with that many encoder layers."""
     return {
         "subword": {"vocabulary_size": 150, "byte_fallback": False},
         "model": merged(MODEL, {"encoder": {"layers": layers}}),
@@ -55,7 +55,7 @@ def trained(layers: int = 1, **training: Any) -> dict[str, Any]:
 
 
 def whole(**sections: Any) -> dict[str, Any]:
-    """All sections but `fetch`; those that are None are left out."""
+    """Return all sections except `fetch` and those that are None."""
     content: dict[str, Any] = {
         "folder": "w",
         "source_language": "qlo",
@@ -82,24 +82,24 @@ def whole(**sections: Any) -> dict[str, Any]:
 
 
 def parsed(content: dict[str, Any], *overrides: str) -> PipelineConfig:
-    """The configuration with this content."""
+    """Return the configuration with this content."""
     return parse_as(PipelineConfig, yaml.safe_dump(content), "my.yaml", overrides)
 
 
 class Made(Step):
-    """A step whose attributes and methods are given."""
+    """A step with the given attributes and methods."""
 
     def work(self, folder: Path) -> int | None:
         """Do nothing."""
 
 
 def made(name: str, work: Callable[[Path], int | None] = lambda folder: None, **given: Any) -> Step:
-    """Make a step that does `work`; what is not given is as in `Step`."""
+    """Make a step that does `work`; everything not given is as in `Step`."""
     return changed(Made(), **{"name": name, "title": "", "settings": {}, "work": work, **given})
 
 
 def changed(step: Step, **changes: Any) -> Step:
-    """Return a step with other attributes or methods."""
+    """Return the step with other attributes or methods."""
     found = copy(step)
     vars(found).update(changes)
     return found
@@ -115,7 +115,7 @@ def write_data(folder: Path) -> None:
 
 @contextlib.contextmanager
 def here(workers: int, way_out: str) -> Iterator[Callable[..., Future[Any]]]:
-    """Stand in for the pool of processes: do it at once, in this one."""
+    """Stand in for the process pool: do the work at once, in this process."""
 
     def submit(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -127,7 +127,9 @@ def here(workers: int, way_out: str) -> Iterator[Callable[..., Future[Any]]]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the corpora of `whole`, in which the test works; one process does all, and waits for no disk."""
+    """A folder with the corpora of `whole`, in which the test runs; one process does everything, without waiting for
+    the disk.
+    """
     write_data(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(launchers, "worker_pool", here)
@@ -143,7 +145,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def context(said: list[str]) -> MakeContext:
-    """Make the context of a configuration's content."""
+    """Make the context for a configuration with this content."""
 
     def make(content: dict[str, Any], *overrides: str) -> PipelineContext:
         return PipelineContext(parsed(content, *overrides), said.append, Console(file=io.StringIO()))

@@ -1,4 +1,4 @@
-"""Steps on text: fetched, cleaned, held out, of one language."""
+"""Steps on text: fetched, cleaned, held out, monolingual."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNTIL_TEXT = Selection(last="monolingual")
 
 
 def text(**sections: Any) -> dict[str, Any]:
-    """Sections of which nothing is trained in these tests."""
+    """Return sections from which these tests train nothing."""
     rest = {
         "teacher": None,
         "quantisation": None,
@@ -62,7 +62,7 @@ def test_sentences_of_test_sets_leave_the_training_text_and_are_counted(
     counts = json.loads((place / "w/monolingual/report.json").read_bytes())
     assert counts["source"]["held_out"] == counts["target"]["held_out"] == 1
     assert planted["qhi"] not in lines(place / "w/monolingual/target.txt")
-    # With `keep` they stay, and that is said loudly.
+    # With `keep` they stay, and a warning reports that.
     pipeline_of(context(text(), "cleaning.held_out=keep")).run(UNTIL_TEXT)
     assert (planted["qlo"], planted["qhi"]) in pairs(place, "train/train")
     assert any(line.startswith("warning: CONTAMINATION: 2 of 16 sentences of test set babel, sou") for line in said)
@@ -71,8 +71,8 @@ def test_sentences_of_test_sets_leave_the_training_text_and_are_counted(
 def test_contamination_that_pairs_leave_is_told_with_a_way_out(
     place: Path, context: MakeContext, said: list[str]
 ) -> None:
-    """In the data of a model, too, by the names and the way out that its user has."""
-    # A sentence of the development set beside another translation.
+    """The same goes for a model's data, with the names and the way out that its user knows."""
+    # A sentence of the development set with another translation.
     for code, other in (("qlo", "dev"), ("qhi", "train")):
         planted = lines(place / f"data/{other}.{code}")[0]
         with (place / f"data/train.{code}").open("a", encoding="utf-8") as file:
@@ -133,7 +133,7 @@ def test_pairs_held_out_share_no_side_with_what_is_trained_on(
         held = {pair[side] for pair in dev + test}
         assert not held & {pair[side] for pair in train}
     before = dev, test
-    # The choice does not hang on the order of the lines.
+    # The choice does not depend on the order of the lines.
     for code in ("qlo", "qhi"):
         (place / f"data/train.{code}").write_text("".join(f"{x}\n" for x in lines(place / f"data/train.{code}")[::-1]))
     pipeline_of(context(config)).run(UNTIL_TEXT)
@@ -154,7 +154,7 @@ def test_pairs_held_out_share_no_side_with_what_is_trained_on(
 def test_what_is_held_out_stands_nowhere_in_other_case_or_direction_either(
     place: Path, context: MakeContext, said: list[str]
 ) -> None:
-    # Each pair once as it is, once in lower case without its end mark, once with its sides exchanged.
+    # Each pair once unchanged, once in lower case without its end mark, once with its sides swapped.
     files = [place / f"data/train.{code}" for code in ("qlo", "qhi")]
     for path, side, other in zip(files, sides := [lines(path) for path in files], sides[::-1], strict=True):
         path.write_text("".join(f"{x}\n" for x in (*side, *(y.lower().rstrip(".?!") for y in side), *other)), "utf-8")
@@ -170,7 +170,7 @@ def test_what_is_held_out_stands_nowhere_in_other_case_or_direction_either(
     assert more >= 40
     assert report["notices"][-1].startswith(f"{more} more pairs have a side of the 40 that are held out, case and punc")
     assert f"warning: {report['notices'][-1]}" in said
-    # Nor does it come back as text of one language.
+    # Nor does it come back as monolingual text.
     (place / "data/mono.qhi").write_text("".join(f"{target.lower()}\n" for _, target in held) + "kao\n...\n", "utf-8")
     pipeline_of(context(config)).run(UNTIL_TEXT)
     assert lines(place / "w/monolingual/target.txt") == ["kao", "..."]
@@ -217,17 +217,17 @@ def test_a_corpus_of_which_cleaning_leaves_nothing_is_left_out(
     assert f"warning: {notice}" in said
     assert "warning: noise: cleaning left none of its pairs; it is left out" in said
     assert pipeline_of(context(config, stopped)).run(until).done == ()
-    # Stages are not left short of what they name.
+    # Stages get everything that they name.
     stage = "{mix: {train: 1, noise: 1}, until: {corpus: train}}"
     with pytest.raises(DataError, match=r"^`student.stages.0.mix`: cleaning left no pair of noise .*; take it out of"):
         pipeline_of(context(config, stopped, f"student.stages=[{stage}]", "student.unicode=nfc")).run(until)
     with pytest.raises(ConfigError, match=r"`student.stages.0.mix`: no corpus bitext; the student learns from noise, "):
         pipeline_of(context(config, stopped, f"student.stages=[{stage.replace('noise', 'bitext')}]"))
-    # What depends on it is done again once it has pairs.
+    # Steps that depend on it are redone once it has pairs.
     done = pipeline_of(context(config, stopped, "cleaning.identical=false")).run(until).done
     assert done == ("clean", "student-data", "student")
     assert corpora() == ["noise", "train"]
-    # Cleaned by an earlier version, which went on with nothing.
+    # Cleaned by an earlier version, which continued with nothing.
     for file in (place / "w/clean/train").iterdir():
         file.write_bytes(b"")
     (step,) = (step for step in pipeline_of(context(config)).steps if step.name == "student-data")
@@ -246,7 +246,7 @@ def test_a_store_is_the_same_for_training_wherever_it_was_made(place: Path, cont
     (place / "w").rename(place / "moved")
     (place / "moved/student-data/store/train-00000.arrow").unlink()
     assert made("moved") == first
-    # All else that training may read counts, also where no pair changes.
+    # Everything else that training may read counts, even if no pair changes.
     path = place / "moved/student-data/store/manifest.json"
     manifest, found = path.read_text("utf-8"), {read_of_store(path)}
     changes: list[tuple[str, object]] = [
@@ -386,7 +386,7 @@ def test_fetched_corpora(place: Path, context: MakeContext) -> None:
     pipeline_of(context(config)).run(UNTIL_TEXT)
     assert lines(place / "w/sets/test/babel.qlo") == lines(place / "demo-pipeline/mirror/babel.example/test.qlo")
     assert len(pairs(place, "train/babel")) > 9000
-    # Another corpus is fetched; those that are there already concern nobody.
+    # Another corpus is fetched; existing ones are not affected.
     config["test"].append({"name": "more", "fetch": "babel/dev/qhi-qlo"})
     done = pipeline_of(context(config)).run(UNTIL_TEXT).done
     assert done == ("fetch", "sets", "clean", "monolingual")

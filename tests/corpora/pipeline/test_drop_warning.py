@@ -1,4 +1,4 @@
-"""The warning where many lines gave no pair: compared with the bitext's own pairs before the model is blamed."""
+"""The warning that many lines gave no pair: compared with the bitext's own pairs before the model is blamed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bitext(folder: Path, *pairs: tuple[int, int]) -> tuple[Path, Path]:
-    """The files of pairs with so many words."""
+    """The files of pairs with that many words."""
     files = folder / "a.de", folder / "a.en"
     for side, file in enumerate(files):
         file.write_text("".join("w " * pair[side] + "\n" for pair in pairs))
@@ -42,7 +42,7 @@ def bitext(folder: Path, *pairs: tuple[int, int]) -> tuple[Path, Path]:
 
 def test_the_bitext_is_measured_by_the_same_rule(tmp_path: Path) -> None:
     files = bitext(tmp_path, (2, 8), (2, 9), (10, 10), (251, 250), (3, 0))
-    assert share_beyond(PairFilter(), [files], tmp_path) == 0.5  # the blank one is no pair
+    assert share_beyond(PairFilter(), [files], tmp_path) == 0.5  # the blank one is not a pair
     assert share_beyond(PairFilter(ratio_slack=0), [files], tmp_path) == 0.75
     assert share_beyond(PairFilter(), [bitext(tmp_path)], tmp_path) is None
 

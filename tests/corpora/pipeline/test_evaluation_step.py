@@ -1,4 +1,4 @@
-"""The step that evaluates: which systems, and where each of them runs."""
+"""The evaluation step: which systems, and where each of them runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ziggurat.corpora.pipeline.steps import pipeline_of
 
 
 class _Echo:
-    """A system that translates every line into itself."""
+    """A system that copies every line."""
 
     origin = "nowhere"
 
@@ -67,11 +67,11 @@ def test_the_page_on_robustness_is_made_again_without_translating(
     step.work(place / "w")
     (page,) = (place / "w" / name for name in step.pages)
 
-    def content() -> str:  # but for the minute in which it was written
+    def content() -> str:  # except for the minute in which it was written
         return re.sub(r"Written [-0-9: ]+ by", "", page.read_text("utf-8"))
 
     scores = json.loads((place / "w" / "scores.json").read_text())["tests"]["babel"]["student"]
-    assert all(score["interval"] >= 0 for score in scores)  # of 95 % confidence
+    assert all(score["interval"] >= 0 for score in scores)  # with 95 % confidence
     before, systems = content(), len(opened)
     page.unlink()
     step.work(place / "w")
@@ -96,7 +96,7 @@ def test_perturbations_that_change_no_line_cost_no_scores(
     assert json.loads((folder / "robustness.json").read_text())["left_out"] == ["long"]
     page = (folder / "robustness.html").read_text("utf-8")
     assert "teacher: no disturbance changes a line." in page
-    assert "disturbance</th>" not in page  # a table of none
+    assert "disturbance</th>" not in page  # an empty table
     notice = "evaluation.perturb: left out, since they change none of the first 2 lines of the first test set: long"
     assert f"warning: {notice}" in said
     assert _notices(on, {"evaluate"}) == [notice]
@@ -105,7 +105,7 @@ def test_perturbations_that_change_no_line_cost_no_scores(
 def test_a_measurement_of_speed_that_is_gone_is_made_again_without_translating_the_tests(
     place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a call was interrupted or a file removed: the table of the report has no gap."""
+    """Even after an interrupted call or a removed file, the table in the report has no gap."""
     texts = []
 
     class Timed(_Echo):

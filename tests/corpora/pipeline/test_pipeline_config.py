@@ -1,4 +1,4 @@
-"""The file of a pipeline: errors with file, line and key; what is left out; the steps of a configuration."""
+"""A pipeline's file: errors with file, line and key; omitted parts; the steps of a configuration."""
 
 from __future__ import annotations
 
@@ -95,17 +95,17 @@ def test_errors_name_file_line_and_key() -> None:
         ("student.model.encoder.layer=2", "unknown key `student.model.encoder.layer`; did you mean `student.model.enc"),
         ("student.training.stop.updates=many", "`student.training.stop.updates`: input should be a valid integer"),
         ("bitext.train=[]", "`bitext.train`: list should have at least 1 item"),
-        ("bitext.train.0.alignment=a.links", "`bitext.train.0`: `alignment` is of no use here"),
+        ("bitext.train.0.alignment=a.links", "`bitext.train.0`: `alignment` is useless here"),
         ("bitext.train.0.target=null", "`bitext.train.0`: give both `source` and `target`"),
         ("bitext.train.0.fetch=opus/x/y/de-en", "`bitext.train.0`: give `fetch`, or `source` and `target`"),
         ("bitext.dev.0.filters={identical: true}", "`bitext`: `dev.0.filters`: development corpora are not filtered"),
         ("bitext.dev.0.scores=[{column: 2, min: 1}]", "`bitext`: `dev.0.scores`: development corpora are not filt"),
         ("bitext.dev.0.weight=2", "`bitext`: `dev.0.weight`: development corpora are not drawn from; remove it"),
-        ("bitext.dev.0.tag=<web>", "`bitext`: `dev.0.tag`: no corpus of `train` has <web>: nothing would learn it"),
-        ("bitext.dev=[]", "`bitext.dev` is missing: models are chosen by it; or take pairs out of the"),
+        ("bitext.dev.0.tag=<web>", "`bitext`: `dev.0.tag`: no corpus of `train` has <web>, so no model would learn it"),
+        ("bitext.dev=[]", "`bitext.dev` is missing: it selects the models; or take pairs out of the"),
         ("test=[]", "`test` is missing: `evaluation` needs a test set"),
         ("teacher=null", "`teacher` is missing: `distillation` translates with it"),
-        ("distillation=null", "`distillation` is missing: `filter` is of its corpus"),
+        ("distillation=null", "`distillation` is missing: `filter` filters its corpus"),
         ("cleaning.max_length_ration=3", "unknown key `cleaning.max_length_ration`; did you mean `cleaning.max"),
         ("bitext.train.0.source_language=de", "a pipeline has one direction"),
         ("export=null", "`export.ctranslate2` is missing: `shortlist` is for it"),
@@ -115,28 +115,28 @@ def test_errors_name_file_line_and_key() -> None:
         ("distillation={bitext: false, monolingual: false}", "`monolingual.source` is missing: `distillation` has no"),
         ("alignment=null", "`student.training.loss.alignment` needs word alignments: add section `alignment`"),
         ("teacher.existing=runs/a", "`teacher`: `existing` uses a model unchanged: leave out `decoding`"),
-        ("student={existing: runs/a}", "`student.existing`: a student is trained here"),
+        ("student={existing: runs/a}", "`student.existing`: the student is trained here"),
         ("student.training.start_from=runs/a", "`training.start_from` is not for a pipeline"),
         ("student.recipe=dmeo", "`student`: no recipe `dmeo`; did you mean `demo`"),
         ("backward.corpora={distillation: 1}", "`backward.corpora.distillation`: no such corpus is made"),
         ("teacher.corpora={bitexts: 1}", "`teacher.corpora.bitexts.[key]`: input should be 'bitext', 'back-transl"),
         ("teacher.subword.joint=false teacher.model.embedding.sharing=all", "`teacher.model.embedding.sharing"),
         ("backtranslation.decoding={beam_sizes: 3}", "unknown key `decoding.beam_sizes`"),
-        ("backtranslation.decoding={seed: 3}", "`decoding.seed`: use the key of this section for that"),
+        ("backtranslation.decoding={seed: 3}", "`decoding.seed`: use this section's key for that"),
         ("quantisation.training={stopp: {}}", "unknown key `training.stopp`"),
         ("target_language=qlo", "`source_language` and `target_language` are both `qlo`"),
-        ("distillation={decoding: {beam_size: 4}}", "`distillation`: a beam of 4 (`decoding.beam_size`) has no 8 cand"),
-        ("teacher.decoding.precision=auto", "`teacher.decoding.precision: auto` would leave the result of `distillat"),
-        ("backward.decoding.precision=auto", "`backward.decoding.precision: auto` would leave the result of `backtr"),
+        ("distillation={decoding: {beam_size: 4}}", "`distillation`: a beam of 4 (`decoding.beam_size`) cannot give 8"),
+        ("teacher.decoding.precision=auto", "`teacher.decoding.precision: auto` would make the result of `distillat"),
+        ("backward.decoding.precision=auto", "`backward.decoding.precision: auto` would make the result of `backtr"),
         ("backward.decoding.precision=auto backtranslation.decoding={precision: float32}", "the result of `filter`"),
-        ("distillation={decoding: {precision: auto}}", "`distillation.decoding.precision: auto` would leave"),
+        ("distillation={decoding: {precision: auto}}", "`distillation.decoding.precision: auto` would make"),
         ("teacher.modifiers.terms.probability=0.1", "`teacher.modifiers` needs word alignments: a pipeline"),
         ("bitext.train.0.weight=2 teacher.stages=[{mix: {train: 1}, until: {corpus: train}}]",
-         "`teacher`: `stages` say how corpora are mixed: leave out `sampling_temperature` and `weight`"),
+         "`teacher`: `stages` sets how corpora are mixed: leave out `sampling_temperature` and `weight`"),
         ("source_language=a/b", "`source_language`: string should match pattern"),
-        ("format=2", "pipeline format 2 is not known here"),
+        ("format=2", "pipeline format 2 is unknown"),
         ("test=[{name: a, source: x}]", "`test.0`: give either `source` and `target`, or `fetch`"),
-        ("folder=$HOME/w", "`folder`: `$HOME` is not replaced here as in a shell"),
+        ("folder=$HOME/w", "`folder`: `$HOME` is not expanded here as in a shell"),
     ],
 )  # fmt: skip
 def test_what_is_refused(override: str, said: str) -> None:
@@ -158,7 +158,7 @@ def test_rules_of_the_whole_file_are_told_at_the_key_that_they_name() -> None:
     assert refused(content).startswith(f"{place('alignment: {}', content)}: `student.training.loss.alignment` needs")
     said = f"{place('backtranslation:', whole())}, with your overrides: `backward` is missing"
     assert refused(whole(), "backward=null").startswith(said)
-    assert refused(whole(format=2)).startswith("my.yaml: pipeline format 2 is not known here")
+    assert refused(whole(format=2)).startswith("my.yaml: pipeline format 2 is unknown")
 
 
 def test_all_that_is_missing_is_said_at_once() -> None:
@@ -222,7 +222,7 @@ def test_names_of_test_sets_differ() -> None:
     two = whole(test=[{"name": "a", "source": "x", "target": "y"}] * 2)
     assert "names of test sets must differ" in refused(two)
     held = whole(test=[{"name": "held-out", "source": "x", "target": "y"}])
-    assert "`held-out` is that of `bitext.hold_out`" in refused(held, "bitext.hold_out={test: 5}")
+    assert "`held-out` is the one from `bitext.hold_out`" in refused(held, "bitext.hold_out={test: 5}")
 
 
 def test_a_recipe_is_the_ground_of_a_section() -> None:
@@ -281,7 +281,7 @@ def test_corpora_of_the_models() -> None:
 
 
 def tagged_bitext(*tags: str | None, dev: str | None = None, **more: Any) -> dict[str, Any]:
-    """Section `bitext` with a training corpus for each tag, and a development set."""
+    """Return a section `bitext` with a training corpus for each tag, and a development set."""
     train = [{"source": f"{n}.qlo", "target": f"{n}.qhi", "tag": tag} for n, tag in enumerate(tags)]
     return {"train": train, "dev": [{"source": "dev.qlo", "target": "dev.qhi", "tag": dev}], **more}
 
@@ -298,7 +298,7 @@ def test_a_tag_of_the_dev_set_is_for_the_models_that_learn_it() -> None:
 
 
 def test_sentences_without_a_tag_are_for_models_that_learn_some() -> None:
-    config = parsed(whole(), "distillation.n_best=1", "export.ctranslate2.tolerance=0")  # parsed once: that takes long
+    config = parsed(whole(), "distillation.n_best=1", "export.ctranslate2.tolerance=0")  # parsed once: it is slow
     others = ("backtranslation", "distillation", "filter", "alignment", "student", "quantisation", "export")
 
     def context(**sections: Any) -> PipelineContext:
@@ -425,7 +425,7 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, conte
         pipeline_of(context(whole(student=unreachable, alignment=None))).run()
     with pytest.raises(ConfigError, match=r"export.ctranslate2.quantization: int4; there are: int8"):
         pipeline_of(context(whole(), "export.ctranslate2.quantization=int4")).run()
-    with pytest.raises(ConfigError, match=r"`evaluation.perturb`: 'tpyos' is none; choose from caps"):
+    with pytest.raises(ConfigError, match=r"`evaluation.perturb`: 'tpyos' is not a perturbation; choose from caps"):
         pipeline_of(context(whole(), "evaluation.perturb=[tpyos]")).run()
     groups = "backtranslation.method=beam", "backtranslation.decoding={diverse_groups: 2}"
     with pytest.raises(ConfigError, match=r"step backtranslate, with the backward model: `decoding`: `diverse_groups`"):
@@ -444,7 +444,7 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, conte
 
 
 def test_a_step_leaves_the_process_as_it_found_it() -> None:
-    """A step that goes on after a kill runs in a new process: the others must compute with as many threads."""
+    """A step that resumes after a kill runs in a new process: the others must use as many threads."""
     before = torch.get_num_threads()
     with contextlib.suppress(KeyboardInterrupt), in_fresh_state():
         torch.set_num_threads(before + 1)

@@ -1,4 +1,4 @@
-"""What the steps of a pipeline are expected to take."""
+"""The expected costs of a pipeline's steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_cleaning_takes_what_its_filters_take() -> None:
     assert seconds(2) == pytest.approx(seconds(1) / 2)
     languages, scored = seconds(1, languages={}) - seconds(1), seconds(1, pair_score={}) - seconds(1)
     assert min(languages, scored) > seconds(1)
-    # A score is learned from so many pairs at most, by one process.
+    # A score is learned from at most that many pairs, by one process.
     assert seconds(4, pair_score={}) > seconds(1, pair_score={}) / 4
     assert seconds(1, pair_score={"pairs": 2_000_000}) == pytest.approx(seconds(1, pair_score={"pairs": 1_000_000}))
     assert cleaning(None, FilterConfig(), 1).seconds is None
@@ -81,7 +81,7 @@ def test_training_takes_no_more_updates_than_it_has(
     assert found.said == f"{said}, sentences of 10 target tokens (assumed)"
     cost.time.delay = 2.5
     busy = costs.training("student").said.removeprefix(found.said)
-    assert busy.startswith("; the machine is busy: 60% of its processors' time went to other processes")
+    assert busy.startswith("; the machine is busy: 60% of its CPU time went to other processes")
     assert "at least 2.5 times as long" in busy
     cold = change_section(training, {"schedule": {"warmup_updates": 10**6}}, "training")
     student = student.model_copy(update={"training": cold})
@@ -90,11 +90,11 @@ def test_training_takes_no_more_updates_than_it_has(
     assert (warned in told) == (cold.stop.updates is not None)
     assert costs.trained("student", 0, 0.0) is None
     begun, limit = costs.trained("student", 400, 120.0), changes["stop"].get("minutes")
-    updates = 40 / (seconds if limit != 4 else 300)  # of the shallow ones
+    updates = 40 / (seconds if limit != 4 else 300)  # from the shallow ones
     assert begun is not None
     assert begun.share == pytest.approx(max(updates, 120 / (60 * limit) if limit else 0))
     assert begun.said == f"400 of {changes['stop']['updates']:,} updates"
-    assert begun.seconds == 120.0  # of the checkpoint that has the updates, not of a later change in the folder
+    assert begun.seconds == 120.0  # from the checkpoint that has the updates, not from a later change in the folder
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_what_is_left_goes_by_what_is_done_and_else_by_the_last_time(
     step = made("one", cost=lambda: cost, progress=lambda: done)
     found = StepStatus(step, state, "", spent, finished=state in ("after", "page")).expected()
     assert (found.seconds, found.said) == (pytest.approx(seconds), said)
-    # Of a result that was never finished the time says nothing.
+    # The time of a result that was never finished says nothing.
     assert StepStatus(changed(step, cost=Expected), "changed", "", spent).expected().seconds is None
 
 
 def test_what_is_done_and_its_time_are_of_one_moment() -> None:
-    moments = [1, 2, 3]  # another call is at work: a quarter of all is done in each minute
+    moments = [1, 2, 3]  # another call is at work: it does a quarter of everything per minute
 
     def cost() -> Expected:
         moments.pop(0)
@@ -152,7 +152,7 @@ def test_shards_and_checkpoints_tell_what_is_done(tmp_path: Path) -> None:
     for update in (40, 80):
         (tmp_path / "checkpoints" / f"step-{update:08d}").mkdir(parents=True)
     write_meta(tmp_path / "checkpoints/step-00000040", checkpoint_meta(progress={"seconds": 7.5}))
-    assert updates_done(tmp_path) == (40, 7.5)  # of the newest one that is whole
+    assert updates_done(tmp_path) == (40, 7.5)  # from the newest complete one
 
 
 def test_translating_with_a_model_that_is_there_is_estimated_by_its_own_configuration(
@@ -181,7 +181,7 @@ def test_translating_with_a_model_that_is_there_is_estimated_by_its_own_configur
 
 @pytest.fixture
 def expected(context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
-    """Return what is said of the cost of each step of a configuration."""
+    """Return what is reported about the cost of each step of a configuration."""
     cost = SimpleNamespace(
         length=(10, 10),
         forward=SimpleNamespace(source=1.0, target=1.0),
@@ -212,7 +212,7 @@ def test_text_that_is_not_there_yet_is_bounded_by_what_it_is_made_from(
     assert said["distil-monolingual"] == f"at most {lines} lines, 1 worker{rough}"
     assert said["filter"] == f"at most {left + lines} pairs{rough}"
     assert said["align"] == said["student-data"] == f"at most {left + lines} pairs"
-    # What is there is counted.
+    # Existing results are counted.
     for file in ("clean/train/train.qlo", "monolingual/target.txt", "distil/corpus/target.txt"):
         Path("w", file).parent.mkdir(parents=True)
         Path("w", file).write_text("a\n" * 4)

@@ -1,4 +1,4 @@
-"""The engine of pipelines, with steps that only hash what they read."""
+"""The pipeline engine, with steps that only hash what they read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ziggurat.system.files import write_atomically
 
 @dataclass
 class Fake:
-    """A step that writes what it depends on into two files; a `coarse` one hands on a single bit of it."""
+    """A step that writes its dependencies into two files; a `coarse` one outputs a single bit of them."""
 
     name: str
     after: tuple[str, ...] = ()
@@ -52,10 +52,10 @@ class Fake:
         inputs = [path.read_bytes() for path in self.files]
         inputs += [(folder.parent / name / "out" / "b").read_bytes() for name in self.after]
         (folder / "out").mkdir(exist_ok=True)
-        for part in ("a", "b"):  # goes on where it was interrupted
+        for part in ("a", "b"):  # resumes where it was interrupted
             if not (folder / "out" / part).exists():
                 write_atomically(folder / "out" / part, self.value(inputs))
-        (folder / "log").write_text(f"{time.time_ns()}")  # differs every time, and is not handed on
+        (folder / "log").write_text(f"{time.time_ns()}")  # differs every time, and is not an output
 
     def step(self) -> Step:
         return made(
@@ -89,7 +89,7 @@ def diamond(folder: Path, ran: list[str] | None = None) -> list[Fake]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_waiting_for_disks() -> Iterator[None]:
-    """A killed process loses nothing that it has written: only a power cut does."""
+    """A killed process loses nothing that it has written; only a power cut does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -109,7 +109,7 @@ def test_all_run_once_in_order_and_then_nothing(tmp_path: Path, ran: list[str]) 
 
 
 def test_what_cannot_be_done_is_refused_before_anything_is(tmp_path: Path, ran: list[str]) -> None:
-    """Also where the step was done before, by other settings; not where it is done and stays."""
+    """This also holds if the step was done before with other settings, but not if it is done and stays."""
     fakes = diamond(tmp_path, ran)
 
     def checked(selection: Selection | None = None) -> PipelineEnd:
@@ -150,7 +150,7 @@ REDONE = {
     "an input of one": ["right", "last"],
     "an input of the first": ["fetch", "left", "right", "last"],
     "a setting": ["left", "last"],
-    # What depends on it finds the same as before.
+    # Steps that depend on it find the same as before.
     "an output edited": ["left"],
     "an output of the same size": ["left"],
     "an output gone": ["left"],
@@ -170,7 +170,7 @@ def test_a_change_redoes_what_depends_on_it(change: str, tmp_path: Path, ran: li
     unsettled = [found for found in pipeline(tmp_path / "w", fakes).statuses() if not found.settled]
     pipeline(tmp_path / "w", fakes).run()
     assert ran == REDONE[change]
-    # The plan may name more: it cannot know what comes out.
+    # The plan may name more: it cannot know the results.
     assert set(ran) <= {found.step.name for found in unsettled}
     assert pipeline(tmp_path / "w", fakes).run().done == ()
 
@@ -195,7 +195,7 @@ def test_a_page_that_is_gone_is_made_again_from_what_is_there(tmp_path: Path, ra
 
 @st.composite
 def graphs(draw: st.DrawFn) -> list[dict[str, object]]:
-    """Steps as keywords of `Fake`; `files` are numbers."""
+    """Steps as keywords for `Fake`; `files` are numbers."""
     count = draw(st.integers(1, 6))
     return [
         {
@@ -218,7 +218,7 @@ CHANGE = st.tuples(
 def test_any_changes_redo_exactly_the_dependants(
     graph: list[dict[str, object]], changes: list[list[tuple[str, int, int]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Against a model: a step is redone if what it reads differs from the last time, or its own result was lost."""
+    """Check against a model: a step is redone if its inputs differ from the last time, or its own result was lost."""
     folder = tmp_path_factory.mktemp("graph")
     paths = [folder / f"f{n}" for n in range(4)]
     for path in paths:
@@ -257,7 +257,7 @@ def test_any_changes_redo_exactly_the_dependants(
 
 
 def results(folder: Path) -> dict[str, object]:
-    """All that steps leave, but for logs with times."""
+    """Everything that steps leave, except logs with times."""
     return {
         name: content
         for name, content in tree(folder).items()
@@ -378,7 +378,7 @@ def test_selections(tmp_path: Path, ran: list[str]) -> None:
     with pytest.raises(DataError, match=r"fetch: not done yet; leave out `--from`"):
         pipeline(tmp_path / "w", fakes).run(Selection(first="left"))
     assert pipeline(tmp_path / "w", fakes).run(Selection(last="right")).done == ("fetch", "left", "right")
-    (tmp_path / "x").write_bytes(b"other")  # of a step that is taken as it stands
+    (tmp_path / "x").write_bytes(b"other")  # of a step that is reused unchanged
     assert pipeline(tmp_path / "w", fakes).run(Selection(first="right")).done == ("last",)
     assert pipeline(tmp_path / "w", fakes).run(Selection("left", "left", frozenset({"left"}))).done == ("left",)
     (tmp_path / "w/fetch/out/b").write_bytes(b"other")
@@ -485,7 +485,7 @@ def test_of_a_file_only_what_is_read_concerns_later_steps(tmp_path: Path, ran: l
     for content, done in [("a 1", ("first", "later")), ("a 2", ("first",)), ("b 2", ("first", "later"))]:
         source.write_text(content)
         assert Pipeline(tmp_path / "w", steps()).run().done == done
-    content_of.write_text("b 3")  # damage is damage, wherever it is
+    content_of.write_text("b 3")  # damage counts wherever it is
     assert Pipeline(tmp_path / "w", steps()).run().done == ("first",)
     assert content_of.read_text() == "b 2"
 
@@ -511,7 +511,7 @@ def test_fingerprints_are_remembered_until_a_file_is_touched(tmp_path: Path, mon
     assert len(read) == 3
     stamp = file.stat()
     file.write_bytes(b"two")
-    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # same size, same time of change
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # same size, same modification time
     assert again.of(file) == xxhash.xxh3_128_hexdigest(b"two")
     memory.write_bytes(b"[1")
     assert Fingerprints(memory).of(file) == xxhash.xxh3_128_hexdigest(b"two")
@@ -553,7 +553,7 @@ class Earlier(Section):
 
 
 class Later(Section):
-    """The same with another default, a new key, and without one."""
+    """The same section with another default, a new key, and one key removed."""
 
     ratio: float = 2.0
     added: int = 3

@@ -1,4 +1,4 @@
-"""The program killed at random moments, with all its workers: what it ends with is that of an undisturbed run."""
+"""The program killed at random moments, with all its workers: the result equals that of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KILLS = 30
 
 
 def start(folder: Path, *options: str, bulk: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
-    """Start the program in a folder, as the leader of a group of processes; `bulk` are options of that verb."""
+    """Start the program in a folder as the leader of a process group; `bulk` are options of the verb."""
     before = ["bulk", *bulk] if bulk else []
     command = [sys.executable, "-m", "ziggurat", *before, "pipeline", "my.yaml", *options]
     root = str(Path(__file__).resolve().parents[3])
@@ -39,18 +39,20 @@ def start(folder: Path, *options: str, bulk: tuple[str, ...] = ()) -> subprocess
 
 
 def handed_on(folder: Path) -> dict[str, object]:
-    """The manifests of all steps, which have the checksums of all that they hand on."""
+    """The manifests of all steps, which have the checksums of all their outputs."""
     return {path.parent.name: json.loads(path.read_bytes()) for path in sorted(folder.glob(f"w/*/{MANIFEST}"))}
 
 
 def kill(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """End the program, unless it just ended. Ctrl-C reaches the group, SIGTERM the program, which ends its workers."""
+    """End the program, unless it has just ended. Ctrl-C reaches the group, SIGTERM the program, which ends its
+    workers.
+    """
     (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
     assert process.wait(60) in (0, -number, 128 + number)
 
 
 def prepared(tmp_path: Path, content: dict[str, Any]) -> dict[str, object]:
-    """Write folders `whole` and `cut` with the corpora and the file; return what the undisturbed pipeline hands on."""
+    """Write folders `whole` and `cut` with the corpora and the file; return the undisturbed pipeline's outputs."""
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
         write_data(tmp_path / name)
@@ -66,7 +68,7 @@ def prepared(tmp_path: Path, content: dict[str, Any]) -> dict[str, object]:
 def test_killed_at_random_moments(number: signal.Signals, tmp_path: Path) -> None:
     generator = random.Random(int(number))
     content = whole()
-    # A run goes on with the batches that were found to fit when it began.
+    # A resumed run keeps the batches that were found to fit when it started.
     content["student"]["training"] |= {"batch": {"fit": True, "fit_limit": 512, "fit_margin": 0.0}}
     began = time.monotonic()
     undisturbed = prepared(tmp_path, content)
@@ -78,7 +80,7 @@ def test_killed_at_random_moments(number: signal.Signals, tmp_path: Path) -> Non
         except subprocess.TimeoutExpired:
             kill(process, number)
             killed += 1
-            longest *= 1.05  # or, on a busy machine, a long step would never end
+            longest *= 1.05  # otherwise, on a busy machine, a long step would never end
             continue
         assert status == 0, (tmp_path / "cut" / "log").read_text()[-3000:]
         break
@@ -87,7 +89,7 @@ def test_killed_at_random_moments(number: signal.Signals, tmp_path: Path) -> Non
 
 
 def in_many_shards() -> dict[str, Any]:
-    """The content of a file whose translating steps have a dozen shards each, and nothing after the student."""
+    """The content of a file whose translating steps have a dozen shards each, with nothing after the student."""
     content = whole(quantisation=None, shortlist=None, export=None, evaluation=None)
     content["backtranslation"]["shard_lines"], content["distillation"]["shard_lines"] = 3, 10
     return content
@@ -95,7 +97,7 @@ def in_many_shards() -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_parts_killed_at_random_moments(tmp_path: Path) -> None:
-    """Two parts of each step that is a job, at once, as an array of Slurm has them; then the whole merges them."""
+    """Two parts of each step that is a job run at once, like a Slurm array; then a full call merges them."""
     generator = random.Random(3)
     undisturbed = prepared(tmp_path, in_many_shards())
     cut, killed = tmp_path / "cut", 0

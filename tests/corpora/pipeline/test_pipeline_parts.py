@@ -1,4 +1,4 @@
-"""Parts of a step of a pipeline, done by several calls in one folder: who waits for whom, and what comes out."""
+"""Parts of a pipeline step, done by several calls in one folder: who waits for whom, and the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ziggurat.system.files import write_atomically
 
 
 class Shards(Fake):
-    """A step whose four results are its shards: a part does every n-th, the whole what is missing."""
+    """A step whose four results are its shards: a part does every n-th, a full call what is missing."""
 
     part = (0, 1)
     meanwhile: Callable[[], object] = staticmethod(lambda: None)
@@ -68,7 +68,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def part(folder: Path, number: int, of: int = 2, **how: object) -> list[str]:
-    """Do a part; return what was run."""
+    """Do a part; return what ran."""
     ran: list[str] = []
     found = steps(ran, (number, of), **how)  # type: ignore[arg-type]
     assert ShardedRun(folder / "w", found).run_part(found[1]) is None
@@ -101,7 +101,7 @@ def test_parts_of_other_settings_begin_anew_when_none_is_at_work(begun: Path) ->
     part(begun, 1, meanwhile=other)
     assert shards(begun) == ["1", "3"]
     assert part(begun, 0, setting=1) == ["job 0"]
-    assert shards(begun) == ["0", "2"]  # what was there is gone
+    assert shards(begun) == ["0", "2"]  # the earlier result is gone
     assert (begun / "w/job/out/0").read_bytes() == b"1 0"
 
 
@@ -110,7 +110,7 @@ def test_parts_on_machines_of_two_kinds_do_not_discard_each_other(begun: Path) -
     with pytest.raises(DataError, match="job: was started where `device: auto` is cuda, here it is cpu"):
         part(begun, 0, device="auto: cpu")
     assert shards(begun) == ["1", "3"]
-    assert part(begun, 0, device="cpu") == ["job 0"]  # as the file says now
+    assert part(begun, 0, device="cpu") == ["job 0"]  # as in the current file
     assert shards(begun) == ["0", "2"]
 
 

@@ -1,4 +1,4 @@
-"""A pipeline on a Ray cluster of two nodes, one of which goes meanwhile: it ends with what one machine makes."""
+"""A pipeline on a Ray cluster of two nodes, one of which leaves meanwhile: the result equals one machine's."""
 
 from __future__ import annotations
 

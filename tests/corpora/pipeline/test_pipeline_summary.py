@@ -1,4 +1,4 @@
-"""What the report of a pipeline tells of what its steps left."""
+"""The report of a pipeline about the results of its steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.corpora.pipeline.conftest import made, parsed, whole
 from tests.evaluate.test_robustness import REFERENCES, TRIALS
+from tests.inspect.hand_made import trained
 from ziggurat.config.load import parse_as
 from ziggurat.config.pipeline import PipelineConfig
 from ziggurat.corpora.pipeline import evaluation
@@ -49,6 +50,13 @@ def test_the_page_tells_notices_and_of_how_many_lines_an_export_kept_the_transla
     assert '<td class="n">14.1 ± 1.3</td>' in page
     assert f'<p class="warning">{notice}</p>' in page
     assert "990 of 990 lines as the model in fp32,\n995 of 1,000 after quantisation" in page
+
+
+def test_the_page_draws_how_its_models_learned() -> None:
+    summary = PipelineSummary(("de", "en"), [], [], [])
+    runs = [trained("teacher"), trained("student", 1)]
+    assert "Learning curves" in pipeline_page(summary, runs=runs)
+    assert "<figure" not in pipeline_page(summary)
 
 
 def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
@@ -94,8 +102,9 @@ def test_the_time_of_all_steps_says_what_it_is_the_sum_of(tmp_path: Path, monkey
 
 
 def test_work_whose_result_is_as_before_is_told_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speed and times are nothing that a step hands on, but the page shows them; also those of a call before."""
+    """Speed and times are not outputs of a step, but the page shows them, including those of an earlier call."""
     monkeypatch.setattr(evaluation, "_models", lambda context: [])
+    monkeypatch.setattr(evaluation, "_runs", lambda context: [])
     context = PipelineContext(parsed(whole(folder=str(tmp_path / "w"), export=None, shortlist=None)))
     measured = {"lines": 4, "source_words": 9, "target_pieces": 9, "threads": 1, "bytes": 1}
 
@@ -124,7 +133,7 @@ def test_work_whose_result_is_as_before_is_told_all_the_same(tmp_path: Path, mon
 
 
 def summary_of(*scores: tuple[str, float, float | None], metric: str = "BLEU", speed: Sequence[SpeedRow] = ()) -> Any:
-    """What is known of systems: name, score and half of its interval."""
+    """Facts about systems: name, score and half of its interval."""
     by_system = {
         name: [{"name": metric, "value": value, "interval": interval, "signature": "s", "sentences": 60}]
         for name, value, interval in scores

@@ -21,7 +21,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def ziggurat(capfd: pytest.CaptureFixture[str]) -> Call:
-    """Call the command line; return exit status, standard output and standard error."""
+    """Run the command line; return exit status, standard output and standard error."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as stop:
@@ -33,7 +33,7 @@ def ziggurat(capfd: pytest.CaptureFixture[str]) -> Call:
 
 
 def small(**sections: Any) -> str:
-    """A file with a student alone, in YAML."""
+    """A file with only a student, in YAML."""
     left_out = ("monolingual", "backward", "backtranslation", "teacher", "distillation", "filter", "alignment")
     more = ("quantisation", "shortlist", "export", "evaluation")
     content = whole(**dict.fromkeys((*left_out, *more)), student=trained(stop={"updates": 4}))
@@ -75,7 +75,7 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
         assert f"5/5 report: reports on all of it (w/report/{name} is gone: it is made again)" in err
         assert Path("w/report", name).is_file()
     status, out, err = ziggurat("pipeline", "my.yaml", "--until", "clean")
-    assert (status, out) == (0, "")  # the report is of an earlier call
+    assert (status, out) == (0, "")  # the report is from an earlier call
     assert "w: the chosen steps are done" in err
     times = json.loads(Path("w/times.json").read_text())
     times["student"]["seconds"] = 61.0
@@ -99,13 +99,13 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
     for arguments, said in (
         (["nothing.yaml"], "nothing.yaml: no such configuration file"),
         (["strater"], "strater: no such file; the embedded pipelines are demo and starter"),
-        (["starter"], "`starter` is a file to edit: `ziggurat pipeline starter --print > my.yaml`"),
+        (["starter"], "`starter` is a template to edit: `ziggurat pipeline starter --print > my.yaml`"),
         (
             ["my.yaml", "--until", "studnet"],
             "no step `studnet` in this pipeline; did you mean `student`? It has sets,",
         ),
         (["my.yaml", "--from", "xyz"], "no step `xyz` in this pipeline; it has sets, clean,"),
-        (["my.yaml", "--only", "clean", "--from", "clean"], "`--only` is one step"),
+        (["my.yaml", "--only", "clean", "--from", "clean"], "`--only` runs one step"),
         (["my.yaml", "--dry-run", "--status"], "choose one of `--dry-run`, `--status` and `--print`"),
         (["my.yaml", "--only", "student"], "sets: not done yet; leave out `--from` or `--only`"),
         (
@@ -119,7 +119,7 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
         assert said in err, arguments
         assert "Traceback" not in err
     assert "ziggurat: error: " in err
-    assert "\nWhat is done is kept; once this is mended, the same command goes on from here." in err
+    assert "\nWhat is done is kept; once this is fixed, the same command resumes from here." in err
 
 
 def test_errors_of_what_the_file_names_have_its_line(place: Path, ziggurat: Call) -> None:
@@ -187,7 +187,7 @@ def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch
     monkeypatch.setattr("ziggurat.corpora.pipeline.training.train_or_go_on", lambda context, run, experiment: 15)
     status, _, err = ziggurat("pipeline", "my.yaml")
     assert status == 143
-    assert "stopped in step student; what is done is kept, and the same command goes on from here" in err
+    assert "stopped in step student; what is done is kept, and the same command resumes from here" in err
     monkeypatch.setattr(
         "ziggurat.corpora.pipeline.costs.Costs.training", lambda *args: Expected(7200.0, None, "4 updates")
     )
@@ -195,4 +195,4 @@ def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch
     assert re.search(r"about 2:00:00  resumes where it was .*\n +4 updates; all of it, on which .* spent already", out)
     assert "2 steps to do: about 2:00:00" in out
     _, _, err = ziggurat("pipeline", "my.yaml", "--force", "clean", "--force", "report")
-    assert "stopped in step student; what is done is kept, and the same command without `--force clean` goes on" in err
+    assert "stopped in step student; what is done is kept, and the same command without `--force clean` resumes" in err

@@ -1,4 +1,4 @@
-"""Problems under a pipeline's names: keys that its file has, and ways out that its user has."""
+"""Problems in a pipeline's terms: keys that its file has, and ways out that its user has."""
 
 from __future__ import annotations
 

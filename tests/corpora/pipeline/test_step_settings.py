@@ -1,4 +1,4 @@
-"""What steps hand on to those who do the work: every setting of their sections, none of which is the default."""
+"""What steps pass on to the code that does the work: every setting in their sections, none with its default."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ziggurat.system.errors import ConfigError, DataError
 
 W = Path("w")
 IN_JOB: dict[str, Any] = {"seed": 9, "shard_lines": 33, "threads": 2, "device": "cuda:1"}
-"""Settings of a step that translates, as its job has them."""
+"""IN_JOB are the settings of a translating step as its job has them."""
 OF_STEP: dict[str, Any] = {**IN_JOB, "max_pieces": 77, "max_ratio": 4.5, "ratio_slack": 2, "workers": 3}
 
 
@@ -38,7 +38,7 @@ def step_of(content: dict[str, Any], name: str, execution: ExecutionOptions | No
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Work]]:
-    """What is asked of translation and of the filter."""
+    """The settings passed to translation and to the filter."""
     asked: list[tuple[Any, Work]] = []
 
     def done(job: Any, work: Work) -> JobOutcome[Any]:
@@ -77,7 +77,7 @@ def test_of_distillation(name: str, tmp_path: Path, jobs: list[tuple[Any, Work]]
     decoding = {"beam_size": 6, "length_penalty": {"alpha": 0.3}}
     section = {**OF_STEP, "method": "noised-beam", "decoding": decoding}
     step_of(whole(distillation={**section, "n_best": 5, "nearest": "bleu"}), name).work(tmp_path)
-    # Candidates are told by their references, and text of one language has none.
+    # References choose among candidates, and monolingual text has none.
     nearest: dict[str, Any] = {"references": ("w/clean/train/train.qhi",), "n_best": 5, "nearest": "bleu"}
     ((job, work),) = jobs
     assert job == BackTranslationJob(
@@ -104,7 +104,7 @@ def test_shards_are_a_hundredth_of_the_text(
     step = step_of(whole(distillation={}), "distil")
     step.work(tmp_path)
     assert jobs[0][0].shard_lines == shard
-    assert step.settings["shard_lines"] is None  # the text, on which it depends already, tells the rest
+    assert step.settings["shard_lines"] is None  # the text, on which it already depends, determines the rest
 
 
 def test_every_key_of_a_corpus_counts_unless_its_text_does_not_depend_on_it() -> None:
@@ -112,7 +112,7 @@ def test_every_key_of_a_corpus_counts_unless_its_text_does_not_depend_on_it() ->
     names = {name: step_of(whole(), name).settings for name in ("clean", "sets", "monolingual")}
     of_train, of_dev = names["clean"]["corpora"][0], names["sets"]["dev"][0]
     assert set(BitextCorpus.model_fields) - set(of_dev) == {"name", "weight", "tag", "source", "target", "path"}
-    assert set(of_train) == {*of_dev, "name"}  # which its files are called by
+    assert set(of_train) == {*of_dev, "name"}  # by which its files are named
     assert set(MonolingualText.model_fields) - set(names["monolingual"]["target"][0]) == {"path"}
 
 
@@ -131,7 +131,7 @@ def test_progress_is_told_at_once_and_after_the_first_shard(monkeypatch: pytest.
 
 
 def test_where_jobs_are_done(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
-    """How a call does a step is none of its settings."""
+    """The way in which a call does a step is not one of its settings."""
     content = whole(backtranslation={**OF_STEP, "device": "cpu"}, filter={"threads": 4, "device": "cpu"})
     for name, threads in (("backtranslate", 2), ("filter", 4)):
         plain = step_of(content, name)
@@ -155,7 +155,7 @@ def test_where_jobs_are_done(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> No
 
 
 def test_of_the_filter(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
-    """It drops no pair that distillation may make, and the backward model translates targets into sources."""
+    """It drops no pair that distillation may produce, and the backward model translates targets into sources."""
     section = {"keep": 0.7, "threads": 2, "workers": 3, "device": "cuda:1"}
     step = step_of(whole(filter=section, distillation={"max_pieces": 500}), "filter")
     step.work(tmp_path)
@@ -227,7 +227,7 @@ def test_of_the_shortlist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_of_training_hand_on_what_may_be_translated_with() -> None:
-    """Whether the average is taken is known when it has been scored."""
+    """Whether the average is used is known once it has been scored."""
     averaging = {"checkpoint": {"average_last": 2}}
     content = whole()
     plain = set(step_of(content, "student").outputs)
@@ -238,7 +238,7 @@ def test_of_training_hand_on_what_may_be_translated_with() -> None:
 
 
 def shortlists_of(content: dict[str, Any]) -> dict[str, list[str]]:
-    """The shortlists among the files of the steps that have some."""
+    """Return the shortlists among the files of the steps that have any."""
     steps = [
         step for step in steps_of(PipelineContext(parsed(content))) if step.name not in ("sets", "clean", "monolingual")
     ]
@@ -249,7 +249,7 @@ def shortlists_of(content: dict[str, Any]) -> dict[str, list[str]]:
 def test_shortlists_are_files_of_the_steps_that_translate_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By their content: one that is written again keeps its name. Scores and validation do without."""
+    """They count by content: a rewritten one keeps its name. Scores and validation do not use them."""
     monkeypatch.chdir(tmp_path)
     content, made = whole(), "w/shortlist/student.shortlist"
     for name in ("teacher", "student", "backward"):
@@ -268,14 +268,14 @@ def test_shortlists_are_files_of_the_steps_that_translate_with_them(
     content["distillation"]["decoding"] = {"shortlist": None}
     assert not {"distil", "distil-monolingual"} & shortlists_of(content).keys()
     assert shortlists_of({**content, "shortlist": None})["export-ctranslate2"] == ["list-of-student"]
-    # One that the pipeline makes is not there before.
+    # One that the pipeline makes does not exist beforehand.
     content["student"]["decoding"]["shortlist"] = made
     assert shortlists_of(content)["evaluate"] == ["list-of-teacher"]
     assert step_of(content, "evaluate").after["shortlist"] == ["student.shortlist"]
 
 
 def kept(*overrides: str) -> dict[str, Any]:
-    """The settings by which each step is done again."""
+    """The settings that make each step run again."""
     return {step.name: (step.settings, step.after) for step in steps_of(PipelineContext(parsed(whole(), *overrides)))}
 
 
@@ -332,7 +332,7 @@ def test_the_device_of_a_job_is_the_one_that_auto_is_here(name: str, monkeypatch
 
 
 def test_the_order_of_the_bitext_is_that_of_what_is_distilled() -> None:
-    """An earlier version did not keep it: what it did stays."""
+    """An earlier version did not record it: its results stay."""
     corpora = [{"name": name, "source": f"{name}.qlo", "target": f"{name}.qhi"} for name in "ab"]
     bitext = whole()["bitext"]
     one, other = (step_of(whole(bitext={**bitext, "train": c}), "distil") for c in (corpora, corpora[::-1]))

@@ -1,4 +1,4 @@
-"""A student that begins as its teacher without some layers: what it is trained from, and what is refused."""
+"""A student that starts as its teacher without some layers: what its training starts from, and what is refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_it_begins_with_what_is_left_of_the_teacher(
     place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(folder: Path) -> None:
-        """End as a process that is killed when it is trained, and what it began from is gone."""
+        """Stop like a process killed once the student is trained and its starting model is gone."""
         discard(folder)
         raise SystemExit
 
@@ -50,7 +50,7 @@ def test_it_begins_with_what_is_left_of_the_teacher(
         pipeline_of(context(content())).run()
     monkeypatch.setattr("ziggurat.corpora.pipeline.training.discard", discard)
     trained_at = (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns
-    (place / "w").rename(place / "moved")  # with it what the run has as places of its corpora, vocabulary and beginning
+    (place / "w").rename(place / "moved")  # and with it the paths of the run's corpora, vocabulary and starting model
     assert pipeline_of(context(content(folder="moved"))).run().done == ("student", "report")
     (place / "moved").rename(place / "w")
     assert (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns == trained_at
@@ -58,7 +58,7 @@ def test_it_begins_with_what_is_left_of_the_teacher(
     student = open_model("w/student/run", which="last")
     assert (student.experiment.model.encoder.layers, student.experiment.model.decoder.layers) == (1, 1)
     assert student.tokenizers[0].size == begun.tokenizers[0].size
-    # Two updates at rates below 1e-7 leave what training began with.
+    # Two updates at rates below 1e-7 leave what training started with.
     torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
     assert not (place / "w/student/start").exists()
     assert pipeline_of(context(content())).run().done == ()
@@ -66,7 +66,7 @@ def test_it_begins_with_what_is_left_of_the_teacher(
     # Another teacher has other weights, and the same vocabulary.
     again = pipeline_of(context(content(teacher=teacher(stop={"updates": 5})))).run().done
     assert again == ("teacher", "student", "report")
-    # Another vocabulary is another one for the student; other layers are other weights.
+    # Another vocabulary changes the student's; other layers change its weights.
     changes = "student.without_layers=decoder.1-2", "teacher.subword.vocabulary_size=140"
     again = pipeline_of(context(content(), *changes)).run().done
     assert again == ("teacher-data", "teacher", "student-data", "student", "report")
@@ -84,7 +84,7 @@ def test_places_are_those_by_which_a_training_was_begun_once_it_has_a_checkpoint
     assert now.data.train != then.data.train
     (run / "checkpoints/step-00000002").mkdir(parents=True)
     (run / "config.yaml").write_text(dump(then))
-    # None, or none that can be read: what is to be read is where it is now.
+    # None, or none that is readable: what must be read is where it is now.
     assert as_begun(run, now) == now
     checkpoint = run / "checkpoints/step-00000001"
     checkpoint.mkdir()
@@ -93,7 +93,7 @@ def test_places_are_those_by_which_a_training_was_begun_once_it_has_a_checkpoint
     training = now.training.model_copy(update={"start_from": then.training.start_from})
     data = then.data.model_copy(update={"store": now.data.store})
     assert as_begun(run, now) == now.model_copy(update={"data": data, "training": training})
-    # Another number of corpora is no other place.
+    # Another number of corpora is not another path.
     more = now.model_copy(update={"data": now.data.model_copy(update={"train": now.data.train * 2})})
     assert as_begun(run, more).data.train == more.data.train
 
@@ -102,7 +102,7 @@ def test_a_teacher_that_is_there_already_gives_it_the_same(place: Path, context:
     there = content(folder="other", teacher={"existing": "there/last"})
 
     def exchange(*changes: str) -> tuple[str, ...]:
-        """Put another teacher there; return the steps that are done for it."""
+        """Replace the teacher; return the steps that run because of that."""
         pipeline_of(context(content(student=None), "teacher.unicode=nfkc", *changes)).run()
         if (place / "there").exists():
             shutil.rmtree(place / "there")
@@ -135,7 +135,7 @@ def test_its_costs_are_known_before_the_teacher_is_there(
 
     monkeypatch.setattr("ziggurat.inspect.cost.estimate_cost", estimate)
     student = next(step for step in pipeline_of(context(content())).steps if step.name == "student")
-    with contextlib.suppress(AttributeError):  # of the cost, which is None here
+    with contextlib.suppress(AttributeError):  # for the cost, which is None here
         student.cost()
     assert asked == [(1, (150, 150))]
 
@@ -143,13 +143,13 @@ def test_its_costs_are_known_before_the_teacher_is_there(
 @pytest.mark.parametrize(
     ("sections", "overrides", "word"),
     [
-        ({}, ["student.without_layers=decoder"], "`student.without_layers`: `decoder`: `decoder` names no layers"),
+        ({}, ["student.without_layers=decoder"], "`student.without_layers`: `decoder`: `decoder` does not name layers"),
         ({}, ["student.without_layers=decoder.1-3"], "nothing would be left of the decoder"),
         ({}, ["student.model.d_model=32"], "`without_layers` takes the teacher's `model`: leave it out"),
         (
             {},
             ["student.training.growth={stages: [{layers: 1, updates: 1}]}"],
-            "trains from scratch: leave it or `without_layers` out",
+            "trains from scratch: leave out either it or `without_layers`",
         ),
         ({}, ["student.training.lora={}"], "`training.lora` adapts an already trained model"),
         ({"teacher": None}, [], "`teacher` is missing: the student starts from it"),

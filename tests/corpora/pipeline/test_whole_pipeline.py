@@ -1,4 +1,4 @@
-"""A whole pipeline with models of a few thousand parameters: all steps, and what a change redoes."""
+"""A whole pipeline with models of a few thousand parameters: all steps, and which of them a change repeats."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_all_steps_and_then_only_what_depends_on_a_change(place: Path, context: 
     page = (place / "w/report/report.html").read_text("utf-8")
     assert "student-ctranslate2" in page
     assert "../evaluate/robustness.html" in page
-    # A test set concerns no model: training text is looked through for its sentences, and is as before.
+    # A test set affects no model: training text is searched for its sentences, and is unchanged.
     (place / "data/test.qhi").write_text("a\n" * 8)
     assert pipeline_of(context(whole())).run().done == ("sets", "clean", "monolingual", "evaluate", "report")
     changed = whole(quantisation=None)

@@ -1,4 +1,4 @@
-"""A reverse model that ends some of its translations, and text with some lines that no pair can be made of."""
+"""Fixtures: a reverse model that ends some of its translations, and text with some lines that cannot become pairs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def mono(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_job(reverse: Path, mono: Path, tmp_path: Path) -> MakeJob:
-    """Make a job on them with a filter that lets pairs of unlike length pass."""
+    """Make a job on them with a filter that accepts pairs of unlike length."""
 
     def make(out: str = "out", **changes: Any) -> BackTranslationJob:
         settings: dict[str, Any] = {
@@ -75,7 +75,7 @@ def make_job(reverse: Path, mono: Path, tmp_path: Path) -> MakeJob:
 
 @contextlib.contextmanager
 def here(workers: int, way_out: str) -> Iterator[Callable[..., Future[Any]]]:
-    """Stand in for the pool of processes: do it at once, in this one."""
+    """Stand in for the process pool: do the work at once, in this process."""
 
     def submit(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -89,7 +89,7 @@ BackTranslate = Callable[..., JobOutcome[Report]]
 
 
 def back_translated(job: BackTranslationJob, *, workers: int = 1, **work: Any) -> JobOutcome[Report]:
-    """Do what the keywords say, those of Work, with processes of this machine."""
+    """Do the work with these keywords for Work, in local processes."""
     return back_translate(job, Work(partial(launchers.processes, workers), **work))
 
 
@@ -102,7 +102,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> BackTranslate:
 
 
 class StandIn:
-    """Has what the stages need of a translator, and turns the words of a line around; every fifth stays unfinished."""
+    """A stand-in for a translator that reverses the words of a line; every fifth line stays unfinished."""
 
     def __init__(self, model: Path) -> None:
         self.source_tokenizer, self.target_tokenizer = load_tokenizers(model)
@@ -116,7 +116,7 @@ class StandIn:
 
 @pytest.fixture
 def without_model(monkeypatch: pytest.MonkeyPatch, reverse: Path) -> Iterator[None]:
-    """Translate by a StandIn, for tests of what happens around translation."""
+    """Translate with a StandIn, for tests of what happens around translation."""
     models.opened.cache_clear()
     monkeypatch.setattr(models, "load_translator", lambda models, **options: StandIn(reverse))
     yield

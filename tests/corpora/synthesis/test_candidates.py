@@ -1,4 +1,4 @@
-"""Distillation with references: of the n best the one nearest the reference is kept."""
+"""Distillation with references: the candidate nearest the reference is kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CANDIDATES = {
     "vier": [("four", True), ("fore", False), ("for", True)],  # the nearest is not complete
     "fünf sechs": [("five six", True), ("", True)],  # there is no reference
     "sieben acht": [("seven", False), ("eight", False)],
-    "neun": [("xyz", True), ("jkl", True)],  # both share nothing with it
+    "neun": [("xyz", True), ("jkl", True)],  # neither shares anything with it
 }
 
 
@@ -93,7 +93,7 @@ def test_the_candidate_nearest_the_reference_is_kept(nearest: str, distil: MakeJ
 def test_the_plan_of_a_job_without_references_is_that_of_earlier_versions(
     make_job: MakeJob, distil: MakeJob, in_process: BackTranslate
 ) -> None:
-    """So that a corpus that was begun before can be gone on with."""
+    """This lets an older, unfinished corpus be resumed."""
     settings = make_job(method="beam", forward=True).settings()
     assert settings["n_best"] == 1
     assert distil(decoding={"beam_size": 5}).settings() == {**settings, "n_best": 3, "beam_size": 5}

@@ -1,4 +1,4 @@
-"""The cross-entropy filter: which pairs stay, by a loop over the model's scores; parts, and what is refused."""
+"""The cross-entropy filter: which pairs stay, checked by a loop over the model's scores; parts, and what is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BAD = [("", "nothing"), ("something", " \t "), ("nul \0", "here"), ("w " * 300, 
 
 @pytest.fixture(scope="module")
 def pairs() -> list[tuple[str, str]]:
-    """Pairs of which every fifth has another's translation, and four that cannot be scored."""
+    """Pairs, every fifth of which has another's translation, and four that cannot be scored."""
     found = list(generate(40, seed=21))
     for n in range(0, 40, 5):
         found[n] = found[n][0], found[(n + 7) % 40][1]
@@ -138,7 +138,7 @@ def test_the_verb(ziggurat: Ziggurat, reverse: Path, make_filter: MakeFilter, tm
     assert (found["kept"], found["dropped"]["cross_entropy"]) == (36, 4)
     assert found["threshold"] <= found["median"] < 0
     swapped = (*call[:3], "--reverse", *texts, "-o", tmp_path / "wrong", "--device", "cpu")
-    assert "was it to be used without `--reverse`" in " ".join(ziggurat(*swapped).err.split())
+    assert "did you mean to use it without `--reverse`" in " ".join(ziggurat(*swapped).err.split())
     for wrong, said in (
         (call[:3], "`--source FILE` is missing"),
         (call[:7], "`--out FOLDER` is missing"),

@@ -1,4 +1,4 @@
-"""Lines and pairs that the filters drop, by cases counted by hand."""
+"""Lines and pairs that the filters drop, on cases counted by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ziggurat.corpora.synthesis.lines import MAX_CHARACTERS, PairFilter, readabl
     [
         (b"Ein Haus.", ("Ein Haus.", None)),
         (b"  Ein\t Haus. \r", ("Ein Haus.", None)),
-        ("a\u2028b\u00a0c".encode(), ("a\u2028b\u00a0c", None)),  # no line end, no blank: they stay
+        ("a\u2028b\u00a0c".encode(), ("a\u2028b\u00a0c", None)),  # neither line ends nor blanks: they stay
         (b"</s> <bt> <0x41>", ("</s> <bt> <0x41>", None)),
         (b"", ("", "empty")),
         (b" \t\r", ("", "empty")),

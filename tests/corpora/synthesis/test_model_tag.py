@@ -1,4 +1,4 @@
-"""A model of several languages: jobs give it the tag that they are told, and are refused without one; exports warn."""
+"""A model of several languages: jobs pass it the given tag, and are refused without one; exports warn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise beside its definition in Edunov et al. (2018), step by step, and by its statistics."""
+"""Noise compared with its definition in Edunov et al. (2018), step by step, and by its statistics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_words_are_dropped_replaced_and_moved_as_often_as_it_says() -> None:
         noisy = add_noise(" ".join(words), seed=1, line=line).split(" ")
         kept += len(noisy)
         filled += noisy.count(FILLER)
-        if len(noisy) == len(words):  # nothing was dropped, so places can be compared
+        if len(noisy) == len(words):  # nothing was dropped, so positions can be compared
             moves.update(abs(place - int(word[1:])) for place, word in enumerate(noisy) if word != FILLER)
     total = rounds * len(words)
     assert abs(kept / total - 0.9) < 0.01  # 7 standard deviations

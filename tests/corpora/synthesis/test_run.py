@@ -1,4 +1,4 @@
-"""The same corpus after any kills, with any number of workers and parts; and what is refused."""
+"""The same corpus after any kills and with any number of workers and parts; and what is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ziggurat.translate.translator import load_translator
 
 @pytest.mark.slow
 def test_an_exported_model_translates(make_job: MakeJob, in_process: BackTranslate, tmp_path: Path) -> None:
-    """By CTranslate2, with a search that both engines do alike, the corpus is the model's own."""
+    """With CTranslate2, and a search that both engines do in the same way, the corpus equals the model's own."""
     alike = {"beam_size": 4, "endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}, "min_length": 0}
     job = make_job(method="beam", decoding=alike)
     served = tmp_path / "served"
@@ -39,7 +39,7 @@ def test_an_exported_model_translates(make_job: MakeJob, in_process: BackTransla
     assert found.kept == ours.kept > 3  # few of its translations end
     for side in ("source.txt", "target.txt"):
         assert lines_of(theirs.out / side) == lines_of(job.out / side)
-    assert in_process(theirs).report == found  # and goes on in its folder
+    assert in_process(theirs).report == found  # and resumes in its folder
     with pytest.raises(DataError, match="models"):
         in_process(replace(job, out=theirs.out))
     with pytest.raises(ConfigError, match=r"CTranslate2 has no `decoding\.search: sample`"):
@@ -83,7 +83,7 @@ def test_pairs_are_what_the_model_says_filtered_and_noised(
             clean = re.sub("[ \t]+", " ", found.text).strip(" ")
             noisy = add_noise(clean, seed=7, line=number) if method == "noised-beam" else clean
             pairs.append((noisy, found.source))
-    assert 5 < len(pairs) <= 38  # or there is nothing to see
+    assert 5 < len(pairs) <= 38  # otherwise there is nothing to see
     assert list(zip(lines_of(job.out / "source.txt"), lines_of(job.out / "target.txt"), strict=True)) == pairs
     assert (report.read, report.kept, report.dropped) == (42, len(pairs), dropped)
 
@@ -102,12 +102,12 @@ def test_samples_are_another_seeds_and_go_on_the_same(make_job: MakeJob, in_proc
 
 
 class Killed(BaseException):
-    """The work that a killed process does not come to do."""
+    """A kill in the middle of the work."""
 
 
 @contextlib.contextmanager
 def killed_at(moment: int, *, before: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Kill at the given write, before or after it takes its place; gives the number of writes so far."""
+    """Kill at the given write, before or after the file is in place; returns the number of writes so far."""
     writes, dead = [0], [False]
     replace_file, unlink = os.replace, os.unlink
 
@@ -121,7 +121,7 @@ def killed_at(moment: int, *, before: bool, monkeypatch: pytest.MonkeyPatch) -> 
             raise Killed
 
     def unlinking(path: str) -> None:
-        if not dead[0]:  # a killed process cleans nothing up
+        if not dead[0]:  # a killed process cleans up nothing
             unlink(path)
 
     with monkeypatch.context() as patch:
@@ -228,7 +228,7 @@ def test_other_settings_are_refused_by_name(make_job: MakeJob, in_process: BackT
         with pytest.raises(DataError, match=re.escape(said)):
             in_process(replace(job, **changes))
         assert tree(job.out) == before
-    in_process(replace(job, which="60"))  # the same weights by another name
+    in_process(replace(job, which="60"))  # the same weights under another name
 
 
 @pytest.mark.slow
@@ -343,7 +343,7 @@ def test_hostile_files_lose_lines_or_are_refused_by_name(
             inputs.append(str(path))
             continue
         refused.append(path)
-    for path in refused:  # damaged as files: which lines they had cannot be known
+    for path in refused:  # damaged as files: their lines cannot be known
         assert path.suffix == ".gz"
         with pytest.raises(DataError, match=path.name):
             in_process(make_job(path.name, inputs=(str(path),)))
@@ -360,7 +360,7 @@ def test_hostile_files_lose_lines_or_are_refused_by_name(
 
 
 def test_jobs_of_unlike_settings_are_unlike(make_job: MakeJob) -> None:
-    """A worker keeps its model for one job: another job, even if only its settings differ, must not get it."""
+    """A worker keeps its model for one job; another job must not get it, even if only its settings differ."""
     first: BackTranslationJob = make_job()
     assert first == make_job()
     assert first != make_job(decoding={"beam_size": 3})

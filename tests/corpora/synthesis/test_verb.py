@@ -1,4 +1,4 @@
-"""`ziggurat backtranslate`: what it prints and refuses, what `prepare` makes of it, and kills of the whole program."""
+"""`ziggurat backtranslate`: what it prints and refuses, its result in `prepare`, and kills of the whole program."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_signal_is_its_exit_status(
 
 
 def start(reverse: Path, text: Path, out: Path, *more: str) -> subprocess.Popen[str]:
-    """Start the program in a process group of its own."""
+    """Start the program in its own process group."""
     bulk = [sys.executable, "-m", "ziggurat", "bulk", "--shard-lines", "5", *more]
     return subprocess.Popen(
         [*bulk, "backtranslate", str(reverse), "-i", str(text), "-o", str(out), *COMMON],
@@ -158,7 +158,7 @@ def start(reverse: Path, text: Path, out: Path, *more: str) -> subprocess.Popen[
 
 
 def gone(group: int) -> bool:
-    """Return whether the process group has no member any more, or will have none within a minute."""
+    """Return whether the process group is empty, now or within a minute."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         try:
@@ -184,11 +184,11 @@ def test_killed_twenty_times_it_makes_the_same_corpus(reverse: Path, long_text: 
     draw = random.Random(20)
     for kill in range(20):
         process = start(reverse, long_text, out, "--workers", str(1 + kill % 3))
-        wanted = len(list(out.rglob("*.json"))) + draw.randrange(9)  # of two in a shard, so that the kills spread
+        wanted = len(list(out.rglob("*.json"))) + draw.randrange(9)  # two per shard, so that the kills spread
         while process.poll() is None and len(list(out.rglob("*.json"))) < wanted:
             time.sleep(0.005)
         time.sleep(draw.random() * 0.05)
-        assert process.poll() is None, process.communicate()[0]  # or it was not killed while at work
+        assert process.poll() is None, process.communicate()[0]  # otherwise it was not killed while at work
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     done = len(list((out / "filtered").glob("*.json")))
@@ -234,6 +234,6 @@ def test_workers_end_with_a_parent_that_is_killed(reverse: Path, long_text: Path
     process = start(reverse, long_text, tmp_path / "bt", "--workers", "2")
     while not list(tmp_path.rglob("filtered/*.json")):
         time.sleep(0.01)
-    process.kill()  # the parent alone
+    process.kill()  # only the parent
     process.wait()
     assert gone(process.pid)

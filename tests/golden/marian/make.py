@@ -1,6 +1,6 @@
-"""Train the small models of this folder by Marian, and keep what it says of them (README.md).
+"""Trains the small models of this folder with Marian, and records its results (README.md).
 
-`python -m tests.golden.marian.make PYMARIAN`: the command of an environment that has Marian.
+`python -m tests.golden.marian.make PYMARIAN`: the command in an environment that has Marian.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _data(work: Path) -> None:
     with (work / "train.align").open("w") as file:
         for a, b in rows["train"]:
             one, other = (len(model.encode(text)) for model, text in zip(models, (a, b), strict=True))
-            # Along the diagonal: what the head is taught does not matter, but that it was.
+            # Along the diagonal: it only matters that the head is taught, not what.
             file.write(" ".join(f"{math.floor(t * one / other)}-{t}" for t in range(other)) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Translators whose answers are known: each word is changed, words change places, and the alignment is given."""
+"""Translators with known answers: each word is changed, words are moved, and the alignment is given."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORD = re.compile(r"\S+")
 
 
 def identity(sentences: list[str]) -> list[SentenceTranslation]:
-    """Every sentence is its own translation; characters are linked to themselves."""
+    """A translator for which every sentence is its own translation, with characters linked to themselves."""
     return [
         SentenceTranslation(s, [Link(m.start(), m.end(), m.start(), m.end()) for m in re.finditer(r"\S", s)])
         for s in sentences
@@ -25,9 +25,9 @@ def identity(sentences: list[str]) -> list[SentenceTranslation]:
 
 
 def permuting(seed: int | None, *, aligned: bool = True, change: Callable[[str], str] = lambda word: word) -> Translate:
-    """Words between blanks change places at random (None: none does), and each is changed by `change`.
+    """A translator that moves words between blanks at random (None: moves none), and changes each by `change`.
 
-    One blank stands between two, as a model writes them.
+    One blank separates two words, as a model writes them.
     """
 
     def one(text: str) -> SentenceTranslation:
@@ -55,7 +55,7 @@ def swapped(word: str) -> str:
 
 
 def upper(sentences: list[str]) -> list[SentenceTranslation]:
-    """Letters change case; characters are linked to themselves. What must come through does not."""
+    """A translator that changes the case of letters, with characters linked to themselves; protected text stays."""
     return [
         SentenceTranslation(swapped(s), [Link(m.start(), m.end(), m.start(), m.end()) for m in re.finditer(r"\S", s)])
         for s in sentences
@@ -63,7 +63,7 @@ def upper(sentences: list[str]) -> list[SentenceTranslation]:
 
 
 def steps(work: Callable[[], object]) -> int:
-    """How many functions `work` calls, of Python and of C: what it takes without a clock, but for loops inside of C."""
+    """Return how many Python and C functions `work` calls: its cost without a clock, except loops inside C."""
     count = 0
 
     def seen(frame: FrameType, event: str, argument: object) -> None:

@@ -1,4 +1,4 @@
-"""Documents as programs write them, small: with tables, footnotes, split runs, fields, pictures and notes."""
+"""Small documents as programs write them, with tables, footnotes, split runs, fields, pictures and notes."""
 # ruff: noqa: E501  (documents have long lines)
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _XML = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\r\n'
 
 
 def packed(parts: Mapping[str, str | bytes], stored: tuple[str, ...] = ()) -> bytes:
-    """A zip with members in order, those in `stored` not compressed."""
+    """Return a zip with members in order, those in `stored` uncompressed."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in parts.items():
@@ -26,7 +26,7 @@ def packed(parts: Mapping[str, str | bytes], stored: tuple[str, ...] = ()) -> by
 
 
 def members(content: bytes) -> dict[str, bytes]:
-    """Content of the members of a zip, in order."""
+    """Return the content of a zip's members, in order."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -38,7 +38,7 @@ def run(text: str, properties: str = "", attributes: str = "") -> str:
 
 BODY = (
     '<w:p w:rsidR="00A1"><w:pPr><w:pStyle w:val="Heading1"/></w:pPr>' + run("The first heading") + "</w:p>"
-    # One word in three runs that only the history divides, a bold word, a footnote, a link, a deleted word.
+    # One word in three runs divided only by the editing history, a bold word, a footnote, a link, a deleted word.
     "<w:p>"
     + run("One lit", attributes=' w:rsidR="01"')
     + run("tle ho", attributes=' w:rsidR="02"')
@@ -217,4 +217,4 @@ FILES: dict[str, bytes] = {
     "a.odt": odt(),
     "a.epub": epub(),
 }
-"""A file of each kind."""
+"""FILES are one file of each kind."""

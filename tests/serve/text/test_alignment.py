@@ -1,4 +1,4 @@
-"""From pieces to characters, with both kinds of tokenizers."""
+"""Links from pieces to characters, with both kinds of tokenizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Android's strings.xml: what is read, what stays, and how it is written again."""
+"""Android's strings.xml: what is read, what stays, and how it is written back."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def translated(body: str, translate: Translate = faithful, settings: Settings = 
         ("\n    One two.\n    Three\n    four.\n  ", " oNE TWO. tHREE FOUR. "),
         ("<![CDATA[\n  One\n  <b>two</b>\n]]>", "<![CDATA[ oNE <b>TWO</b>\n]]>"),
         ("One\n  <b>two\n  three</b>", "oNE <b>TWO THREE</b>"),
-        ('"One\n  two"', '"oNE\n  TWO"'),  # between quotation marks all is shown
+        ('"One\n  two"', '"oNE\n  TWO"'),  # between quotation marks everything is shown
         (r"Hello\u0020", r"hELLO\u0020"),
         (r"\u0020A word\u0020\u0020", r"\u0020a WORD\u0020\u0020"),
         (r"\ A word\ ", r"\ a WORD\ "),
@@ -138,7 +138,7 @@ def test_other_xml_is_refused(content: str) -> None:
 
 
 def shown(raw: str) -> str:
-    """What Android shows of a string without tags: aapt's rules, one character after the other."""
+    """Return what Android shows of a string without tags: aapt's rules, character by character."""
     place, said, is_quoted, is_blank = 0, "", False, True
     while place < len(raw):
         sign = raw[place]

@@ -1,4 +1,4 @@
-"""What stands between two words, in every kind of document: words are not glued, and it comes back at its place."""
+"""Whatever separates two words, in every kind of document: words are not glued, and it returns to its place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")
 
 
 def asked_and_said(name: str, content: bytes, translate: Translate = upper) -> tuple[list[str], bytes]:
-    """The sentences that a document asks for, and its translation."""
+    """Return the sentences that a document requests, and its translation."""
     asked: list[str] = []
 
     def watched(sentences: list[str]) -> list[SentenceTranslation]:
@@ -30,7 +30,7 @@ def asked_and_said(name: str, content: bytes, translate: Translate = upper) -> t
 
 
 def word(paragraph: str, translate: Translate = upper) -> tuple[list[str], str]:
-    """The same for a paragraph of Word; of the translation what is in it, a letter for each mark."""
+    """Return the same for a Word paragraph, with the translation's content as one letter per mark."""
     asked, said = asked_and_said("a.docx", docx(f"<w:p>{paragraph}</w:p>"), translate)
     body = members(said)["word/document.xml"].decode().partition("<w:body>")[2].partition("<w:sectPr/>")[0]
     asked = [sentence for sentence in asked if sentence not in ("The note itself.", "The header")]

@@ -1,4 +1,4 @@
-"""Word's controls, fields of forms and letters in frames: text that Word takes from elsewhere than a paragraph."""
+"""Word's controls, form fields and letters in frames: text that Word takes from outside a paragraph."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_the_first_letter_of_a_translation_is_framed(translation: str, said: str
         return [SentenceTranslation(translation, [Link(0, len(s), 0, len(translation))]) for s in sentences]
 
     found = shown(main_text(framed("O", run("nce upon a time.")), answer))
-    assert found == said or "त्रिय" in said  # versions of Unicode differ in what one letter is
+    assert found == said or "त्रिय" in said  # Unicode versions differ in what one letter is
 
 
 @given(st.text("“O'Aé", min_size=1, max_size=3), st.lists(st.text("ab &<.-", max_size=6), max_size=4), st.integers())
@@ -328,7 +328,7 @@ SPACES = f'xmlns:form="{URN}:form:1.0" xmlns:loext="{LOEXT}"'
 
 
 def open_document(inside: str) -> tuple[list[str], str]:
-    """What is asked for in a paragraph, and the paragraph."""
+    """Return the requested sentences of a paragraph, and the paragraph."""
     asked: list[str] = []
 
     def watched(sentences: list[str]) -> list[SentenceTranslation]:

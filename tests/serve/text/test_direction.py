@@ -1,4 +1,4 @@
-"""Documents into languages that are written from the right, and from them."""
+"""Documents into and from languages that are written from right to left."""
 
 from __future__ import annotations
 

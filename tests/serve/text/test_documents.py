@@ -1,4 +1,4 @@
-"""Documents: what is not text keeps its bytes, text is translated whole, and files are well formed."""
+"""Documents: everything but text keeps its bytes, text is translated whole, and files are well formed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def letters(text: str) -> Counter[str]:
 
 
 def word_text(content: bytes, part: str = "word/document.xml") -> list[list[tuple[str, str]]]:
-    """For each paragraph its runs: the text, and the names of the properties."""
+    """Return each paragraph's runs: the text, and the names of the properties."""
     root = ElementTree.fromstring(members(content)[part])
     return [
         [
@@ -146,7 +146,7 @@ def test_a_word_that_runs_divide_is_one_word_and_properties_follow_their_words()
     assert sum(properties == "rStyle" for _, properties in said[1]) == 1
     assert said[2] == [(swapped("Left cell"), "")] or said[2] == [(swapped("cell Left"), "")]
     assert {properties for _, properties in said[3]} == {"i"}
-    # The reference keeps its place behind the word that it was behind.
+    # The reference stays after the word that it followed.
     body = members(translated("a.docx", permuting(2)))["word/document.xml"].decode()
     assert body.count("footnoteReference w:id") == 1
     assert body.count("<w:delText>gone</w:delText>") == 1
@@ -201,7 +201,7 @@ def test_the_language_of_a_book_becomes_the_targets() -> None:
 
 
 def upper(sentences: list[str]) -> list[SentenceTranslation]:
-    """Capitals, except for what must come through, with each word linked to itself."""
+    """A translator into capitals, except for protected text, with each word linked to itself."""
     from tests.serve.text.fakes import PART
     from ziggurat.serve.text.sentences import Link
 
@@ -302,7 +302,7 @@ def test_the_nearest_element_of_xliff_says_whether_text_is_translated(
     second = version != "1.2"
     outer, inner = ("<unit%s><segment>", "</segment></unit>") if second else ("<trans-unit%s>", "</trans-unit>")
     units = (f"{outer % said(value)}<source>Some words</source>{inner}" for value in (unit, ""))
-    # The second group says nothing: what the first says ends with it.
+    # The second group specifies nothing: the first one's settings end with it.
     content = f'<xliff version="{version}"><file><group{said(group)}>{next(units)}</group><group>{next(units)}</group>'
     found = translated("a.xlf", upper, f"{content}</file></xliff>".encode()).decode()
     first, second_group = found.split("</group><group>")

@@ -1,4 +1,4 @@
-"""What elements of pages say of themselves: what is translated in and inside of them, languages, directions."""
+"""Properties of page elements: what is translated in and inside them, languages, directions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.serve.text.fakes import identity, permuting, steps, swapped, upper
 from tests.serve.text.files import FILES, members
 from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.elements import PAGES
 from ziggurat.serve.text.files import Settings
-from ziggurat.serve.text.markup import PAGES, html
+from ziggurat.serve.text.markup import html
 from ziggurat.serve.text.sentences import Options, Result, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 
@@ -46,7 +47,7 @@ def said(page: str, source: str = "en", target: str = "de", name: str = "a.html"
         ("az", "az_Arab", "<html>", '<html dir="rtl">'),
         ("en", "ar", "<html><body dir=ltr><p dir='ltr'>", "<html dir=\"rtl\"><body dir=rtl><p dir='rtl'>"),
         ("en", "ar", "<html dir=rtl><td dir=ltr>", "<html dir=rtl><td dir=rtl>"),
-        # Of what is inside of sentences, is typed, or stays, it is the direction of what stands there.
+        # For elements inside sentences, typed text or protected text it is the direction of their content.
         ("en", "ar", "<html dir=rtl><span dir=ltr>", "<html dir=rtl><span dir=ltr>"),
         ("en", "ar", "<html dir=rtl><bdo dir=ltr>", "<html dir=rtl><bdo dir=ltr>"),
         ("en", "ar", "<html dir=rtl><input dir=ltr>", "<html dir=rtl><input dir=ltr>"),
@@ -169,7 +170,7 @@ TREES = st.recursive(
 
 
 def page_of(tree: object, is_own: bool = True, is_wanted: bool = True) -> str:
-    """The page of a tree, in whose words is whether they are to be translated."""
+    """Return the page for a tree whose words show whether they are to be translated."""
     if isinstance(tree, str):
         return " word " if is_own and is_wanted else " stay "
     assert isinstance(tree, list)
@@ -268,4 +269,4 @@ def test_nothing_that_stays_is_not_told(page: str) -> None:
 )
 def test_steps_are_bounded(unit: str) -> None:
     few, many = (steps(lambda text=text: said(text, target="ar")) for text in (unit * 500, unit * 2_000))  # type: ignore[misc]
-    assert many < 8 * few + 10_000  # by the square it were sixteen times as many
+    assert many < 8 * few + 10_000  # if quadratic, it would be sixteen times as many

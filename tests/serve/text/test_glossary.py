@@ -1,4 +1,4 @@
-"""Terms: found where a plain search finds them, counted in translations, and out of hard ones letter by letter."""
+"""Terms: found where a plain search finds them, counted in translations, and hard ones kept letter by letter."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_terms_in_scripts_without_blanks() -> None:
         ("翻訳", "機械翻訳", 1, 0),
         ("C++", "C++ und C", 1, 1),
         ("an", "an and ante", 1, 1),
-        # other words that begin alike
+        # other words with the same beginning
         ("Seite", "Ich bin seit gestern hier.", 0, 0),
         ("Allee", "Das sind alle.", 0, 0),
         ("Dichte", "Ich sehe dich, Dichter.", 0, 0),
@@ -123,7 +123,7 @@ def test_terms_that_are_none(bad: list[Term]) -> None:
 
 
 def forgetting(sentences: list[str]) -> list[SentenceTranslation]:
-    """Translates everything, terms and all, into other words, without telling which became which."""
+    """A translator that changes all words, including terms, without an alignment."""
     return [SentenceTranslation(" ".join("yy" for _ in sentence.split())) for sentence in sentences]
 
 

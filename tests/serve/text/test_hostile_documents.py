@@ -113,7 +113,7 @@ def test_bombs_are_refused_unopened() -> None:
     + [("a.txt", end) for end in "\v\f\x85\u2028\u2029"],
 )
 def test_pieces_are_counted_before_a_file_is_read(name: str, piece: str) -> None:
-    content = b"\xff" + piece.encode() * 11  # which no reader gets past
+    content = b"\xff" + piece.encode() * 11  # which stops every reader
     with pytest.raises(DataError, match=f"^{name}: more than 10 tags, lines or strings"):
         read(name, content, Limits(pieces=10))
     with pytest.raises(DataError, match=f"^{name}: (?!more than)"):
@@ -164,7 +164,7 @@ def test_paragraphs_are_told_before_any_is_cut(name: str) -> None:
 
 
 def test_text_of_xml_in_many_lines_is_one_token() -> None:
-    """expat tells each line by itself, and so each entity; put together one by one that took time by the square."""
+    """expat reports each line and each entity separately; joining them one by one took quadratic time."""
     lines = "one &amp; two\n" * 5000
     (_, text, _) = read_xml(f"<a>{lines}</a>".encode(), "a.xml").tokens
     assert (text.raw, text.text) == (lines, lines.replace("&amp;", "&"))
@@ -182,7 +182,7 @@ def test_a_message_of_many_lines_is_read_in_one_pass() -> None:
 
 
 def test_a_directory_that_lies_about_sizes_does_not_unpack_more() -> None:
-    """10 MiB of zeros that the directory gives as 100 bytes: the checksum cannot be right."""
+    """10 MiB of zeros that the directory declares as 100 bytes: the checksum cannot be right."""
     content = bytearray(with_part("a.docx", "word/document.xml", b"<a/>" + bytes(10 << 20)))
     place = content.rindex(b"PK\x01\x02", 0, content.rindex(b"word/document.xml"))
     content[place + 24 : place + 28] = struct.pack("<I", 100)
@@ -318,6 +318,6 @@ def test_a_word_file_of_ten_thousand_paragraphs_is_read() -> None:
     ],
 )
 def test_long_runs_of_one_sign_come_back_and_hang_nothing(name: str, one: Callable[[int], str]) -> None:
-    """Where an expression is quadratic, each of these takes minutes."""
+    """If an expression is quadratic, each of these takes minutes."""
     content = one(200_000 if "{n" not in one(1) and "<b>" not in one(1) else 20_000)
     assert read(name, content.encode()).decode() == content

@@ -1,4 +1,4 @@
-"""Values of JSON: those that only programs read stay, and half a character is refused with its key."""
+"""JSON values: those that only programs read stay, and half a character is refused with its key."""
 
 from __future__ import annotations
 

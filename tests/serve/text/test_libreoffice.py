@@ -1,4 +1,4 @@
-"""Files that LibreOffice writes are translated, and LibreOffice finds in them what it had put there."""
+"""Files that LibreOffice writes are translated, and LibreOffice finds in them what it had written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ziggurat.serve.text.files import Settings
 from ziggurat.serve.text.sentences import Link, Options, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 
-pytestmark = pytest.mark.slow  # a start of LibreOffice takes seconds
+pytestmark = pytest.mark.slow  # starting LibreOffice takes seconds
 
 SPACES = " ".join(
     f'xmlns:{short}="urn:oasis:names:tc:opendocument:xmlns:{space}:1.0"'
@@ -79,7 +79,7 @@ SETTINGS = Settings(Options(sentencex_splitter("en")))
 
 
 class Office:
-    """LibreOffice with a profile of its own, which other runs on this machine do not hold."""
+    """LibreOffice with its own profile, which other runs on this machine do not lock."""
 
     def __init__(self, folder: Path) -> None:
         self.program = shutil.which("soffice") or pytest.skip(
@@ -88,7 +88,7 @@ class Office:
         self.folder = folder
 
     def convert(self, kind: str, *files: Path) -> list[Path]:
-        """Return the files written as `kind`, in a folder of its own."""
+        """Return the files written as `kind`, in a separate folder."""
         out = self.folder / f"{kind}-{len(list(self.folder.iterdir()))}"
         profile = f"-env:UserInstallation={(self.folder / 'profile').as_uri()}"
         command = [self.program, profile, "--headless", "--convert-to", kind, "--outdir", out, *files]
@@ -113,7 +113,7 @@ def written(office: Office, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.fixture(scope="module")
 def translated(written: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same files with the case of every letter changed, words in their places."""
+    """The same files with the case of every letter changed and words in place."""
     folder = tmp_path_factory.mktemp("said")
     found = {}
     for name, path in written.items():
@@ -141,13 +141,13 @@ def words(text: str) -> str:
 
 
 def flat(path: Path) -> tuple[Counter[str], str]:
-    """Return the elements of a flat document without spans, which say nothing of the text's form, and its words."""
+    """Return the elements of a flat document without spans, which do not affect the text's form, and its words."""
     root = ElementTree.parse(path).getroot()
     parts = [part for part in root if part.tag.endswith(("}body", "}master-styles"))]  # headers are in the latter
     hidden = ("}span", "}s", "}soft-page-break")
     elements = Counter(e.tag.partition("}")[2] for part in parts for e in part.iter() if not e.tag.endswith(hidden))
     for number in (e for part in parts for e in part.iter() if e.tag.endswith("}page-number")):
-        number.text = ""  # filled in by the program, and no text of the document's
+        number.text = ""  # filled in by the program, and not text of the document
     return elements, words(" ".join(text for part in parts for text in part.itertext()))
 
 
@@ -198,7 +198,7 @@ def test_parts_without_text_keep_their_bytes(name: str, written: dict[str, Path]
 def test_bold_and_italic_follow_their_words(
     name: str, office: Office, written: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Every sentence is turned round: what was bold is bold where it went."""
+    """Every sentence is reversed: bold words are bold in their new place."""
     content = run(document(written[name].read_bytes(), name, SETTINGS), backwards).value
     (path := tmp_path / name).write_bytes(content)
     assert zipfile.ZipFile(io.BytesIO(content)).testzip() is None

@@ -1,4 +1,4 @@
-"""Markdown: text is translated wherever a reader of CommonMark sees text, and nothing else is."""
+"""Markdown: text is translated wherever a CommonMark reader sees text, and nowhere else."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def translated(text: str, translate: Translate, settings: Settings = SETTINGS, n
         "<div>\nTEXT <code>some words</code>\n<p translate=no>keep words\n</div>\n\nTEXT\n",
         "TEXT <kbd>Ctrl</kbd> TEXT <span class='notranslate'>Brand words</span> TEXT\n",
         "$$\nsome words\n\nmore\n$$\n",
-        "---\ntitle: some words\n---\n\nTEXT\n",
+        "---\nlayout: some\n---\n\nTEXT\n",
         "    some words\n\nTEXT\n\n\tsome words\n",
         "> TEXT\n>\n>     some words\n",
         "> TEXT\n>\n> <div>\n> some words\n> </div>\n",
-        "[some label]: http://x.y 'some title'\n\n[^some-note]: TEXT\n",
+        "[some label]: http://x.y 'TEXT'\n\n[^some-note]: TEXT\n",
         "TEXT `some words\nmore words` TEXT\n",
         "> [!NOTE]\n> TEXT\n",
         "- [x] TEXT\n",
@@ -78,7 +78,7 @@ def test_what_is_text_is_translated(text: str) -> None:
     assert said.casefold() == text.casefold()
 
 
-# Sites: what their generators read. TEXT is translated, all else stays.
+# Sites: syntax that their generators read. TEXT is translated, everything else stays.
 MARKS_OF_SITES = [
     ":::note\n\nTEXT\n\n:::\n",
     ":::caution TEXT TEXT\nTEXT\n:::\n",
@@ -109,7 +109,7 @@ MARKS_OF_SITES = [
     "[[toc]]\n\n[TOC]\n\n--8<-- 'some/words.md'\n\nTEXT\n",
     "*[HTML]: TEXT\n",
     "> [!tip] TEXT\n> TEXT\n",
-    "+++\ntitle = 'words'\n+++\n\nTEXT\n",
+    "+++\nlayout = 'words'\n+++\n\nTEXT\n",
     "TEXT [@smith2010, p. 3] TEXT\n",
     "TEXT\n:::note TEXT\nTEXT\n:::\nTEXT\n",
     "- TEXT\n\n  :::note\n\n  TEXT\n\n  :::\n",
@@ -220,7 +220,7 @@ def test_a_quotation_is_read_as_one_text_without_its_marks() -> None:
 def test_a_link_that_is_its_own_label_gets_the_label() -> None:
     text = "See [the guide], [The Guide][] and [no link].\n\n[the guide]: http://x.y\n"
     assert translated(text, identity) == text
-    nested = "[see [the guide] here](page)\n\n[the guide]: http://x.y\n"  # no link has another around it
+    nested = "[see [the guide] here](page)\n\n[the guide]: http://x.y\n"  # links are not nested
     assert translated(nested, upper).startswith("[SEE [THE GUIDE][the guide] HERE](PAGE)")
     quoted = "> See [the\n> *guide*] and [the\n>guide].\n\n[the guide]: x\n\n[the *guide*]: y\n"
     assert translated(quoted, identity) == quoted
@@ -354,7 +354,7 @@ TEMPLATES = [
     "[TEXT](/a/{{ page.some id }}/b) TEXT\n",
 ]
 TAGS = [
-    '<a title="a > b" href=x>TEXT TEXT</a> TEXT\n',
+    '<a title="1 > 2" href=x>TEXT TEXT</a> TEXT\n',
     'TEXT <span v-if="a > b && c < d">TEXT</span>\n',
     "TEXT <b x='>words>'>TEXT</b>\n",
     "TEXT <Foo f={() => words} /> TEXT\n",
@@ -469,7 +469,7 @@ UNITS += ["+---+", "+---+\n", "<a\n", '[a](b "', "{/*", "{: "]
 @pytest.mark.parametrize("unit", UNITS)
 def test_marks_are_found_in_linear_time(unit: str) -> None:
     few, many = (timed(unit * count) for count in (500, 4_000))
-    assert many < 30 * few + 0.5  # by the square it were sixty-four times as long
+    assert many < 30 * few + 0.5  # if quadratic, it would be sixty-four times as long
 
 
 def timed(text: str) -> float:
@@ -562,7 +562,7 @@ MARKERS = ["*", "**", "***", "__", "-", "- x", "* x", "+", "1. x", "# h", "> x",
     ],
 )
 def test_a_marker_as_translation_begins_no_block(text: str, marker: str) -> None:
-    """Nor does it with the marks that stand before it: those of an item, or of emphasis at the beginning of a line."""
+    """Nor does it with the marks before it: those of an item, or of emphasis at the beginning of a line."""
 
     def only(sentences: list[str]) -> list[SentenceTranslation]:
         return [SentenceTranslation(sentence.replace("word", marker), []) for sentence in sentences]

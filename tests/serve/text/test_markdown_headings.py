@@ -1,4 +1,4 @@
-"""Links to headings of Markdown: what a link led to it leads to in the translation."""
+"""Links to Markdown headings: a link leads to the same heading in the translation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def translated(text: str, translate: Translate = other, name: str = "a.md") -> R
         ("# T's & `co`, *so* _it_ [b](c)\r\n\r\n[a](#ts--co-so-it-b)\r\n", '# <a id="ts--co-so-it-b"></a>'),
         ("> # In it\n\n[a](#in-it)\n", '> # <a id="in-it"></a>xin xit\n'),
         ("- # In it\n\n[a](<#in-it>)\n", '- # <a id="in-it"></a>xin xit\n'),
-        # Names that the file gives itself hold.
+        # Names that the file defines stay valid.
         ("# Use {#one}\n[a](#one)\n", "# xuse {#one}\n"),
         ('# <a id="one"></a>Use\n[a](#one)\n', '# <a id="one"></a>xuse\n'),
         ('<a name="use"></a>\n\n# Use\n[a](#use)\n', '<a name="use"></a>\n\n# xuse\n'),
@@ -55,7 +55,7 @@ def test_a_heading_keeps_the_name_that_a_link_leads_to(before: str, after: str) 
     assert said.startswith(after)
     assert re.findall(r"#[^\s)>'\"}]+(?=[)>'\"])", said) == re.findall(r"#[^\s)>'\"}]+(?=[)>'\"])", before)
     assert translated(before, identity).value.decode() == before
-    assert "<a id" not in translated(before, upper).value.decode() or "<a id" in before  # of other case alone
+    assert "<a id" not in translated(before, upper).value.decode() or "<a id" in before  # differing only in case
 
 
 TITLES = st.lists(
@@ -64,13 +64,13 @@ TITLES = st.lists(
 
 
 def name_of(title: str) -> str:
-    """GitHub's name of a heading, from its HTML."""
+    """Return GitHub's name for a heading, from its HTML."""
     shown = re.sub("<[^>]*>", "", title).replace("&amp;", "&").strip().lower()
     return re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
 
 
 def names(page: str) -> list[str]:
-    """All that links of a page can lead to."""
+    """Return everything that a page's links can lead to."""
     shown = MarkdownIt().render(page)
     found, times = re.findall(r'id="([^"]*)"', shown), dict[str, int]()
     for title in re.findall(r"<h\d>(.*?)</h\d>", shown):
@@ -124,4 +124,4 @@ def test_names_are_found_in_linear_time(unit: str) -> None:
         return time.process_time() - began
 
     few, many = (seconds(unit * count) + seconds("# " + unit.strip("# ") * count) for count in (500, 4_000))
-    assert many < 30 * few + 0.5  # by the square it were sixty-four times as long
+    assert many < 30 * few + 0.5  # if quadratic, it would be sixty-four times as long

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.inspect.browser import opened
 from tests.serve.text.fakes import Translate, identity, permuting, steps, swapped, upper
-from ziggurat.serve.text.markup import HTML, PAGES, MarkupRules, html, xml
+from ziggurat.serve.text.elements import HTML, PAGES, MarkupRules
+from ziggurat.serve.text.markup import html, xml
 from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.serve.text.tokens import html_tokens
@@ -27,7 +28,7 @@ def translated(text: str, translate: Translate, options: Options = OPTIONS) -> R
 
 
 class Reader(HTMLParser):
-    """The standard library's reader, as the independent judge: tags, text, and whether tags nest."""
+    """The standard library's reader as an independent check: tags, text, and whether tags nest."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -96,7 +97,7 @@ def test_tags_are_the_same_and_nest_and_the_text_is_the_plain_translation(tree: 
 
 
 def list_of(text: str, what: str) -> Counter[tuple[str, ...]]:
-    """For each element, by its tag, the images and comments directly in it, in order."""
+    """Return the images and comments directly in each element, by its tag, in order."""
     assert what == "voids"
     found: Counter[tuple[str, ...]] = Counter()
     stack: list[list[str]] = [["root"]]
@@ -148,7 +149,7 @@ def test_broken_markup_comes_back_as_broken_as_it_went_in(text: str, seed: int) 
 
 
 def faults(text: str) -> int:
-    """Closings of inline elements that close nothing or another one."""
+    """Return closing tags of inline elements that close nothing or the wrong element."""
     count, stack = 0, []
     for token in html_tokens(text):
         if token.kind == "open" and token.name in HTML.inline:
@@ -174,7 +175,7 @@ def test_tags_are_those_of_the_standard_library(tree: str) -> None:
 
 
 def noisy(seed: int) -> Translate:
-    """Words at random, some of the source's, with links at random, or none."""
+    """Return random words, some from the source, with random links, or none."""
 
     def one(text: str) -> SentenceTranslation:
         rng = random.Random(f"{seed} {text}")
@@ -224,7 +225,7 @@ def test_tags_follow_their_words() -> None:
 
 
 def test_an_element_has_one_stretch_the_best_one() -> None:
-    # Words 1, 3 and 4 of the target look at the element, word 2 looks elsewhere, word 5 nowhere.
+    # Words 1, 3 and 4 of the target are linked to the element, word 2 elsewhere, word 5 nowhere.
     translate = fixed("v w x y z", (0, 1, 0, 1), (2, 3, 2, 3), (0, 1, 4, 5), (0, 1, 6, 7))
     assert translated("<b>a</b> c", translate).value == "v w <b>x y</b> z"
     sibling = translated("<b>a</b> <i>c</i>", translate).value
@@ -323,7 +324,7 @@ def test_chromium_ends_elements_in_the_same_places() -> None:
     tags = [f"<{sign}{name}>" for name in ("p", "ul", "li", "div", "dl", "h1", "section") for sign in ("", "/")]
     tags += ["<ol>", "<dd>"]
     tags += [f"<{name} {NO}>" for name in ("p", "li", "dt", "dd", "div")]
-    pages = [page for page in UNTRANSLATED if "<code>" not in page]  # which browsers open anew in the next paragraph
+    pages = [page for page in UNTRANSLATED if "<code>" not in page]  # which browsers reopen in the next paragraph
     pages += ["".join(f"{rng.choice(tags)}w{n} " for n in range(rng.randint(2, 8))) for _ in range(100)]
     with opened() as browser:
         shown = browser.new_page()
@@ -358,7 +359,7 @@ def test_text_that_copied_elements_also_have_is_told_apart() -> None:
 
 
 def test_a_copied_element_outside_of_its_link_sends_the_paragraph_to_its_slices() -> None:
-    # Code at the beginning, the rest of its link at the end, and between them a bold word.
+    # Code at the beginning, the rest of its link at the end, and a bold word between them.
     said = {
         "y x mid": SentenceTranslation(
             "x mid y y", [Link(2, 3, 0, 1), Link(4, 7, 2, 5), Link(0, 1, 6, 7), Link(0, 1, 8, 9)]
@@ -432,7 +433,7 @@ def test_attributes_are_translated_where_asked_for() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        # To browsers `value` and `width` have the next attribute as their value.
+        # To browsers the next attribute is the value of `value` and `width`.
         (
             '<input title="Suche" value= placeholder="Name">',
             '<input title="sUCHE" value= placeholder="Name">',
@@ -458,7 +459,7 @@ def test_steps_and_depth_are_bounded(unit: str) -> None:
     once, four_times = unit * 1_000, unit * 4_000
     assert len(translated(four_times, identity, ONE_SENTENCE).value) >= len(four_times) - 1
     few, many = (steps(lambda text=text: translated(text, upper, ONE_SENTENCE)) for text in (once, four_times))  # type: ignore[misc]
-    assert many < 8 * few + 10_000  # by the square it were sixteen times as many
+    assert many < 8 * few + 10_000  # if quadratic, it would be sixteen times as many
 
 
 def test_too_deep_or_too_many_tags_divide_a_paragraph() -> None:

@@ -1,4 +1,4 @@
-"""Messages of programs: ICU's MessageFormat, files of messages by their shape, gettext."""
+"""Program messages: ICU's MessageFormat, message files recognised by shape, gettext."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_json(value: object, translate: Translate, name: str = "a.json") -> Any:
 
 
 def faithful(sentences: list[str]) -> list[SentenceTranslation]:
-    """Letters change case but in what must come through, as a good model does."""
+    """A translator that changes case except in protected text, like a good model."""
     said = []
     for answer, source in zip(upper(sentences), sentences, strict=True):
         text = answer.text
@@ -42,7 +42,7 @@ def faithful(sentences: list[str]) -> list[SentenceTranslation]:
 
 
 def skeleton(parts: list[Part]) -> list[object]:
-    """What of a message a program reads."""
+    """Return the parts of a message that a program reads."""
     found: list[object] = []
     for part in parts:
         if isinstance(part, Argument):
@@ -148,7 +148,7 @@ def test_an_apostrophe_of_a_translation_quotes_nothing() -> None:
 
 
 def quoting(sentences: list[str]) -> list[SentenceTranslation]:
-    """An apostrophe stands before whatever `of` stood before, as in French."""
+    """A translator that replaces `of` with an apostrophe before the next word, as in French."""
     return [SentenceTranslation(s.replace("of ", "d'"), None) for s in sentences]
 
 
@@ -235,7 +235,7 @@ def test_any_message_keeps_what_a_program_reads(message: str, seed: int) -> None
 
 
 def flat(found: list[object]) -> Counter[str]:
-    """The arguments of a message, which a translation may put in another order."""
+    """Return the arguments of a message, which a translation may reorder."""
     counts: Counter[str] = Counter()
     for part in found:
         if isinstance(part, str):
@@ -305,7 +305,7 @@ def test_any_text_is_parsed_whole_or_refused(text: str) -> None:
             {"name": "My words", "start_url": "/some page", "shortcuts": [{"name": "New", "url": "/new"}]},
             {"name": "mY WORDS", "start_url": "/some page", "shortcuts": [{"name": "nEW", "url": "/new"}]},
         ),
-        (  # an entry that somebody added a key to, or left one out of
+        (  # an entry with an added or missing key
             "a.json",
             {"a": {"message": "Hi", "description": "Note"}, "b": {"message": "Yo", "extra": "Other"}},
             {"a": {"message": "hI", "description": "Note"}, "b": {"message": "yO", "extra": "Other"}},
@@ -331,12 +331,12 @@ def test_any_text_is_parsed_whole_or_refused(text: str) -> None:
             {"@metadata": {"authors": ["Ann Other"]}, "a": "Hi $1"},
             {"@metadata": {"authors": ["Ann Other"]}, "a": "hI $1"},
         ),
-        (  # half of it looks so, without a description
+        (  # half of it looks like that, without a description
             "a.json",
             {"a": {"message": "Hi"}, "b": {"message": "Yo", "title": "Two"}},
             {"a": {"message": "hI"}, "b": {"message": "yO", "title": "tWO"}},
         ),
-        # Not of a shape: all values are texts.
+        # No known shape: all values are texts.
         ("a.json", {"message": "Some", "description": "Words"}, {"message": "sOME", "description": "wORDS"}),
         (
             "a.json",
@@ -453,7 +453,7 @@ def test_gettext_is_read_as_gettext_reads_it(before: str, after: str) -> None:
     assert in_po(before) == after
 
 
-# Files that are not what their names say
+# Files that do not match their names
 
 
 @pytest.mark.parametrize(
@@ -534,7 +534,7 @@ def test_a_bar_inside_of_a_template_divides_no_forms(kept: str) -> None:
 
 
 def letters(sentences: list[str]) -> list[SentenceTranslation]:
-    """All but letters is lost, as with a bad model."""
+    """A translator that loses everything but letters, like a bad model."""
     return [SentenceTranslation(regex.sub(r"[^\p{Lu}\s]", "", s.upper()), None) for s in sentences]
 
 

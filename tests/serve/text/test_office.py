@@ -1,4 +1,4 @@
-"""Office documents whose parts have other names, what is drawn in them, and what every XML in an archive must be."""
+"""Office documents whose parts have other names, drawings in them, and requirements for all XML in an archive."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_the_language_of_a_book_is_found_in_linear_time(soup: str) -> None:
     began = time.process_time()
     said = members(read("a.epub", parts, identity).value)["OPS/book.opf"]
     assert b"<dc:language>de</dc:language>" in said
-    assert time.process_time() - began < 10  # by the square it took a minute
+    assert time.process_time() - began < 10  # when quadratic, it took a minute
 
 
 def test_labels_of_charts_are_translated() -> None:

@@ -1,4 +1,4 @@
-"""Plain text: white space byte for byte, what must come through, and what is asked of the translator."""
+"""Plain text: white space kept byte for byte, protected text, and what is requested from the translator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TEXTS = st.lists(st.sampled_from([*LETTERS, *BLANKS]), max_size=60).map("".join)
 def test_nothing_but_sentences_changes(text: str) -> None:
     assert translated(text, identity).value == text
     changed = translated(text, upper).value
-    assert changed == swapped(text)  # same length, other letters: every blank and sign is where it was
+    assert changed == swapped(text)  # same length, other letters: every blank and sign stays in place
 
 
 def test_sentences_are_asked_for_once_and_without_their_white_space() -> None:
@@ -109,7 +109,7 @@ def test_items_come_through_whatever_the_translator_does_to_them(parts: list[str
 
     for aligned in (True, False):
         options = Options(OPTIONS.split, aligned)
-        # A translator that keeps them, one that changes their letters, one that drops all but letters.
+        # A translator that keeps them, one that changes their letters, one that drops everything but letters.
         for change in (lambda w: w, lambda w: swapped(w), lambda w: re.sub(r"[^a-zA-Z]", "", w) or "x"):
             said = translated(text, permuting(seed, aligned=aligned, change=change), options).value
             assert items(said) == wanted
@@ -142,7 +142,7 @@ def test_a_lost_item_is_put_back_where_the_alignment_says_and_counted() -> None:
         return [SentenceTranslation(said[s], links) for s in sentences]
 
     outcome = translated("Open {0} now.", without_items)
-    # Of "Open" and "now" one must be on the wrong side of it; between them no word is.
+    # Either "Open" or "now" must be on the wrong side of it; there is no word between them.
     assert outcome.value in ("Jetzt {0} öffnen.", "{0} Jetzt öffnen.", "Jetzt öffnen {0}.")
     assert outcome.notices == {"protected_again": 1}
 
@@ -184,7 +184,7 @@ def test_lone_surrogates_do_not_reach_the_splitter() -> None:
 
 @pytest.mark.parametrize("blank", ["\xa0", "\u2009", "\u202f", "\u3000", "\u2028"])
 def test_wide_blanks_before_a_full_stop_do_not_stop_the_splitter(blank: str) -> None:
-    """French has one before ! and ?; sentencex itself panics at them."""
+    """French has one before ! and ?; sentencex itself panics on them."""
     text = f"Quoi{blank}? Rien{blank}. B{blank}."
     expected = [f"Quoi{blank}?", f"Rien{blank}.", f"B{blank}."]
     assert sentencex_splitter("fr")(text) == [f"{expected[0]} ", f"{expected[1]} ", expected[2]]
@@ -204,7 +204,7 @@ def test_a_panic_of_the_splitter_leaves_a_paragraph_whole(monkeypatch: pytest.Mo
 
 
 def test_a_long_paragraph_is_split_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """sentencex takes time by the square of quotes that nobody closes, and holds the interpreter meanwhile."""
+    """sentencex takes quadratic time for unclosed quotes, and blocks the interpreter meanwhile."""
     segment, given_ = sentencex.segment, list[int]()
 
     def watched(language: str, text: str) -> Any:

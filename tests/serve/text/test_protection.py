@@ -1,4 +1,4 @@
-"""What a user wants to stay: patterns to protect and keys to leave."""
+"""Text that a user wants to keep: patterns to protect and keys to leave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ziggurat.serve.text.splitting import Item, Protection, protected, sentencex
 from ziggurat.system.errors import ConfigError, DataError
 
 CATASTROPHE = r"(?:a+)+(?=b)c|(a|a)+\1\1z"
-"""A pattern that goes through two to the number of letters of a text of `a`."""
+"""CATASTROPHE is a pattern whose time doubles with every letter of a text of `a`."""
 
 
 def text_of(text: str, *patterns: str) -> str:

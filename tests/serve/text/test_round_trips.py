@@ -1,4 +1,4 @@
-"""Documents of which nothing changes: every text format gives back the bytes that it was given."""
+"""Unchanged documents: every text format returns the bytes that it was given."""
 # ruff: noqa: E501  (parts of documents stand in rows)
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def test_any_json_comes_back(value: object, ascii_only: bool, encoding: str) -> 
     assert translated("a.json", content) == content
 
 
-# Formats of pairs: complete ones come back; in others each new translation stands where it belongs, and nothing else.
+# Bilingual formats: complete files come back unchanged; in others each new translation is in place, and nothing else
+# changes.
 
 LINE = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], include_characters="\t"), max_size=20)
 XML_LINE = LINE.filter(lambda text: not re.search("[\ufffe\uffff]", text))
@@ -162,7 +163,7 @@ def test_any_pairs_come_back(
 
 
 def wrapped(name: str, text: str) -> bytes:
-    """A document with a text in it, which has a translation already where the format holds one."""
+    """Return a document with a text in it, already with a translation if the format holds one."""
     if name == "a.json":
         return json.dumps({"a": [text], "b": text.splitlines()}, ensure_ascii=False).encode()
     if name == "a.po":

@@ -1,4 +1,4 @@
-"""Subtitles are read as players read them: no cue is lost, no line of one comes out empty, what is not read is told."""
+"""Subtitles are read as players read them: no cue is lost, no cue's line comes out empty, unread parts are reported."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_no_translation_ends_a_cue_or_makes_times(said: str, body: str) -> None:
 
 
 def unlinked(seed: int) -> Translate:
-    """As a model's: some words are linked to nothing."""
+    """Return links like a model's: some words are linked to nothing."""
     whole = permuting(seed, change=swapped)
 
     def one(sentence: str) -> SentenceTranslation:

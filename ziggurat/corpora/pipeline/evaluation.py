@@ -55,6 +55,7 @@ from ziggurat.inspect.report.page import (
     pipeline_page,
     robustness_page,
 )
+from ziggurat.inspect.report.runs import ReportRun, read_run
 from ziggurat.model.directory import locate_weights, weights_experiment
 from ziggurat.model.low_rank import weights_files
 from ziggurat.system.errors import ConfigError
@@ -323,7 +324,8 @@ class ReportStep(Step):
         write_document(folder / RECORD, json.loads(json.dumps(summary.as_record())))
         page = self._context.at("evaluate", "robustness.html")
         link = os.path.relpath(page, folder) if summary.effects else None
-        write_atomically(folder / PAGE, pipeline_page(summary, robustness=link).encode())
+        runs = _runs(self._context)
+        write_atomically(folder / PAGE, pipeline_page(summary, robustness=link, runs=runs).encode())
 
 
 def _summary(context: PipelineContext, others: Sequence[Step], times: Times) -> PipelineSummary:
@@ -413,6 +415,12 @@ def _models(context: PipelineContext) -> list[ModelRow]:
         size = sum(path.stat().st_size for path in weights_files(weights))
         rows.append(ModelRow(name, depth, model.d_model, found.parameters, size))
     return rows
+
+
+def _runs(context: PipelineContext) -> list[ReportRun]:
+    """Return the runs of the models that this pipeline trained."""
+    trained = [name for name in MODELS if (one := getattr(context.config, name)) is not None and not one.existing]
+    return [read_run(context.model(name), colour=colour, name=name) for colour, name in enumerate(trained)]
 
 
 def _speed(context: PipelineContext, systems: Sequence[str]) -> list[SpeedRow]:

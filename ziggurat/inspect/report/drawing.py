@@ -16,7 +16,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -289,15 +289,19 @@ _ROW = "display:flex;flex-wrap:wrap;gap:4px 16px"
 _SAMPLE = 30.0  # length of a line in the legend
 
 
-def to_svg(figure: Figure) -> str:
+def to_svg(figure: Figure, explained: Collection[str] = ()) -> str:
     """Return `figure` as markup: a `div` with an SVG for each entry of the legend and for each panel.
+
+    There is no legend if the page itself explains all of its labels, which are then in `explained`.
 
     The panels are side by side if the page is wide enough, and stacked on a phone. Colours are the CSS
     variables of `drawing.LIGHT` (or `DARK`), which the page defines; without them the figure suits a white page.
     Nothing external is referenced; heat maps are images in `data:` URLs. Title and caption are left to the page.
     The same figure gives the same markup.
     """
-    key = "".join(_entry(figure, number, series) for number, series in enumerate(_legend_entries(figure.panels)))
+    entries = _legend_entries(figure.panels)
+    entries = [] if all(series.label in explained for series in entries) else entries
+    key = "".join(_entry(figure, number, series) for number, series in enumerate(entries))
     panels = "".join(_panel(figure, number, panel) for number, panel in enumerate(figure.panels))
     legend = f'<div class="figure-key" style="{_ROW};margin-bottom:8px">{key}</div>' if key else ""
     return (

@@ -21,6 +21,7 @@ from ziggurat.inspect.report.content import Content, Setting, unlike
 from ziggurat.inspect.report.data_page import REASONS
 from ziggurat.inspect.report.drawing import name_of_run
 from ziggurat.inspect.report.figure import Figure, numbers
+from ziggurat.inspect.report.figures import learning_curves
 from ziggurat.inspect.report.runs import ReportRun, as_csv
 from ziggurat.inspect.report.template import page_templates, table_link
 from ziggurat.system.errors import CheckpointError, DataError
@@ -408,12 +409,13 @@ def _of_speed(first: SpeedRow, last: SpeedRow) -> PipelineVerdict:
     return PipelineVerdict("speed", "faster" if times >= 1 else "slower", said)
 
 
-def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None) -> str:
+def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None, runs: Sequence[ReportRun] = ()) -> str:
     """Return the report as HTML, without scripts and fetching nothing.
 
     Args:
         summary: content of the report.
         robustness: address of the page on perturbations; None: no such page.
+        runs: the models that the pipeline trained, for their learning curves.
     """
     environment = page_templates()
     environment.filters["size"] = decimal
@@ -427,6 +429,7 @@ def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None) ->
         metric=metrics[0] if metrics else "",
         robustness=robustness,
         fewest=FEWEST_CASES,
+        curves=learning_curves(runs),
         reasons={reason: REASONS[reason] for row in summary.corpora for reason in row.dropped if reason in REASONS},
     )
 

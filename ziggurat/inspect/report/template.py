@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import gzip
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -54,8 +54,8 @@ def subject_mark(subject: str) -> Markup:
     return Markup('<meta name="subject" content="{}">').format(subject)
 
 
-def _svg(figure: Figure) -> Markup:
-    return Markup(to_svg(figure))  # escapes its argument
+def _svg(figure: Figure, explained: Collection[str] = ()) -> Markup:
+    return Markup(to_svg(figure, explained))  # escapes its argument
 
 
 def _variables(colours: Mapping[str, str]) -> Markup:

@@ -1,14 +1,14 @@
-/* Inner loops of translation on CPUs that PyTorch has no operators for; ziggurat/model/fast/compiled.py calls them.
+/* Inner loops of translation on CPUs that PyTorch has no operators for, called by ziggurat/model/fast/compiled.py.
 
-   - linear: x W^T + b in fp32, bf16 or bytes. A decoding step has few rows, for which oneDNN's products do not reach the
-     bandwidth of memory, and with bytes PyTorch takes six passes over memory beside the product (largest value of a
-     row, scale, round, convert, scale back, bias). Here the product's own loop finishes its results in registers.
-   - feed_forward: two such maps with ReLU between them, whose inner activations stay in a cache.
+   - linear: x W^T + b in fp32, bf16 or bytes. A decoding step has few rows, for which oneDNN's products do not saturate
+   memory bandwidth, and with bytes PyTorch takes six passes over memory besides the product (largest value of a row,
+   scale, round, convert, scale back, bias). Here the product's own loop finishes its results in registers.
+   - feed_forward: two such maps with ReLU between them, keeping the inner activations in a cache.
    - attend: attention of the few queries of a decoding step. PyTorch takes eight operators of 5 us, and its products
      include entries of other hypotheses, which a mask then hides; here they are skipped.
 
-   Plain C with OpenMP, without Python's or PyTorch's headers, so that one library serves every version of either. It is
-   not linked to an OpenMP of its own: the loader finds PyTorch's, so that both share one pool of threads. */
+   Plain C with OpenMP and without Python's or PyTorch's headers, so one library serves every version of either. It is
+   not linked to its own OpenMP: the loader finds PyTorch's, so both share one pool of threads. */
 
 #include <math.h>
 #include <omp.h>
@@ -20,25 +20,25 @@
 
 /* ---- linear maps ----------------------------------------------------------------------------------------------- */
 
-/* The type of the products. Inputs and weights are read in groups of 32 bits: one fp32, two bf16 or four bytes. */
+/* Type of the products. Inputs and weights are read in groups of 32 bits: one fp32, two bf16 or four bytes. */
 enum { SINGLES, HALVES, BYTES };
 
 typedef struct {
     int64_t type;
     int64_t in, out;
-    const void *weight;   /* [panels, groups, PANEL, numbers of a group]; both widths are filled up with zeros */
+    const void *weight;   /* [panels, groups, PANEL, numbers per group]; both widths are padded with zeros */
     const float *bias;    /* [panels * PANEL] */
-    const float *scale;   /* bytes: [panels * PANEL] of the rows of W */
-    const int32_t *shift; /* bytes: [panels * PANEL] what the sums have too much, 128 times the sum of a row of W */
-    int64_t positive;     /* bytes: inputs are never negative, 0 to 255 for 0 to the largest; else 128 stands for 0 */
+    const float *scale;   /* bytes: [panels * PANEL] scales of W's rows */
+    const int32_t *shift; /* bytes: [panels * PANEL] excess of the sums, 128 times the sum of a row of W */
+    int64_t positive;     /* bytes: inputs are never negative, so 0 to 255 is 0 to the largest; else 128 means 0 */
     int64_t relu;
     int64_t narrow; /* results are bf16, not fp32 */
 } Map;
 
-#define SMALLEST 1e-30f /* largest number of a row of zeros: the reciprocal of a smaller one's scale may be infinite */
-#define PANEL 64 /* outputs of a panel of weights: four vectors of 16 sums */
-#define ROWS 6   /* rows of a tile: 24 vectors of sums, 4 of weights and 1 of inputs fit the 32 registers */
-#define MOST_ROWS 192 /* rows that a thread takes at a time: their inner activations, 8 KiB each at base size, stay in a cache */
+#define SMALLEST 1e-30f /* largest number in a row of zeros: a smaller one's scale may have an infinite reciprocal */
+#define PANEL 64 /* outputs per panel of weights: four vectors of 16 sums */
+#define ROWS 6   /* rows per tile: 24 vectors of sums, 4 of weights and 1 of inputs fit the 32 registers */
+#define MOST_ROWS 192 /* rows per thread at a time: their inner activations, 8 KiB each at base size, stay in a cache */
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -61,7 +61,7 @@ static int64_t groups_of(const Map *map) {
 static void *aligned(size_t bytes) { return aligned_alloc(64, bytes / 64 * 64 + 64); }
 INLINE __mmask16 first(int64_t count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (__mmask16)((1u << count) - 1); }
 
-/* Sixteen numbers as bf16: to the nearest, halves to even, NaN kept. */
+/* Sixteen numbers as bf16: rounded to nearest, halves to even, NaN kept. */
 WITH(BASE) INLINE __m256i halves(__m512 z) {
     __m512i bits = _mm512_castps_si512(z), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i near = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
@@ -69,12 +69,12 @@ WITH(BASE) INLINE __m256i halves(__m512 z) {
     return _mm512_cvtepi32_epi16(near);
 }
 
-/* Sixteen results of a map, vector `v` of a panel: biased, positive with `relu`, and stored in row `r` behind `place`. */
+/* Sixteen results of a map, vector `v` of a panel: biased, positive with `relu`, stored in row `r` from `place` on. */
 WITH(BASE) INLINE void finish(const Map *map, void *y, int64_t place, int64_t panel, int r, int v, __m512 z) {
     int64_t number = panel * PANEL + 16 * v, at = place + r * map->out + number;
     __mmask16 here = first(map->out - number);
     z = _mm512_add_ps(z, _mm512_loadu_ps(map->bias + number));
-    /* The order lets a NaN pass: `max` returns its second operand then. */
+    /* This order lets NaN pass: `max` then returns its second operand. */
     if (map->relu) z = _mm512_max_ps(_mm512_setzero_ps(), z);
     if (map->narrow)
         _mm256_mask_storeu_epi16((uint16_t *)y + at, here, halves(z));
@@ -82,8 +82,8 @@ WITH(BASE) INLINE void finish(const Map *map, void *y, int64_t place, int64_t pa
         _mm512_mask_storeu_ps((float *)y + at, here, z);
 }
 
-/* One row x [in] as bytes; returns its scale, |largest| / 127 or largest / 255; NaN where a number is not finite, so that
-   the whole row of results is NaN and not plausible numbers. */
+/* One row x [in] as bytes; returns its scale, |largest| / 127 or largest / 255, or NaN if a number is not finite, so
+   that the whole row of results becomes NaN instead of plausible numbers. */
 WITH(BASE) static float quantise(const Map *map, const float *x, uint8_t *bytes) {
     const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff)), zero = _mm512_setzero_ps();
     __m512 most = zero;
@@ -98,7 +98,7 @@ WITH(BASE) static float quantise(const Map *map, const float *x, uint8_t *bytes)
     _mm512_storeu_ps(values, most);
     for (int j = 0; j < 16; j++) largest = values[j] > largest ? values[j] : largest;
     float scale = largest / (map->positive ? 255.0f : 127.0f);
-    /* No number here is negative, so adding a half before the conversion truncates makes it round. */
+    /* No number here is negative, so adding a half makes the truncating conversion round. */
     __m512 factor = _mm512_set1_ps(1.0f / scale), half = _mm512_set1_ps(map->positive ? 0.5f : 128.5f);
     int64_t padded = 4 * groups_of(map);
     for (int64_t j = 0; j < padded; j += 16) {
@@ -123,21 +123,21 @@ WITH(BASE) static void shorten(const Map *map, const float *x, uint16_t *to) {
 typedef struct {
     const int32_t *groups; /* [rows, stride] */
     int64_t stride;
-    float *scale; /* bytes: of each row */
+    float *scale; /* bytes: one per row */
 } Rows;
 
-/* Without this, gcc 12 copies every sum in every turn of the loop, which halves the speed of bytes. */
+/* Without this, gcc 12 copies every sum in each iteration, which halves the speed of bytes. */
 #define KEPT(a, b, c, d) __asm__("" : "+v"(a), "+v"(b), "+v"(c), "+v"(d))
 
 /* Define NAME_tile, up to ROWS rows times one panel, whose results go to y from number `place` on, and NAME, as many
-   tiles as there are rows. `count` is a number that the compiler knows, so that all sums are in registers. */
+   tiles as the rows need. `count` is a constant for the compiler, so that all sums stay in registers. */
 #define TILES(NAME, FEATURES, SUM, ZERO, ADD, RESULT)                                                                  \
     WITH(FEATURES) INLINE void NAME##_tile(const Map *map, int64_t panel, const Rows *rows, int64_t row, void *y,      \
                                            int64_t place, const int count) {                                           \
         SUM sum[ROWS][4];                                                                                              \
         int64_t groups = groups_of(map);                                                                               \
         const int32_t *weight = (const int32_t *)map->weight + panel * groups * PANEL;                                 \
-        /* As fp32, of which the compiler reads one into all of a register at once; the bits are not changed. */       \
+        /* As fp32, which the compiler broadcasts to a register in one instruction; the bits do not change. */         \
         const float *x = (const float *)rows->groups + row * rows->stride;                                             \
         int64_t stride = rows->stride;                                                                                 \
         _Pragma("GCC unroll 6") for (int r = 0; r < count; r++)                                                        \
@@ -178,7 +178,7 @@ typedef struct {
 #define SUM_ITSELF(map, panel, v, sum, rows, row) (sum)
 #define SUM_SCALED(map, panel, v, sum, rows, row) scaled(map, (panel) * PANEL + 16 * (v), sum, (rows)->scale[row])
 
-/* Sums of products of bytes, for outputs from `number` on, as what they stand for. */
+/* Sums of products of bytes, for outputs from `number` on, scaled back to real values. */
 WITH(BASE) INLINE __m512 scaled(const Map *map, int64_t number, __m512i sum, float scale) {
     __m512 z = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_loadu_si512(map->shift + number)));
     return _mm512_mul_ps(_mm512_mul_ps(z, _mm512_loadu_ps(map->scale + number)), _mm512_set1_ps(scale));
@@ -206,13 +206,13 @@ static void convert(const Map *map, const float *x, int64_t stride, int64_t r, c
         shorten(map, x + r * stride, (uint16_t *)to);
 }
 
-/* Rows x as they are, for fp32, or where they will be once they are converted. */
+/* Rows x themselves for fp32, otherwise the place where they will be converted to. */
 static Rows rows_for(const Map *map, const float *x, int64_t stride, int32_t *room, float *scale) {
     if (map->type == SINGLES) return (Rows){(const int32_t *)x, stride, 0};
     return (Rows){room, groups_of(map), scale};
 }
 
-/* Called by every thread of a team: its share of the rows to convert, then of the panels. */
+/* Called by every thread of a team: converts its share of the rows, then computes its share of the panels. */
 static void map_by_team(const Map *map, const float *x, int64_t stride, int64_t count, int32_t *room, float *scale,
                         void *y) {
     Rows rows = rows_for(map, x, stride, room, scale);
@@ -224,7 +224,7 @@ static void map_by_team(const Map *map, const float *x, int64_t stride, int64_t 
     for (int64_t panel = 0; panel < panels_of(map); panel++) multiply(map, panel, &rows, count, y);
 }
 
-/* The same by one thread, for rows of its own. */
+/* The same in one thread, for its own rows. */
 static void map_alone(const Map *map, const float *x, int64_t stride, int64_t count, int32_t *room, float *scale,
                       void *y) {
     Rows rows = rows_for(map, x, stride, room, scale);
@@ -233,15 +233,15 @@ static void map_alone(const Map *map, const float *x, int64_t stride, int64_t co
     for (int64_t panel = 0; panel < panels_of(map); panel++) multiply(map, panel, &rows, count, y);
 }
 
-/* Rows that one thread takes at a time; 0 where the threads share the panels instead. With many rows each thread reads
-   all weights, so that what it writes stays in its own cache; with few, reading the weights is the work. */
+/* Rows that one thread takes at a time; 0 if the threads share the panels instead. With many rows, each thread reads
+   all weights, so that its results stay in its own cache; with few, reading the weights is most of the work. */
 static int64_t rows_alone(int64_t rows, int threads) {
-    int64_t turns = (rows + threads * MOST_ROWS - 1) / (threads * MOST_ROWS); /* as many for each thread */
+    int64_t turns = (rows + threads * MOST_ROWS - 1) / (threads * MOST_ROWS); /* the same number for each thread */
     int64_t share = (rows + threads * turns - 1) / (threads * turns);
     return share < 4 * ROWS ? 0 : (share + ROWS - 1) / ROWS * ROWS;
 }
 
-/* y = second(first(x)), or first(x) without a second map, for x [rows, stride]. Returns 0 where there is no memory. */
+/* y = second(first(x)), or first(x) without a second map, for x [rows, stride]. Returns 0 if out of memory. */
 static int maps(const Map *first, const Map *second, const float *x, int64_t stride, int64_t rows, char *y,
                 int threads) {
     if (!rows) return 1;
@@ -286,7 +286,7 @@ static int maps(const Map *first, const Map *second, const float *x, int64_t str
 }
 #endif
 
-/* The source that this was compiled from, by its digest. */
+/* Digest of the source that this was compiled from. */
 const char *source(void) { return SOURCE; }
 
 int linear(const Map *map, const float *x, int64_t stride, int64_t rows, void *y, int threads) {
@@ -315,7 +315,7 @@ typedef struct {
     float scale;
 } Shape;
 
-/* Sixteen numbers: one register of AVX-512, two of AVX2, four of SSE or NEON, as the compiler finds. */
+/* Sixteen numbers: one register of AVX-512, two of AVX2, four of SSE or NEON, as the compiler decides. */
 typedef float Sixteen __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32), aligned(2)));
@@ -340,11 +340,11 @@ INLINE float total_of(Sixteen v) {
 
 INLINE Sixteen chosen(Order which, Sixteen a, Sixteen b) { return (Sixteen)(((Order)a & which) | ((Order)b & ~which)); }
 
-/* e^x for x <= 0 by 2^n times a polynomial (Cephes, expf.c), to 2 units in the last place; 0 below e^-87,
-   1.6e-38, and NaN for NaN. */
+/* e^x for x <= 0 as 2^n times a polynomial (Cephes, expf.c), to 2 units in the last place; 0 below e^-87, 1.6e-38, and
+   NaN for NaN. */
 INLINE Sixteen exponential(Sixteen x) {
     Order tiny = x < -87.0f;
-    Order n = __builtin_convertvector(x * 1.44269504088896341f - 0.5f, Order); /* truncates, here to the nearest */
+    Order n = __builtin_convertvector(x * 1.44269504088896341f - 0.5f, Order); /* truncation, here to nearest */
     Sixteen whole = __builtin_convertvector(n, Sixteen);
     x = x - whole * 0.693359375f - whole * -2.12194440e-4f;
     Sixteen y = ((((1.9875691500e-4f * x + 1.3981999507e-3f) * x + 8.3334519073e-3f) * x + 4.1665795894e-2f) * x
@@ -355,14 +355,14 @@ INLINE Sixteen exponential(Sixteen x) {
 
 INLINE Sixteen larger(Sixteen a, Sixteen b) { return chosen(a > b, a, b); }
 
-/* What one query sees: the keys and values of `count` entries in the first head, and what is added to their logits. */
+/* What one query sees: the first head's keys and values of `count` entries, and the numbers added to their logits. */
 typedef struct {
     int64_t count;
     const char **key, **value;
-    float *added, *weight; /* `weight` is room for the softmax of a head */
+    float *added, *weight; /* `weight` is room for one head's softmax */
 } Seen;
 
-/* List the entries that a beam of a sentence sees. Most are of other hypotheses, and their bias is -inf. */
+/* List the entries that a beam of a sentence sees. Most belong to other hypotheses and have bias -inf. */
 static void look(const Shape *shape, const Block *blocks, const float *bias, int64_t sentence, Seen *seen) {
     int64_t width = shape->narrow_key ? 2 : 4, entry = shape->key_entry * width;
     int64_t start = sentence * shape->key_sentence * width;
@@ -370,7 +370,7 @@ static void look(const Shape *shape, const Block *blocks, const float *bias, int
     for (int64_t b = 0; b < shape->blocks; b++)
         for (int64_t e = 0; e < blocks[b].entries; e++) {
             float added = bias ? *bias++ : 0.0f;
-            /* Written in any case, since it is faster than a branch that is guessed wrong half of the time. */
+            /* Written in any case: faster than a branch that is mispredicted half of the time. */
             seen->key[seen->count] = (const char *)blocks[b].key + start + e * entry;
             seen->value[seen->count] = (const char *)blocks[b].value + start + e * entry;
             seen->added[seen->count] = added;
@@ -378,8 +378,8 @@ static void look(const Shape *shape, const Block *blocks, const float *bias, int
         }
 }
 
-/* y [16 chunks] for one query of one head, whose keys and values are `head` bytes behind those of the first. A number of
-   chunks that the compiler knows keeps query and sums in registers. */
+/* y [16 chunks] for one query of one head, whose keys and values are `head` bytes after the first head's. A number of
+   chunks known to the compiler keeps query and sums in registers. */
 INLINE void attend_query(const Seen *seen, int64_t head, const void *query, int narrow_query, int narrow, float scale,
                          float *y, const int64_t chunks) {
     float *weight = seen->weight;
@@ -411,7 +411,7 @@ INLINE void attend_query(const Seen *seen, int64_t head, const void *query, int 
     for (int64_t c = 0; c < chunks; c++) ((Sixteen *)y)[c] = sum[c] * factor;
 }
 
-/* What all threads of a call read, and `out`. */
+/* The inputs that all threads of a call read, and `out`. */
 typedef struct {
     const Shape *shape;
     const void *query;
@@ -443,8 +443,8 @@ INLINE void heads(const Call *call, int64_t sentence, int64_t begin, int64_t end
     }
 }
 
-/* The same function for the widest instructions that the processor has. By hand, since gcc's target_clones knows these
-   levels from gcc 12 on, and needs a loader that musl's is not. */
+/* The same function for the widest instructions that the CPU has, chosen by hand, since gcc's target_clones knows these
+   levels only from gcc 12 on and needs a loader that musl does not have. */
 typedef void Heads(const Call *, int64_t, int64_t, int64_t, Seen *);
 static void heads_plain(const Call *call, int64_t sentence, int64_t begin, int64_t end, Seen *seen) {
     heads(call, sentence, begin, end, seen);
@@ -464,17 +464,17 @@ static Heads *widest_heads(void) {
 static Heads *widest_heads(void) { return heads_plain; }
 #endif
 
-/* out [sentences, beams, heads, d_head] for query [sentences, beams, heads, d_head] of any strides, rows dense; d_head is
-   a multiple of 16. Returns 0 where there is no memory. */
+/* out [sentences, beams, heads, d_head] for query [sentences, beams, heads, d_head] of any strides, with dense rows;
+   d_head is a multiple of 16. Returns 0 if out of memory. */
 int attend(const Shape *shape, const void *query, const Block *blocks, const float *bias, float *out, int threads) {
     const Call call = {shape, query, blocks, bias, out};
     Heads *widest = widest_heads();
     int64_t entries = 0;
     int ok = 1;
     for (int64_t b = 0; b < shape->blocks; b++) entries += blocks[b].entries;
-    /* Waking the other threads takes a few microseconds, in which one thread does this much. */
+    /* Waking the other threads takes a few microseconds, in which one thread can do this much. */
     int64_t work = shape->sentences * shape->beams * shape->heads * shape->d_head * entries;
-    /* Few sentences: their heads are shared out. Many: a thread looks once for all heads of a sentence. */
+    /* Few sentences: the threads share their heads. Many: a thread looks once for all heads of a sentence. */
     int64_t parts = shape->sentences >= 4 * threads ? 1 : shape->heads;
 #pragma omp parallel num_threads(threads) if (work > 100000)
     {

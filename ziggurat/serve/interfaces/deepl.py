@@ -28,7 +28,8 @@ from ziggurat.serve.requests import (
     unless_gone,
     whole,
 )
-from ziggurat.serve.text.markup import HTML, MarkupRules, xml_tokens
+from ziggurat.serve.text.elements import HTML, MarkupRules
+from ziggurat.serve.text.markup import xml_tokens
 from ziggurat.serve.text.tokens import Token
 from ziggurat.serve.translation_request import PLAIN
 from ziggurat.serve.translations import Split, Translations, noticed

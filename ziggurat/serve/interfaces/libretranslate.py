@@ -27,7 +27,7 @@ from ziggurat.serve.requests import (
     whole,
 )
 from ziggurat.serve.text.documents.kinds import KINDS
-from ziggurat.serve.text.markup import HTML
+from ziggurat.serve.text.elements import HTML
 from ziggurat.serve.translations import Translations, noticed
 from ziggurat.translate.options import TranslateOptions
 

@@ -37,7 +37,7 @@ from ziggurat.serve.requests import (
 )
 from ziggurat.serve.text.alignment import piece_spans
 from ziggurat.serve.text.documents.kinds import KINDS
-from ziggurat.serve.text.markup import HTML
+from ziggurat.serve.text.elements import HTML
 from ziggurat.serve.text.sentences import units
 from ziggurat.serve.translation_request import TextTranslation, ranked
 from ziggurat.serve.translations import Translations

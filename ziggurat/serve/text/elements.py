@@ -1,4 +1,4 @@
-"""Elements of markup and what their tags state: attributes that are text, whether they are translated, their language.
+"""Elements of markup: the rules of a format, and what tags state (attributes that are text, wishes, languages).
 
 A translated page states the language and direction of the translation where it stated those of the source.
 """
@@ -6,7 +6,8 @@ A translated page states the language and direction of the translation where it 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import regex
@@ -18,12 +19,81 @@ from ziggurat.serve.text.splitting import has_words
 from ziggurat.serve.text.tokens import ATTRIBUTE, Token
 from ziggurat.system.errors import printable
 
+
+def names_in(text: str) -> frozenset[str]:
+    """Return the names in a text, which are separated by blanks."""
+    return frozenset(text.split())
+
+
+@dataclass(frozen=True)
+class MarkupRules:
+    """Meanings of the elements of a format, by name.
+
+    Attributes:
+        inline: elements inside sentences; all others break them.
+        void: elements without an end tag.
+        copied: elements that are copied unchanged.
+        blank: void elements that divide words, and a sentence unless it clearly continues after them.
+        spaces: void elements that stand for blanks.
+        points: elements inside sentences that are copied unchanged and not read as part of them.
+        seen: points, or void elements, that readers see; the text on the two sides of one is two words.
+        nested: like points, but containing paragraphs that are translated separately, such as footnotes.
+        attributes: attributes whose text is translated; none: attributes are kept.
+        xml: whether text must be well-formed XML.
+        collapses: whether several line ends count as one blank, as in pages, and never end a sentence.
+        languages: language codes of the source and the translation. Tags that state the former get the latter; elements
+            in any other language stay unchanged.
+        escape: the format's own escaping of text, applied before that of markup.
+    """
+
+    inline: frozenset[str]
+    void: frozenset[str] = frozenset()
+    copied: frozenset[str] = frozenset()
+    blank: frozenset[str] = frozenset()
+    spaces: frozenset[str] = frozenset()
+    points: frozenset[str] = frozenset()
+    nested: frozenset[str] = frozenset()
+    seen: frozenset[str] = frozenset()
+    attributes: frozenset[str] = frozenset()
+    xml: bool = False
+    collapses: bool = False
+    languages: tuple[str, str] = ("", "")
+    escape: Callable[[str], str] = str
+
+
+HTML = MarkupRules(
+    inline=names_in(
+        "a abbr acronym b bdi bdo big cite data del dfn em font i img ins label mark nobr output q rb ruby s small "
+        "span strike strong sub sup textpath time tspan tt u wbr"
+    ),
+    void=names_in("area base br col embed hr img input link meta param source track wbr"),
+    copied=names_in(
+        "code iframe kbd math metadata noembed noframes plaintext pre rp rt rtc samp script style textarea var xmp"
+    ),
+    nested=names_in("audio canvas map object picture svg template video"),
+    blank=names_in("br"),
+    seen=names_in("img audio canvas iframe map object picture svg video"),
+    collapses=True,
+)
+"""HTML are the rules for HTML in texts and messages, whose attributes are kept."""
+
+PAGES = replace(
+    HTML,
+    attributes=names_in(
+        "alt title placeholder aria-label aria-description aria-placeholder aria-roledescription aria-valuetext"
+    ),
+)
+"""PAGES are the rules for HTML in documents, where attributes that readers see are also translated."""
+
 _BUTTONS = frozenset(("submit", "button", "reset"))
 _DESCRIPTIONS = frozenset(
     f"{prefix}{name}"
     for prefix in ("", "og:", "twitter:", "dc.", "dcterms.", "og:image:", "twitter:image:")
     for name in ("description", "title", "alt", "keywords")
 )
+OF_COMPONENTS = names_in("caption description header heading label subtitle summary tagline text title tooltip")
+"""OF_COMPONENTS are the attributes of components of a site, as in MDX, that are text by their names."""
+_COMPONENT = regex.compile(r"<[A-Z][A-Za-z]*[a-z]")
 _OF_ELEMENTS = {"option": "label", "optgroup": "label", "track": "label", "th": "abbr"}
 _LINE_BREAK = regex.compile(
     r"<br\b|^\s*+(?:\\[nr])++$|^\[?(?:br|line.?break|lb|newline|LF)\]?$", flags=regex.IGNORECASE
@@ -38,7 +108,9 @@ def text_attributes(token: Token) -> frozenset[str]:
     if token.name == "meta":
         meaning = said.get("name") or said.get("property") or said.get("itemprop", "")
         return frozenset(("content",)) if meaning.lower() in _DESCRIPTIONS else frozenset()
-    return frozenset((_OF_ELEMENTS[token.name],)) if token.name in _OF_ELEMENTS else frozenset()
+    if token.name in _OF_ELEMENTS:
+        return frozenset((_OF_ELEMENTS[token.name],))
+    return OF_COMPONENTS if _COMPONENT.match(token.raw) else frozenset()
 
 
 def shown_blank(token: Token, inside: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import unescape
 from typing import Protocol, TypeAlias
@@ -19,7 +19,16 @@ from typing import Protocol, TypeAlias
 import regex
 
 from ziggurat.serve.notices import TextNotices
-from ziggurat.serve.text.elements import Wishes, in_target, shown_blank, text_attributes, turns
+from ziggurat.serve.text.elements import (
+    HTML,
+    MarkupRules,
+    Wishes,
+    in_target,
+    names_in,
+    shown_blank,
+    text_attributes,
+    turns,
+)
 from ziggurat.serve.text.pairing import marked
 from ziggurat.serve.text.paragraphs import original_pieces, paragraphs
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim
@@ -34,7 +43,7 @@ from ziggurat.serve.text.tokens import (
     html_tokens,
     read_xml,
 )
-from ziggurat.system.errors import DataError
+from ziggurat.system.errors import DataError, printable
 
 
 class Form(Protocol):
@@ -186,83 +195,20 @@ def _text_of(template: Template, pieces: Mapping[int, list[Piece]]) -> str:
     return "".join(out)
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-@dataclass(frozen=True)
-class MarkupRules:
-    """Meanings of the elements of a format, by name.
-
-    Attributes:
-        inline: elements inside sentences; all others break them.
-        void: elements without an end tag.
-        copied: elements that are copied unchanged.
-        blank: void elements that divide words, and a sentence unless it clearly continues after them.
-        spaces: void elements that stand for blanks.
-        points: elements inside sentences that are copied unchanged and not read as part of them.
-        seen: points, or void elements, that readers see; the text on the two sides of one is two words.
-        nested: like points, but containing paragraphs that are translated separately, such as footnotes.
-        attributes: attributes whose text is translated; none: attributes are kept.
-        xml: whether text must be well-formed XML.
-        collapses: whether several line ends count as one blank, as in pages, and never end a sentence.
-        languages: language codes of the source and the translation. Tags that state the former get the latter; elements
-            in any other language stay unchanged.
-        escape: the format's own escaping of text, applied before that of markup.
-    """
-
-    inline: frozenset[str]
-    void: frozenset[str] = frozenset()
-    copied: frozenset[str] = frozenset()
-    blank: frozenset[str] = frozenset()
-    spaces: frozenset[str] = frozenset()
-    points: frozenset[str] = frozenset()
-    nested: frozenset[str] = frozenset()
-    seen: frozenset[str] = frozenset()
-    attributes: frozenset[str] = frozenset()
-    xml: bool = False
-    collapses: bool = False
-    languages: tuple[str, str] = ("", "")
-    escape: Callable[[str], str] = str
-
-
-HTML = MarkupRules(
-    inline=_names(
-        "a abbr acronym b bdi bdo big cite data del dfn em font i img ins label mark nobr output q rb ruby s small "
-        "span strike strong sub sup textpath time tspan tt u wbr"
-    ),
-    void=_names("area base br col embed hr img input link meta param source track wbr"),
-    copied=_names(
-        "code iframe kbd math metadata noembed noframes plaintext pre rp rt rtc samp script style textarea var xmp"
-    ),
-    nested=_names("audio canvas map object picture svg template video"),
-    blank=_names("br"),
-    seen=_names("img audio canvas iframe map object picture svg video"),
-    collapses=True,
-)
-"""HTML are the rules for HTML in texts and messages, whose attributes are kept."""
-
-PAGES = replace(
-    HTML,
-    attributes=_names(
-        "alt title placeholder aria-label aria-description aria-placeholder aria-roledescription aria-valuetext"
-    ),
-)
-"""PAGES are the rules for HTML in documents, where attributes that readers see are also translated."""
-
 _LONGEST_COPY = 100
 """_LONGEST_COPY is the most characters of a copied element whose text the model sees; more would disturb it."""
 
 # Copied elements whose text is not read as part of the sentence, or not at all.
-_UNREAD = _names("iframe math metadata noembed noframes rp rt rtc script style") | HTML.nested
+_UNREAD = names_in("iframe math metadata noembed noframes rp rt rtc script style") | HTML.nested
 _MOST_NESTED = 8
 """_MOST_NESTED is how deeply paragraphs of HTML may be nested; deeper ones divide those around them."""
-_IN_WORDS = _names("sub sup ruby rb wbr tt bdi bdo text:ruby text:ruby-base")  # elements inside words
-_STYLES = _names("b i em u s font big small strike strong ins del g pc text:span")
+_IN_WORDS = names_in("sub sup ruby rb wbr tt bdi bdo text:ruby text:ruby-base")  # elements inside words
+_STYLES = names_in("b i em u s font big small strike strong ins del g pc text:span")
 _BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/\-][^\s\p{P}]")  # no blank in between, and no sign after which none is needed
-_CODE, _RUBY = _names("code kbd samp var"), _names("ruby rb")
-_DIVIDING = _names("pre textarea xmp plaintext")  # copied elements that stand between sentences
+_CODE, _RUBY = names_in("code kbd samp var"), names_in("ruby rb")
+_DIVIDING = names_in("pre textarea xmp plaintext")  # copied elements that stand between sentences
 _GAP = regex.compile(r"\s{2,}+")
+_QUOTED_EXPRESSION = regex.compile(r"\{\s*+[\"'`<]")
 
 
 def html(text: str, options: Options, rules: MarkupRules = HTML) -> SentenceRequests[Result[str]]:
@@ -469,10 +415,22 @@ class _Segmenter:
         if token.name not in self.rules.copied:
             is_block = token.name not in self.rules.inline | self.rules.void | self.rules.blank
             token = in_target(token, self.rules.languages, is_block=is_block)
-        names = self.rules.attributes | (text_attributes(token) if self.rules.attributes else frozenset())
-        if not any(token.attributes.get(name, "").strip() for name in names) or not self.wishes.takes(token):
-            return token.raw
-        return with_attributes(token, names, xml=self.rules.xml, escape=self.rules.escape)
+        has_texts = any(token.attributes[name].strip() for name in _texts_of(token, self.rules))
+        return with_texts(token, self.rules, self.notices) if has_texts and self.wishes.takes(token) else token.raw
+
+
+def _texts_of(token: Token, rules: MarkupRules) -> Set[str]:
+    """Return the names of a tag's attributes that are text by these rules."""
+    names = rules.attributes | (text_attributes(token) if rules.attributes else frozenset())
+    return names & token.attributes.keys()
+
+
+def with_texts(token: Token, rules: MarkupRules, notices: TextNotices) -> Template:
+    """Return a tag with slots for the attributes that are text by these rules; text in an expression is counted."""
+    names = _texts_of(token, rules)
+    if any(_QUOTED_EXPRESSION.match(token.attributes[name]) for name in names):  # title={"Words"} in MDX
+        notices.add("not_read", f"element {printable(token.raw, 60)}")
+    return with_attributes(token, names, xml=rules.xml, escape=rules.escape)
 
 
 def with_attributes(token: Token, names: Set[str], *, xml: bool, escape: Callable[[str], str] = str) -> Template:
@@ -482,7 +440,8 @@ def with_attributes(token: Token, names: Set[str], *, xml: bool, escape: Callabl
     for found in ATTRIBUTE.finditer(token.raw, 1 + len(token.name)):
         group = found.lastindex or 1  # 1: there is no value
         text = unescape(found[group]) if group > 1 else ""
-        if found[1].lower() in names and text.strip():
+        is_expression = group == 4 and text.startswith("{")
+        if found[1].lower() in names and text.strip() and not is_expression:
             quote = '"' if group == 4 else token.raw[found.start(group) - 1]
             form = MarkupForm(found[group], Spellings(), xml, quote, escape)
             form.spellings.add(text, found[group])

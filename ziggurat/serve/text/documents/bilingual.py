@@ -12,8 +12,9 @@ import regex
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.lines import file_work
 from ziggurat.serve.text.documents.messages import is_html, message_tokens, with_own_elements
+from ziggurat.serve.text.elements import HTML, PAGES, MarkupRules
 from ziggurat.serve.text.files import Settings, is_same
-from ziggurat.serve.text.markup import HTML, PAGES, Form, MarkupRules, Template, TemplateGroup, markup_template, slots
+from ziggurat.serve.text.markup import Form, Template, TemplateGroup, markup_template, slots
 from ziggurat.serve.text.projection import Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import Spelling, Token, Xml, read_xml, spelt, without_controls, xml_ends

@@ -19,7 +19,8 @@ from typing import NamedTuple, TypeAlias
 
 import regex
 
-from ziggurat.serve.text.markup import PAGES, Template, add, filled
+from ziggurat.serve.text.elements import PAGES
+from ziggurat.serve.text.markup import Template, add, filled
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, Verbatim
 from ziggurat.serve.text.tokens import Spelling, Spellings, Token, html_tokens
 

@@ -10,9 +10,9 @@ from html import unescape
 import regex
 
 from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.elements import PAGES
 from ziggurat.serve.text.files import Charset, Settings, decoded
 from ziggurat.serve.text.markup import (
-    PAGES,
     Form,
     MarkupForm,
     MarkupSlot,

@@ -3,8 +3,8 @@
 The parser reports which lines form a paragraph, a heading, a row or a block of HTML, and where in each line the text
 starts, after the marks of quotations, items and notes.
 
-Site generators use marks unknown to the parser: directives (`:::note Title`), admonitions (`!!! note "Title"` with an
-indented body), tabs, imports and exports in MDX, template lines. They are preserved, but their titles are translated.
+Marks of site generators, which the parser does not know, are preserved, but their titles are translated
+(ziggurat.serve.text.documents.markdown_marks).
 """
 
 from __future__ import annotations
@@ -21,198 +21,20 @@ from urllib.parse import unquote
 import regex
 
 from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.documents.front_matter import front_matter
 from ziggurat.serve.text.documents.lines import LINE, file_work
 from ziggurat.serve.text.documents.markdown_inline import Inline, folded
+from ziggurat.serve.text.documents.markdown_marks import GRID, MarkedLine, Marks
+from ziggurat.serve.text.elements import PAGES, MarkupRules
 from ziggurat.serve.text.files import Settings, decoded
-from ziggurat.serve.text.markup import PAGES, MarkupRules, Template, TemplateGroup, markup_template
+from ziggurat.serve.text.markup import Template, TemplateGroup, markup_template, slots
 from ziggurat.serve.text.sentences import Result, SentenceRequests
+from ziggurat.serve.text.splitting import has_words
 from ziggurat.serve.text.tokens import html_tokens
 from ziggurat.system.errors import ConfigError, printable
 
-# At the start of a line, after the marks of quotations and items; `title` is translated.
-_MARKS = r"^[ \t>]*+(?:(?:[-*+]|\d{1,9}[.)])[ ]++)?"
-_MARKS_OF_LINE = regex.compile(_MARKS)
-_ADMONITION = (
-    "abstract|admonition|attention|bug|caution|danger|details|error|example|failure|hint|important|info|note|question|"
-    "quote|seealso|spoiler|success|tip|todo|warning"
-)
-_DIRECTIVE = regex.compile(
-    rf"""{_MARKS}(?::{{2,8}}[ ]*+(?:
-        [\w\-]{{1,40}}\[(?P<title>[^\[\]\n]{{1,300}})\].*+  # :::note[Title]{{#id}}
-      | \{{(?i:{_ADMONITION})\}}[ ]*+(?P<title>.*+)  # :::{{note}} Title
-      | \{{.*+  # ::: {{.note}}, :::{{figure}} a.png
-      | [\w\-]{{1,40}}(?:[ ]*+\{{[^{{}}\n]{{0,200}}\}})?
-        (?:[ ]++(?![^\s]*+[./=][^\s]*+$)(?P<title>.{{1,300}}+)|[ ]++\S++)?
-      |) | /{{3,8}}(?:[ ]*+[\w\-]{{1,40}}(?:[ ]*+\|[ ]*+(?P<title>.*+))?)?  # /// note | Title
-      | \*\[[^\[\]\n]{{1,80}}\]:[ ]*+(?P<title>.++))[ ]*$  # *[HTML]: abbreviation""",
-    flags=regex.VERBOSE,
-)
-_INDENTING = regex.compile(
-    rf"""{_MARKS}(?:(?:!!!|\?\?\?\+?)[ ]++[\w\-][\w\-, ]{{0,80}}?(?:[ ]++"(?P<title>[^"\n]{{0,300}})")?
-      | ===[!+]?[ ]++"(?P<title>[^"\n]{{1,300}})"
-      | \.\.[ ]++(?i:{_ADMONITION})::[ ]*+(?P<title>.*+))[ ]*$""",
-    flags=regex.VERBOSE,
-)
-_KEPT = regex.compile(
-    rf"""{_MARKS}(?:(?:\{{%(?:[^%]|%(?!\}}))*+%\}} | \{{\{{(?:[^}}]|\}}(?!\}}))*+\}}\}}+
-        | \{{/\*(?:[^*]|\*(?!/))*+\*/\}}
-        | \{{:[^{{}}]*+\}}
-        | [ \t]++)++
-      | \[\[?_?(?i:toc)_?\]\]?
-      | \([\w\-.: ]{{1,80}}\)=  # a target of MyST
-      | --8<--.* | <<<\s.*
-      | !\[\[.*\]\] | @\[[\w\-]+\]\(.*\) | \.\.[ ]++[\w\-]+::.*)\s*$""",
-    flags=regex.VERBOSE,
-)
-_FENCE = regex.compile(r"[ \t>]*+(?:[-*+][ ]++|\d{1,9}[.)][ ]++)?(`{3,}|~{3,})[ ]*+(.*)")
-_TEXT_FENCE = regex.compile(rf"\{{?(?:ad-)?(?i:{_ADMONITION})\}}?(?![\w\-])[ ]*+(?P<title>.*+)")
-# MyST's directives, whose options follow as `:key: value`, or between lines of `---`.
-_WITH_OPTIONS = regex.compile(rf"{_MARKS}(?:(?:`{{3,}}|~{{3,}}|:{{3,}})[ ]*+\{{[\w\-:]++\}}|\.\.[ ]++[\w\-]++::)")
-_OPTION = regex.compile(r"[ \t>]*+:[\w\-]{1,40}:(?:[ \t].*+)?")
-_SHOWN_OPTION = regex.compile(r"[ \t>]*+:(?:alt|caption):[ \t]++(?P<title>\S.*)")
-_MODULE = regex.compile(
-    r"""import\s++(?:[^\n"']{1,400}?\bfrom\s*+)?["'][^"'\n]++["'];?\s*+$ | import\s++[\w$,*\s]*+\{[^}"']*+$
-      | import\s++[^\n"']{1,400}?\sfrom\s++["']
-      | export\s+(?:default\b|(?:const|let|var|function|async|class)\s|\*|\{)""",
-    flags=regex.VERBOSE,
-)
 _ALERT = regex.compile(r"\[![A-Za-z]{1,20}\][-+]?\s*")
 _TASK = regex.compile(r"\[[ xX]\]\s+")
-
-
-_DEFINITION = regex.compile(r"[ ]{0,3}:[ ]{1,4}\S")
-_BAR = regex.compile(r"[ ]{0,3}\|")
-_RULE = regex.compile(r"[\s|:]*+-[\s|:\-]*+")
-_GRID = regex.compile(r"[ ]{0,3}\+(?:[:=\-]{3,}+\+)++\s*+")
-_TAG_BEGINS = regex.compile(r"\s*+<[A-Za-z][\w.\-]*+(?:\s[^<>]*+)?")
-_MAX_TAG = 50
-"""_MAX_TAG is the most lines of a tag, or of an MDX expression, that is preserved."""
-
-
-def _kept_lines(bodies: Sequence[str], number: int, *, is_mdx: bool) -> int:
-    """Return how many lines from `number` on form an ASCII table, a multi-line tag, or an expression."""
-    line = bodies[number]
-    lines = bodies[number : number + _MAX_TAG]
-    if _GRID.fullmatch(line):
-        return next((n for n, each in enumerate(bodies[number:]) if each.lstrip()[:1] not in ("+", "|")), len(bodies))
-    if _TAG_BEGINS.fullmatch(line):
-        for count, each in enumerate(lines[1:], 2):
-            if not each.strip() or "<" in each:
-                return 0
-            if each.rstrip().endswith(">") and not each.rstrip().endswith("=>"):
-                return count
-    if is_mdx and line.lstrip().startswith("{"):
-        opened = 0
-        for count, each in enumerate(lines, 1):
-            opened += each.count("{") - each.count("}")
-            if opened <= 0:
-                return count if each.rstrip().endswith("}") and count > 1 else 0
-    return 0
-
-
-def _as_items(bodies: Sequence[str]) -> list[str]:
-    """Return the lines with item marks in place of definition marks, and with line blocks (`| a`) kept as lines."""
-    said = list(bodies)
-    number = 0
-    while number < len(said):
-        line = said[number]
-        if _DEFINITION.match(line):
-            said[number] = line.replace(":", "*", 1)
-        end = number
-        while end < len(said) and _BAR.match(said[end]):
-            end += 1
-        if end - number > 1 and not any(map(_RULE.fullmatch, said[max(number - 1, 0) : number + 2])):  # not a table
-            said[number:end] = [regex.sub(r"\|(?= )", "*", each, count=1) for each in said[number:end]]
-        number = max(end, number + 1)
-    return said
-
-
-def _options(bodies: Sequence[str]) -> set[int]:
-    """Return the lines with options of directives."""
-    found: set[int] = set()
-    for number, line in enumerate(bodies):
-        if not _WITH_OPTIONS.match(line):
-            continue
-        end = number + 1
-        while end < len(bodies) and _OPTION.fullmatch(bodies[end]):
-            end += 1
-        if end == number + 1 < len(bodies) and bodies[end].strip() == "---":
-            closing = (n for n, each in enumerate(bodies[end + 1 : end + _MAX_TAG], end + 2) if each.strip() == "---")
-            end = next(closing, end)
-        found.update(range(number + 1, end))
-    return found
-
-
-def _marks(bodies: Sequence[str], *, is_mdx: bool = False) -> tuple[dict[int, tuple[int, int]], list[str]]:
-    """Return the lines with marks unknown to the parser, and all lines as the parser gets them.
-
-    For each such line the range of its title is given, empty if it has none. The parser gets blanks instead, so that
-    paragraphs end there, and the start of an item for a mark with an indented body.
-    """
-    marks: dict[int, tuple[int, int]] = {}
-    parsed = _as_items(bodies)
-    options, fence = _options(bodies), ""
-    kept = 0  # remaining lines to preserve
-    opened: list[str] = []  # fences around text
-    module = 0  # open braces of an import or export
-    in_module = False
-    ends = {"---": "", "+++": "+++"}.get(bodies[0].rstrip(), "") if bodies else ""
-    for number, line in enumerate(bodies):
-        if ends:  # front matter in TOML
-            marks[number], parsed[number] = (0, 0), " " * len(line)
-            ends = "" if number and line.rstrip() == ends else ends
-        elif fence:
-            found = _FENCE.match(line)
-            fence = "" if found and found[1].startswith(fence) and not found[2].strip() else fence
-            parsed[number] = line
-        elif number in options:
-            shown = _SHOWN_OPTION.match(line)
-            marks[number], parsed[number] = shown.span("title") if shown else (0, 0), " " * len(line)
-        elif kept or (kept := _kept_lines(bodies, number, is_mdx=is_mdx)):
-            kept -= 1
-            marks[number], parsed[number] = (0, 0), " " * len(line)
-        elif in_module or (
-            line.startswith(("import", "export")) and _MODULE.match(line) and _after_blank(bodies, number)
-        ):
-            module += line.count("{") + line.count("(") - line.count("}") - line.count(")")
-            in_module = bool(line.strip()) or module > 0
-            marks[number], parsed[number] = (0, 0), " " * len(line)
-        elif found := _FENCE.match(line):
-            text = _TEXT_FENCE.fullmatch(found[2].strip()) if "`" not in found[2] else None
-            if opened and found[1] == opened[-1] and not found[2].strip():
-                opened.pop()
-                marks[number], parsed[number] = (0, 0), " " * len(line)
-            elif text:
-                opened.append(found[1])
-                begin = found.start(2) + text.start("title")
-                marks[number] = (begin, begin + len(text["title"]))
-                parsed[number] = " " * len(line)
-            elif found[1][0] == "~" or "`" not in found[2]:
-                fence = found[1]
-        else:
-            _mark_line(number, line, marks, parsed)
-    return marks, parsed
-
-
-def _after_blank(bodies: Sequence[str], number: int) -> bool:
-    return number == 0 or not bodies[number - 1].strip() or bodies[number - 1].rstrip() == "---" or bool(
-        _MODULE.match(bodies[number - 1])
-    )  # fmt: skip
-
-
-def _mark_line(number: int, line: str, marks: dict[int, tuple[int, int]], parsed: list[str]) -> None:
-    """Record a line that is a site generator's mark."""
-    begin = _MARKS_OF_LINE.match(line).end()
-    if line[begin : begin + 1] not in set(":*!?=.{[(-<@/"):
-        return
-    if found := _INDENTING.match(line):
-        parsed[number] = f"{line[:begin]}* x".ljust(len(line))
-    elif (found := _DIRECTIVE.match(line)) or (found := _KEPT.match(line)):
-        parsed[number] = f"{line[:begin] if '>' in line[:begin] else ''}".ljust(len(line))
-    if found:
-        title = found.span("title") if "title" in found.groupdict() else (-1, -1)
-        marks[number] = title if line[slice(*title)].strip() and title[0] >= 0 else (0, 0)
-
 
 # Links to headings
 
@@ -271,7 +93,7 @@ def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     rules = replace(PAGES, languages=(settings.source, settings.target))
     reader = _Reader(LINE.findall(text), rules, notices, is_mdx=name.lower().endswith(".mdx"))
     for number, body in enumerate(reader.bodies):
-        if number in reader.marks and _GRID.fullmatch(body) and number - 1 not in reader.marks:
+        if number in reader.marks.of and GRID.fullmatch(body) and number - 1 not in reader.marks.of:
             notices.add("left_out", f"line {number + 1}")
     for elsewhere in _TO_OTHER_FILE.finditer(text):
         notices.add("headings_elsewhere", printable(elsewhere[1], 60))
@@ -280,7 +102,7 @@ def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[
 
 @lru_cache(maxsize=1)
 def _parser() -> Any:
-    """Return a parser of CommonMark with tables, notes, front matter and blocks of formulas.
+    """Return a parser of CommonMark with tables, notes and blocks of formulas.
 
     Its text tokens have in `meta["begins"]` the index at which each of their lines starts.
     """
@@ -290,7 +112,6 @@ def _parser() -> Any:
         from markdown_it.rules_block import StateBlock
         from mdit_py_plugins.dollarmath import dollarmath_plugin
         from mdit_py_plugins.footnote import footnote_plugin
-        from mdit_py_plugins.front_matter import front_matter_plugin
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"`{error.name}`, which reads Markdown, is not installed: pip install 'ziggurat-mt[serve]'"
@@ -308,7 +129,7 @@ def _parser() -> Any:
 
     parser = MarkdownIt("commonmark", {"maxNesting": 40})
     parser.block = Block()
-    return parser.use(footnote_plugin).use(front_matter_plugin).use(dollarmath_plugin)
+    return parser.use(footnote_plugin).use(dollarmath_plugin)
 
 
 def _anchored(heading: Template, title: str, name: str, *, takes_ids: bool) -> TemplateGroup:
@@ -343,19 +164,19 @@ class _Reader:
         self.starts = [0]  # start of each line in the parser's input
         for body in self.bodies:
             self.starts.append(self.starts[-1] + len(body) + 1)
-        self.inline = Inline(is_mdx=is_mdx)
-        self.marks, self.parsed = _marks(self.bodies, is_mdx=is_mdx)
+        self.inline = Inline(rules, notices, is_mdx=is_mdx)
+        self.marks = Marks(self.bodies, notices, is_mdx=is_mdx)
 
     def template(self) -> Template:
         parser, known, tokens = _parser(), dict[str, Any](), list[Any]()
-        parser.block.parse("\n".join(self.parsed), parser, known, tokens)
+        parser.block.parse("\n".join(self.marks.parsed), parser, known, tokens)
         self.inline.labels = {folded(label) for label in known.get("references", ())}
         headings = [n for n, token in enumerate(tokens) if n and tokens[n - 1].type == "heading_open"]
         linked = _linked([tokens[n].content for n in headings], "".join(self.lines))
         anchors = {headings[number]: name for number, name in linked.items()}
         takes_ids = any(map(_ATTRIBUTES.search, (tokens[n].content for n in headings)))
-        template: Template = []
-        at = 0  # line
+        at = self.marks.front  # line
+        template = front_matter(self.lines[:at], self._value, self.notices) if at else []
         for number, token in enumerate(tokens):
             parent = tokens[number - 1].type
             if "begins" not in token.meta or parent in ("th_open", "td_open"):
@@ -384,19 +205,31 @@ class _Reader:
         """Return the lines between paragraphs, which may contain the title of a directive."""
         template: Template = []
         for number in range(first, last):
-            begin, end = self.marks.get(number, (0, 0))
+            begin, end, has_tags = self.marks.of.get(number, MarkedLine())
             line = self.lines[number]
-            title = self.inline.template(line[begin:end], escaped='"' if line[end : end + 1] == '"' else "")
-            template += [line[:begin], *title, line[end:]] if begin < end else [line]
+            if has_tags:
+                template += self.inline.tag_texts(line)
+            else:
+                title = self.inline.template(line[begin:end], escaped=line[end : end + 1] if begin else "")
+                template += [line[:begin], *title, line[end:]] if begin < end else [line]
         return template
+
+    def _value(self, text: str) -> Template:
+        """Return the template of a value in front matter."""
+        return self.inline.template(text, ["\n"] * text.count("\n"))
 
     def _end(self, line: int) -> str:
         return self.lines[line][len(self.bodies[line]) :]
 
     def _html(self, first: int, columns: Sequence[int]) -> Template:
-        """Return the template of a block of HTML; inside a quotation it is preserved."""
+        """Return the template of a block of HTML; one of several lines inside a quotation is preserved, and counted."""
         lines = self.lines[first : first + len(columns)]
         if any(line[:column].strip() for line, column in zip(lines[1:], columns[1:], strict=True)):
+            inside = "".join(line[column:] for line, column in zip(lines, columns, strict=True))
+            if any(
+                has_words(slot.text.text, []) for slot in slots(markup_template(list(html_tokens(inside)), self.rules))
+            ):
+                self.notices.add("not_read", f"line {first + 1}")
             return list(lines)
         text = "".join(lines)[columns[0] :]
         return [lines[0][: columns[0]], *markup_template(list(html_tokens(text)), self.rules, self.notices)]
@@ -424,7 +257,8 @@ class _Reader:
         """Return the template of a paragraph, whose lines form one text, as for readers."""
         columns, last = list(columns), first + len(columns) - 1
         template: Template = []
-        if first in self.marks:  # an admonition's line, which the parser takes for an item
+        is_mark = first in self.marks.of and self.marks.parsed[first] != self.bodies[first]
+        if is_mark:  # an admonition's line, which the parser takes for an item
             template, first, columns = self._between(first, first + 1), first + 1, columns[1:]
         elif alert := _ALERT.match(self.bodies[first], columns[0]):  # `> [!NOTE]`, possibly with a title
             line, begin = self.bodies[first], alert.end()

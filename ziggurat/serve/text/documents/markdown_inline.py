@@ -6,18 +6,33 @@ entities are decoded, and encoded again in the translation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from html import unescape
 from itertools import groupby
-from typing import NamedTuple
 
 import regex
 
-from ziggurat.serve.text.markup import HTML, MarkupSlot, Raw, Template, add, filled, shown_text
+from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.documents.markdown_form import ENDS_LINK, MarkdownForm, Shortcut, flat
+from ziggurat.serve.text.documents.strings import is_for_programs
+from ziggurat.serve.text.elements import HTML, OF_COMPONENTS, PAGES, MarkupRules, is_translated
+from ziggurat.serve.text.markup import (
+    MarkupSlot,
+    PlainForm,
+    Raw,
+    Template,
+    TemplateGroup,
+    add,
+    filled,
+    markup_template,
+    shown_text,
+    with_texts,
+)
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim
 from ziggurat.serve.text.sentences import SPACED
+from ziggurat.serve.text.splitting import has_words, protected
 from ziggurat.serve.text.tokens import Spellings, html_tokens
+from ziggurat.system.errors import printable
 
 _TARGET = r"""\(\s*+(?:<(?:[^<>\\\n]|\\.){0,500}+>
     |(?:\{\{[^{}\n]{0,200}+\}\}
@@ -32,6 +47,8 @@ _FORMULA = r"(?:(?=[^$]{0,300}?[\\^_={}])|(?![^$]{0,300}?[A-Za-z]{2,}\s[A-Za-z]{
 _INLINE = regex.compile(
     rf"""(?P<code>(?<!`)(?P<ticks>`{{1,8}})(?!`)[^`].{{0,500}}?(?<!`)(?P=ticks)(?!`))
       | (?P<comment><!--.{{0,1000}}?-->)
+      | (?P<named>(?P<head>\{{[\w\-:]{{1,40}}\}}`)(?P<words>[^`<>\n]{{1,300}}?)(?P<tail>\x20*<[^<>`\n]{{1,300}}>`)
+          |(?P<head>\[\[[^\[\]|\n]{{1,200}}\|)(?P<words>[^\[\]|\n]{{1,300}})(?P<tail>\]\]))
       | (?P<auto><(?:https?|ftp|mailto):[^<>\s]{{1,500}}>)
       | (?P<kept><(?P<name>(?i:{"|".join(sorted(HTML.copied | HTML.nested))})|[A-Za-z]{{1,10}}\b
             (?=[^<>]{{0,300}}(?:\btranslate=["']?no\b|\bnotranslate\b)))\b[^<>]{{0,300}}>.{{0,500}}?</(?P=name)\s*+>)
@@ -66,32 +83,20 @@ _INLINE = regex.compile(
       | (?P<emphasis>(?<![*\w])\*(?=[^\s*])|(?<=[^\s*])\*(?!\*)|(?<!\w)_(?=[^\s_])|(?<=[^\s_])_(?!\w))""",
     flags=regex.VERBOSE | regex.DOTALL,
 )
-# What would start a block at the start of a paragraph's line, or a rule after an item's marker (`* **`); a backslash
-# makes it text.
-_BEGINS_BLOCK = regex.compile(
-    r"\s*+(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+*](?:\s|$)|>|#{1,6}(?:\s|$)|[-=]+\s*$|(?:[-*_]\s*){2,}$|`{3}|~{3}))"
-)
 _BRACES = r"\{[^{}]{0,300}+\}"
 # `{a + b}` in MDX, with nested braces.
 _EXPRESSION = rf"(?P<shown>\{{(?:[^{{}}]|{_BRACES}|\{{(?:[^{{}}]|{_BRACES}){{0,300}}+\}}){{0,500}}+\}})"
 _WITH_EXPRESSIONS = regex.compile(f"{_INLINE.pattern}|{_EXPRESSION}", flags=_INLINE.flags)
 _TITLE = regex.compile(r"(?P<before>.*[\s\n])(?P<quote>[\"'])(?P<title>[^\n]+)(?P=quote)(?P<after>\s*\))")
 _LONGEST_LABEL = 999  # CommonMark's
-_ENDS_LINE = regex.compile(r"[\r\n][ \t>]*+$")
-_BEGINS_LINE = regex.compile(r"[\r\n][ \t>]*+(?P<marks>[*_~]*+)$")
-_ONLY_MARKS = regex.compile(r"\A\s*+(?=[-*_][-*_\s]*+\Z)")
-_UNESCAPED = r"(?<!\\)(?:\\\\)*+"
-_LONE_BACKSLASH = regex.compile(rf"{_UNESCAPED}\\(?=\n|\Z)")
-_ENDS_LINK = regex.compile(r"(?<!\\)\](?=[(\[:])")
-_BEGINS_IMAGE = regex.compile(r"(?<!\\)!\Z")
 
 
 class Inline:
     """Reader of text with inline markup; `labels` are the file's link labels, folded."""
 
-    def __init__(self, *, is_mdx: bool = False) -> None:
+    def __init__(self, rules: MarkupRules, notices: TextNotices, *, is_mdx: bool = False) -> None:
         self.labels: set[str] = set()
-        self.is_mdx = is_mdx
+        self.rules, self.notices, self.is_mdx = rules, notices, is_mdx
 
     def template(self, text: str, breaks: Sequence[str] = (), *, escaped: str = "", begins: bool = False) -> Template:
         """Return the template of text with inline markup.
@@ -108,21 +113,84 @@ class Inline:
         bare = "".join(piece for piece in reader.pieces if isinstance(piece, str))
         escaped += _marks_not_in(bare)
         spellings = _spellings(reader.pieces, reader.sources)
-        form = _Form(spellings, escaped, begins, line, _respelt(reader), not _ENDS_LINK.search(bare))
+        form = MarkdownForm(spellings, escaped, begins, line, _respelt(reader), not ENDS_LINK.search(bare))
         template = filled(reader.pieces, form)
         form.is_whole = len(template) == 1
         return template
 
     def image(self, found: regex.Match[str], raw: str, escaped: str) -> EmptyElement:
         """Return an image, whose description is translated."""
-        if not found["alt"].strip() or "\n" in found[0]:
+        if not found["alt"].strip():
             return EmptyElement(raw)
-        shown = unescape(found["alt"])
-        form = _Form(escaped=f"[]{escaped}{_marks_not_in(shown)}")
-        form.spellings.add(shown, found["alt"])
+        if "\n" in found["source"]:
+            self._leave(raw)
+            return EmptyElement(raw)
+        shown = " ".join(unescape(found["alt"]).split("\n"))
+        form = MarkdownForm(escaped=f"[]{escaped}{_marks_not_in(shown)}")
+        form.spellings.add(shown, raw[2 : len(raw) - len(found["source"])])
         template: Template = ["![", MarkupSlot(SpannedText(shown), form)]
         add(template, _titled(found["source"], escaped))
         return EmptyElement(template)
+
+    def tag(self, raw: str) -> Piece:
+        """Return a tag, whose attributes that readers see are translated."""
+        tokens = list(html_tokens(raw))
+        token = tokens[0]
+        if token.kind not in ("open", "close"):
+            return EmptyElement(raw)
+        written: Raw = raw
+        if token.kind == "open" and is_translated(token) is not False and "\n" not in raw:
+            is_tag = len(tokens) == 1  # otherwise there is a `>` in an expression of MDX
+            written = with_texts(token, self.rules, self.notices) if is_tag else self.tag_texts(raw)
+        if token.name not in HTML.inline - HTML.void:
+            return EmptyElement(written, "\n" if token.name == "br" else "", is_seen=token.name in HTML.seen)
+        return Close(raw, token.name) if token.kind == "close" else Open(written, token.name)
+
+    def element(self, raw: str) -> Piece:
+        """Return an element that is copied, or one with paragraphs of its own."""
+        tokens = list(html_tokens(raw))
+        name = tokens[0].name
+        if name in HTML.nested and is_translated(tokens[0]) is not False and "\n" not in raw:
+            return EmptyElement(markup_template(tokens[1:-1], self.rules, self.notices), is_seen=name in HTML.seen)
+        return Verbatim(raw, shown_text(tokens))
+
+    def named(self, found: regex.Match[str]) -> list[Piece]:
+        """Return a role of MyST (`{ref}`words <label>``) or a link of a wiki (`[[page|words]]`), by its pieces."""
+        name = found["head"][0]
+        if name == "[" and _PAGE.fullmatch(found["words"]):  # some wikis write [[words|page]]
+            self._leave(found[0])
+            return [Verbatim(found[0], "")]
+        return [Open(found["head"], name * 2), found["words"], Close(found["tail"], name * 2)]
+
+    def tag_texts(self, line: str) -> Template:
+        """Return the template of a line with tags, also of a site generator: `{% tab title="Words" %}`."""
+        template: Template = []
+        at = 0
+        for found in _TEXT_OF_TAG.finditer(line):
+            text, (begin, end) = found["text"] or "", found.span("text")
+            if found["expression"]:
+                self._leave(line[found.start() :])
+            elif has_words(text, protected(text)) and not is_for_programs(text) and text not in ("true", "false"):
+                slot = MarkupSlot(SpannedText(text), PlainForm())
+                template += [line[at:begin], TemplateGroup([slot], finish=_unquoted(line[end]))]
+                at = end
+        return [*template, line[at:]]
+
+    def _leave(self, raw: str) -> None:
+        self.notices.add("not_read", f"text {printable(raw, 60)}")
+
+
+_PAGE = regex.compile(r"(?=.*[\-/.#_])\S+")
+_TEXT_OF_TAG = regex.compile(
+    rf"""(?<![\w\-:.])(?i:{"|".join(sorted(PAGES.attributes | OF_COMPONENTS))})\s?=\s?
+        (?:"(?P<text>[^"\\{{}}<>\n]{{1,1000}}+)"|'(?P<text>[^'\\{{}}<>\n]{{1,1000}}+)'|(?P<expression>\{{\s?["'`<]))""",
+    flags=regex.VERBOSE,
+)
+
+
+def _unquoted(quote: str) -> Callable[[str], str]:
+    """Return what replaces a quote and a backslash in the text between two quotes, where no escape is sure."""
+    return lambda text: text.replace(quote, "”" if quote == '"' else "’").replace("\\", "/")
 
 
 class _Run:
@@ -167,6 +235,15 @@ class _Run:
                 self._add(self.inline.image(found, raw, self.escaped))
             elif kind in ("strong", "emphasis"):
                 self._emphasis(raw)
+            elif kind == "named":
+                for piece in self.inline.named(found):
+                    self._add(piece, piece if isinstance(piece, str) else "")
+            elif kind == "tag":
+                self._add(self.inline.tag(raw))
+            elif kind == "kept":
+                self._add(self.inline.element(raw))
+            elif kind in ("template", "shown") and len(texts := self.inline.tag_texts(raw)) > 1:
+                self._add(EmptyElement(texts))
             elif kind in ("escape", "entity"):
                 said = raw[1:] if kind == "escape" else unescape(raw)
                 if (len(said) == 1 and said.isprintable()) or said == "\xa0":
@@ -223,7 +300,7 @@ class _Run:
         inside: Template = []
         for piece, source in zip(self.pieces[place + 1 :], self.sources[place + 1 :], strict=True):
             add(inside, source if isinstance(piece, str) else piece.raw)
-        written = _Shortcut(raw, label, _flat(inside)) if kind == "short" else _titled(raw, self.escaped)
+        written = Shortcut(raw, label, flat(inside)) if kind == "short" else _titled(raw, self.escaped)
         self._add(Close(written, "["))
         self.pieces[place] = Open("[", "[")
         self.links.clear()  # links cannot be nested
@@ -268,13 +345,7 @@ def _mark(kind: str, raw: str) -> Piece:
         return Verbatim(raw, raw if raw.isprintable() and len(raw) <= 100 else "")
     if kind == "hard":
         return EmptyElement(raw, "\n")
-    if kind == "kept":
-        return Verbatim(raw, shown_text(list(html_tokens(raw))))
-    tag = regex.match(r"</?([A-Za-z][^\s/>]*)", raw) if kind == "tag" else None
-    name = "" if tag is None else tag[1].lower()
-    if name not in HTML.inline - HTML.void:
-        return EmptyElement(raw, "\n" if name == "br" else "", is_seen=name in HTML.seen)
-    return Close(raw, name) if raw.startswith("</") else Open(raw, name)
+    return EmptyElement(raw)
 
 
 def _titled(raw: str, escaped: str) -> Raw:
@@ -282,7 +353,7 @@ def _titled(raw: str, escaped: str) -> Raw:
     found = None if "\n" in raw else _TITLE.search(raw)
     if found is None:
         return raw
-    form = _Form(escaped=found["quote"] + escaped)
+    form = MarkdownForm(escaped=found["quote"] + escaped)
     text = unescape(regex.sub(r"\\([!-/:-@\[-`{-~])", r"\1", found["title"]))
     form.spellings.add(text, found["title"])
     end = raw[found.end("title") :]
@@ -302,141 +373,3 @@ def _spellings(pieces: Sequence[Piece], sources: Sequence[str]) -> Spellings:
 def folded(label: str) -> str:
     """Return a link's label in the form that the parser compares."""
     return " ".join(label.split()).lower().upper()
-
-
-def _is_empty(pieces: Sequence[Piece], number: int) -> bool:
-    """Return whether emphasis without text starts at a piece: `**` would be read as a different mark."""
-    first, second = pieces[max(number, 0)], pieces[number + 1] if number + 1 < len(pieces) else None
-    return isinstance(first, Open) and isinstance(second, Close) and first.name in ("*", "_", "**", "__", "~~", "***")
-
-
-def _without_empty_marks(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the pieces without empty emphasis; what stood around it is one text, to be looked at as a whole."""
-    kept: list[Piece] = []
-    for number, piece in enumerate(pieces):
-        if _is_empty(pieces, number) or _is_empty(pieces, number - 1):
-            continue
-        if isinstance(piece, str) and kept and isinstance(kept[-1], str) and isinstance(pieces[number - 1], Close):
-            kept[-1] += piece
-        else:
-            kept.append(piece)
-    return kept
-
-
-def _without_empty_lines(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the pieces with only those line ends that stand between texts: an empty line ends a paragraph."""
-    kept: list[Piece] = []
-    last: int | None = None  # index of the last line end
-    has_text = False  # whether text follows it
-    for piece in pieces:
-        if isinstance(piece, EmptyElement) and isinstance(piece.raw, str) and _ENDS_LINE.search(piece.raw):
-            if not has_text:
-                continue
-            before = next(n for n in range(len(kept) - 1, -1, -1) if not isinstance(kept[n], Open | Close))
-            if isinstance(text := kept[before], str):
-                kept[before] = text.rstrip("\r\n")
-            last, has_text = len(kept), False
-        elif isinstance(piece, str) and last is not None and not has_text:
-            piece = piece.lstrip("\r\n")
-            has_text = bool(piece.strip())
-        elif not isinstance(piece, Open | Close):
-            has_text = has_text or not isinstance(piece, str) or bool(piece.strip())
-        kept.append(piece)
-    if last is not None and not has_text:
-        del kept[last]
-    return kept
-
-
-class _Shortcut(NamedTuple):
-    """The end of a link whose text is also its label (`[text]`); if the text changes, the label must be added."""
-
-    raw: str
-    label: str
-    source: str  # the text with its marks, as returned by `_flat`
-
-
-def _flat(template: Template) -> str:
-    """Return a template as one line, without image descriptions and quotation marks of blocks."""
-    return regex.sub(r"[\s>]+", " ", "".join(part for part in template if isinstance(part, str)))
-
-
-@dataclass(eq=False)
-class _Form:
-    """Spelling of Markdown paragraphs: marks are preserved, and new text is kept from being read as a mark.
-
-    Attributes:
-        spellings: spellings of the source's texts.
-        escaped: characters that get a backslash.
-        begins: whether it is at the start of a paragraph.
-        line: a line's end and the marks before the next line.
-        respelt: characters that the source writes as escapes or entities.
-        is_plain: whether brackets in the source's text do not belong to a link.
-        is_whole: whether a paragraph is a single text that no unpaired tag divides.
-    """
-
-    spellings: Spellings = field(default_factory=Spellings)
-    escaped: str = ""
-    begins: bool = False
-    line: str = "\n"
-    respelt: Mapping[str, str] = field(default_factory=dict)
-    is_plain: bool = True
-    is_whole: bool = False
-
-    def write(self, pieces: Sequence[Piece]) -> Template:
-        """Return the pieces as strings and slots."""
-        template: Template = []
-        if self.is_whole:
-            pieces = _without_empty_lines(pieces)
-        pieces = _without_empty_marks(pieces)
-        begin, in_link = 0, False  # start of a link's text
-        for number, piece in enumerate(pieces):
-            if isinstance(piece, str):
-                following = pieces[number + 1] if number + 1 < len(pieces) else None
-                before_link = isinstance(following, Open) and following.name == "["
-                template.append(self._text(piece, template, in_link=in_link, before_link=before_link))
-                continue
-            if isinstance(piece, Open | Close) and piece.name == "[":
-                in_link = isinstance(piece, Open)
-            raw = piece.raw
-            if isinstance(raw, _Shortcut):
-                raw = raw.raw if _flat(template[begin:]) == raw.source else f"][{raw.label}]"
-            add(template, raw)
-            if isinstance(piece, Open) and piece.name == "[":
-                begin = len(template)
-        return template
-
-    def _line_before(self, before: Template) -> str:
-        """Return what stands before a text, as far back as to the end of a line or the last that is no mark."""
-        line = ""
-        for part in reversed(before):
-            line = f"{part if isinstance(part, str) else '-'}{line}"
-            if line.lstrip(" \t>*_~"):
-                return line
-        return f"\n{line}" if self.begins else line
-
-    def _text(self, text: str, before: Template, *, in_link: bool, before_link: bool) -> str:
-        known = self.spellings.next(text)
-        if known is not None:
-            return known
-        if self.respelt:
-            text = "".join(self.respelt.get(letter, letter) for letter in text)
-        if self.is_plain:
-            text = _ENDS_LINK.sub(r"\\\g<0>", text)
-        if escaped := self.escaped + ("[]" if in_link else ""):
-            text = regex.sub(rf"{_UNESCAPED}(?=[{regex.escape(escaped)}])", r"\g<0>\\", text)
-        text = _LONE_BACKSLASH.sub(r"\g<0>\\", text)  # otherwise the next character would be escaped
-        if before_link:
-            text = _BEGINS_IMAGE.sub(r"\\!", text)
-        last = self._line_before(before)
-        if last.endswith("]") and text[:1] in ("(", "[", ":"):  # behind a note or citation, which is no link
-            text = f"\\{text}"
-        at = _BEGINS_LINE.search(last)
-        lines = text.split("\n")
-        for number, line in enumerate(lines):
-            if number == 0 and (at is None or at["marks"]):
-                lines[0] = _ONLY_MARKS.sub(r"\g<0>\\", line) if at else line  # or marks and text are a rule
-            elif found := _BEGINS_BLOCK.match(line):
-                rest = line[found.end() :]
-                fence = len(rest) - len(rest.lstrip(rest[:1])) if rest[:1] in ("`", "~") else 1
-                lines[number] = "".join([found[0], *(f"\\{mark}" for mark in rest[:fence]), rest[fence:]])
-        return self.line.join(lines)

@@ -17,8 +17,9 @@ import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.icu import FORMATTED, MessageError, icu_template, parse
+from ziggurat.serve.text.elements import HTML, PAGES, MarkupRules
 from ziggurat.serve.text.files import Charset, Settings, decoded
-from ziggurat.serve.text.markup import HTML, PAGES, MarkupRules, PlainForm, Template, filled, markup_template, written
+from ziggurat.serve.text.markup import PlainForm, Template, filled, markup_template, written
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, Verbatim
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests, together
 from ziggurat.serve.text.splitting import BRANCHES, protected

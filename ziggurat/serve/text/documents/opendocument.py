@@ -12,8 +12,9 @@ import regex
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents import direction
 from ziggurat.serve.text.documents.direction import Turn
+from ziggurat.serve.text.elements import PAGES, MarkupRules
 from ziggurat.serve.text.files import Archive, Settings
-from ziggurat.serve.text.markup import PAGES, MarkupRules, Template, markup_template, written
+from ziggurat.serve.text.markup import Template, markup_template, written
 from ziggurat.serve.text.sentences import Result, SentenceRequests, together
 from ziggurat.serve.text.tokens import Token, Xml, read_xml, spelt
 from ziggurat.system.errors import DataError

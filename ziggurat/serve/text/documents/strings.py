@@ -22,8 +22,9 @@ from ziggurat.serve.text.documents.messages import (
     references,
     with_own_elements,
 )
+from ziggurat.serve.text.elements import HTML, MarkupRules
 from ziggurat.serve.text.files import Settings, decoded
-from ziggurat.serve.text.markup import HTML, MarkupRules, Template, TemplateGroup, markup_template, written
+from ziggurat.serve.text.markup import Template, TemplateGroup, markup_template, written
 from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.splitting import BRANCHES, has_words, protected
 from ziggurat.serve.text.tokens import Token, read_xml, xml_ends
@@ -59,7 +60,7 @@ def json_values(content: bytes, name: str, settings: Settings) -> SentenceReques
         if shape.translates(value.path):
             if settings.leaves(*value.path):
                 notices.add("left_by_key", _place(value))
-            elif shape == _Shape() and _is_for_programs(values[number]):
+            elif shape == _Shape() and is_for_programs(values[number]):
                 notices.add("for_programs", _place(value))
             else:
                 wanted.append(number)
@@ -110,7 +111,8 @@ _FOR_PROGRAMS = regex.compile(
 """_FOR_PROGRAMS matches values meant for programs. It must not match text for readers, such as a single word."""
 
 
-def _is_for_programs(value: str) -> bool:
+def is_for_programs(value: str) -> bool:
+    """Return whether a value has the form of those for programs: a path, a key, CSS, a checksum, a date."""
     return _FOR_PROGRAMS.fullmatch(value) is not None and has_words(value, protected(value))
 
 

@@ -1,4 +1,4 @@
-"""Faults that certain batches of a run meet, however often and in whatever process they are run."""
+"""Faults in certain batches of a run, however often and in whatever process they run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ziggurat.train.device import loader_of
 
 
 def planned(experiment: Experiment, first: int, last: int) -> list[Group]:
-    """What updates `first` to `last` of the run are made of, when it starts from the beginning."""
+    """Return the batches of updates `first` to `last` of a run that starts from the beginning."""
     loader = loader_of(experiment, Store.open(experiment.data.store))
     return list(islice(loader.groups(LoaderState()), first - 1, last))
 
@@ -28,7 +28,7 @@ def _key(source: Tensor, target_in: Tensor) -> tuple[int, ...]:
 
 
 def poison(patch: pytest.MonkeyPatch, groups: list[Group], module: str, fault: Callable[[Tensor], Tensor]) -> None:
-    """From now on, models that training builds apply `fault` to what `module` returns for the batches of `groups`."""
+    """From now on, models that training builds apply `fault` to the output of `module` for the batches of `groups`."""
     bad = {_key(batch.source, batch.target_in) for group in groups for batch in group.batches}
 
     def build(*args: Any, **options: Any) -> nn.Module:
