@@ -9,7 +9,7 @@
 What a GPU refuses it refuses: an operator over tensors of two devices, a generator of another device, `.numpy()`.
 What costs time on a GPU it counts: operators that are launched, copies either way with their bytes, and moments at
 which the CPU waits for the device because it wants a number (`item`, `tolist`, `bool`, `nonzero`, a mask as an index).
-docs/gpu.md says what this can show and what it cannot.
+benchmarks/README.md says what this can show and what it cannot.
 
 A tensor of the device is a wrapper around one of the CPU. Operators reach `_launch` through `__torch_dispatch__`, and
 those without a tensor of the device (factories) through a fallback of the dispatch key that PyTorch keeps for backends

@@ -4,7 +4,7 @@
     python -m tools.surface --write    # write it there, for an intended change
 
 Help of every verb, `ziggurat explain` of every key, method and paper, the server's `/spec`, the keys of each `--json`
-output, parameter names and shapes per kind, and the names that docs/python.md promises. The newest golden set is the
+output, parameter names and shapes per kind, and the names in docs/versioning.md. The newest golden set is the
 model, store and text behind them.
 """
 
@@ -154,8 +154,8 @@ def parameters() -> str:
 
 
 def python_names() -> str:
-    """Signatures of the names that docs/python.md promises."""
-    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    """Signatures of the names that docs/versioning.md promises."""
+    page = (ROOT / "docs" / "versioning.md").read_text(encoding="utf-8")
     lines = []
     for name in re.findall(r"^\| `(ziggurat[\w.]*)` ", page, re.MULTILINE):
         module, _, attribute = name.rpartition(".")

@@ -18,7 +18,7 @@ from ziggurat.config.reference import entries
 from ziggurat.system.errors import ConfigError
 
 FOREIGN = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
-PAGES = [*FOREIGN, *(ROOT / name for name in ("README.md", "docs/tutorial.md", "docs/install.md", "docs/papers.md"))]
+PAGES = [*FOREIGN, *(ROOT / name for name in ("README.md", "docs/tutorial.md", "docs/index.md", "docs/papers.md"))]
 KEYS = {re.sub(r"\[\]", "", entry.path) for entry in entries()}
 BASE = """
 data:

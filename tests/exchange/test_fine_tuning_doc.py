@@ -27,6 +27,7 @@ from ziggurat.train.loop import train
 pytestmark = pytest.mark.filterwarnings("ignore:.*is a pickle")
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+PAGE = PAGE.partition("\n## Many languages\n")[0]
 QUICK = ["training.stop.updates=2", "training.validation.max_sentences=2", "training.tensorboard=false"]
 QUICK += ["training.diagnostics.every_updates=null", "training.log_every_updates=1"]
 

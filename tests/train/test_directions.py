@@ -260,9 +260,9 @@ def test_a_dev_set_of_one_direction_is_as_ever(tiny_folder: Path) -> None:
 
 
 def test_the_page_s_configuration_is_one() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "multilingual.md").read_text(encoding="utf-8")
-    (text,) = (block for block in blocks(page) if block.startswith("data:"))
-    data = parse_experiment(text, "multilingual.md").data
+    page = (Path(__file__).resolve().parents[2] / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+    (text,) = (block for block in blocks(page) if "source_language: mul" in block)
+    data = parse_experiment(text, "fine-tuning.md").data
     assert ["-".join(data.languages_of(corpus)) for corpus in data.dev] == ["en-de", "de-en", "en-fr", "de-fr"]
     assert {corpus.tag for corpus in data.dev} == {corpus.tag for corpus in data.train}
 

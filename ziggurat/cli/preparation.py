@@ -173,7 +173,7 @@ def _explained_paper(key: str) -> str:
     lines.append(
         f"recipes: {_first([recipe.name for recipe in recipes])}; `ziggurat recipes {key}` lists them by table"
     )
-    return "\n    ".join([*lines, "more: docs/recipes.md#systems-of-papers"])
+    return "\n    ".join([*lines, "more: docs/papers.md#systems-of-papers"])
 
 
 def _paper_document(key: str) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _paper_document(key: str) -> dict[str, Any]:
         "paper": next(iter(paper_recipes(key).values())).paper.citation,
         "methods": [choice.name for choice in methods_of_paper(key)],
         "recipes": list(paper_recipes(key)),
-        "page": "docs/recipes.md#systems-of-papers",
+        "page": "docs/papers.md#systems-of-papers",
     }
 
 

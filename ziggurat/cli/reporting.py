@@ -77,7 +77,7 @@ def diagnose(
 ) -> None:
     """Measure the gradients, states and wiring of a trained model layer by layer, as training does.
 
-    Records go to RUN/diagnostics/depth.jsonl, from which reports draw their figures (docs/diagnosis.md).
+    Records go to RUN/diagnostics/depth.jsonl, from which reports draw their figures (docs/report.md).
 
     Examples: `ziggurat diagnose runs/a --layers`, `ziggurat diagnose my.yaml --coordinates`
     """

@@ -149,12 +149,12 @@ class CorpusConfig(Section):
     """File format; `auto` goes by the file name."""
     source_language: Language | None = None
     """Code of its source language, if that is not `data.source_language`: a multilingual model has corpora in several
-    directions (docs/multilingual.md)."""
+    directions (docs/fine-tuning.md#many-languages)."""
     target_language: Language | None = None
     """The same for the target."""
     alignment: PathText | None = None
     """Word alignments of the pairs, for guided alignment: a text file (or a glob that matches as many files as the
-    corpus) with lines such as `0-0 1-2`, in the order of the pairs (docs/alignment.md)."""
+    corpus) with lines such as `0-0 1-2`, in the order of the pairs (docs/students.md)."""
     alignment_column: Annotated[int, Field(ge=0, le=100_000)] | None = None
     """Column of `alignment` with the alignments, from 0, if that file is a TSV file, such as the corpus itself; null:
     whole lines are alignments."""
@@ -324,7 +324,7 @@ class DataConfig(Section):
     alignment: AlignmentConfig = AlignmentConfig()
     """Word alignments."""
     stages: list[StageConfig] = Field(default_factory=list, max_length=1000)
-    """Stages of training, each with its own mix of the corpora (docs/modifiers.md). Without stages,
+    """Stages of training, each with its own mix of the corpora (docs/fine-tuning.md#modifiers). Without stages,
     `sampling_temperature` and the weights of the corpora set the mix."""
     modifiers: ModifiersConfig = ModifiersConfig()
     """Random changes of training pairs: upper case, typing errors, terminology hints and others."""

@@ -123,7 +123,7 @@ class CheckpointConfig(Section):
     an odd number), to score all of them (`ziggurat evaluate RUN --checkpoints around-best:21`); null: none."""
     keep_best_per_direction: Count = Field(default=0, ge=0)
     """Best checkpoints kept for each direction of translation, with links such as `best-en-de`, if the dev set has
-    several directions (docs/multilingual.md)."""
+    several directions (docs/fine-tuning.md#many-languages)."""
     keep_every: Count | None = Field(default=None, ge=1)
     """Also keep permanently every checkpoint at a multiple of this many updates, itself a multiple of `every_updates`;
     null: none."""

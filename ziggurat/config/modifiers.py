@@ -159,7 +159,7 @@ def _check_order(name: str, least: int, most: int) -> None:
 
 
 class ModifiersConfig(Section):
-    """Random changes of training pairs, different in every epoch (docs/modifiers.md)."""
+    """Random changes of training pairs, different in every epoch (docs/fine-tuning.md#modifiers)."""
 
     merge: MergeConfig | None = None
     """Merging of short pairs."""

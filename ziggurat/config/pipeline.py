@@ -39,7 +39,7 @@ Name = Annotated[str, Field(pattern=r"^[\w][\w.+-]*$", max_length=100)]
 
 
 class FetchConfig(Section):
-    """Settings for fetching public corpora (docs/fetch.md)."""
+    """Settings for fetching public corpora (docs/data.md)."""
 
     registry: list[PathText] = Field(default_factory=list, max_length=100)
     """Your own registries, whose entries override the built-in ones."""
@@ -59,7 +59,7 @@ class BitextCorpus(CorpusConfig):
     """A parallel corpus: files as in `data.train`, or the name of a public one."""
 
     fetch: str | None = Field(default=None, min_length=1, max_length=500)
-    """Name of a public corpus, such as `opus/Tatoeba/v2023-04-12/de-en`, instead of files (docs/fetch.md)."""
+    """Name of a public corpus, such as `opus/Tatoeba/v2023-04-12/de-en`, instead of files (docs/data.md)."""
 
     @model_validator(mode="after")
     def _one_layout(self) -> Self:

@@ -25,7 +25,7 @@ CorpusName = Literal["bitext", "back-translation", "distillation"]
 """CorpusName is a corpus that a model can learn from."""
 MAX_RATIO, RATIO_SLACK = 1.5, 5
 """MAX_RATIO and RATIO_SLACK are the defaults of `max_ratio` and `ratio_slack`. They drop 0.2 to 0.7 % of short human
-pairs (fr-en and de-en) and about a seventh of random pairs (docs/back-translation.md)."""
+pairs (fr-en and de-en) and about a seventh of random pairs (docs/students.md)."""
 
 _OF_TEACHER = frozenset({"model", "subword", "unicode"})
 """_OF_TEACHER are the keys that a student inherits from the teacher it starts from."""
@@ -111,7 +111,7 @@ class TrainedConfig(Section):
 
 
 class TranslationConfig(Section):
-    """A synthetic corpus (docs/back-translation.md)."""
+    """A synthetic corpus (docs/students.md)."""
 
     method: Method
     """Search for the synthetic side."""
@@ -207,7 +207,7 @@ class QuantisationConfig(Section):
 
 
 class AlignmentStepConfig(Section):
-    """Word alignments of the student's corpora, for guided alignment, inline tags and terms (docs/alignment.md)."""
+    """Word alignments of the student's corpora, for guided alignment, inline tags and terms (docs/students.md)."""
 
     symmetrise: Symmetrisation = "grow-diag-final-and"
     """Method for merging the two directions."""
@@ -264,7 +264,7 @@ class EvaluationConfig(Section):
     metrics: list[Literal["bleu", "chrf", "ter"]] = Field(default=["bleu", "chrf"], min_length=1)
     """sacreBLEU's metrics."""
     perturb: list[str] = Field(default_factory=list, max_length=100)
-    """Perturbations of the first test set (docs/robustness.md): `caps`, `title`, `typos`, ..., or `all`."""
+    """Perturbations of the first test set (docs/evaluate.md#robustness): `caps`, `title`, `typos`, ..., or `all`."""
     perturb_lines: Size = Field(default=500, ge=1)
     """Number of lines of the test set to perturb, from the first."""
     int8: bool = True

@@ -107,7 +107,7 @@ class LossConfig(Section):
     """Weight, in nats per target token, of a penalty on encoder states that point away from their sentence's mean
     (named by Li et al. 2020, defined here: docs/training.md); 0: none. Try 0.1."""
     alignment: GuidedAlignmentConfig | None = None
-    """Guided alignment (docs/alignment.md); null: none."""
+    """Guided alignment (docs/students.md); null: none."""
 
 
 class OptimiserConfig(Section):

@@ -1,6 +1,6 @@
 """Depth measures after training: of a run's checkpoints, of a model directory, and the worth of each layer.
 
-The worth of a layer (`ziggurat diagnose --layers`, docs/diagnosis.md) compares states over depth, and the loss without
+The worth of a layer (`ziggurat diagnose --layers`, docs/report.md) compares states over depth, and the loss without
 layers or with layers exchanged. The measures are those of DepthBench (2026) for decoder-only models, extended to both
 stacks of an encoder-decoder. They take many passes, so they are not part of training.
 

@@ -83,7 +83,7 @@ class TrialMeasures:
         width: `d_model` of the model that was tried.
         peak: highest learning rate.
         unigram: entropy of the target tokens' frequencies in nats: the loss of a model that learns nothing else.
-        points: update -> measures (docs/diagnosis.md), without dropout, on one batch outside the training: those of
+        points: update -> measures (docs/report.md), without dropout, on one batch outside the training: those of
             TRIAL_MEASURES at the end, fewer before.
         losses: training cross-entropy of each update, nats per token.
         failed: first update with a loss or gradient that was not finite, or None.

@@ -75,7 +75,7 @@ class Names:
         if start == "mtdata":
             raise ConfigError(
                 f"{printable(name, 200)}: mtdata has its own command: `mtdata get --langs deu-eng --train "
-                f"{printable(rest, 200)} --out FOLDER`; then name the files in `data.train` (docs/fetch.md)"
+                f"{printable(rest, 200)} --out FOLDER`; then name the files in `data.train` (docs/data.md)"
             )
         if start == "opus" and (found := re.fullmatch(r"([\w.-]+)/latest/(\w+)-(\w+)", rest)):
             return self.registry.find(self._latest(*found.groups()))

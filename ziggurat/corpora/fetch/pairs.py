@@ -321,7 +321,7 @@ def tasks_of_config(data: DataConfig, names: Names, where: str) -> list[FetchTas
             known = ", ".join(names.registry.folders)
             raise ConfigError(
                 f"{key}: no registry says what the folder `{printable(folder.name)}` holds ({known} are known); "
-                "fetch its corpora by name, or describe it in a registry of your own (docs/fetch.md)"
+                "fetch its corpora by name, or describe it in a registry of your own (docs/data.md)"
             )
         sets = [*described.sets, *(its.hold_out.set for its in described.sets.values() if its.hold_out is not None)]
         for language, path in files.items():

@@ -264,7 +264,7 @@ class Registry:
         known = ", ".join(f"`{pattern}`" for pattern in near) if near else "those of `ziggurat fetch --list`"
         return (
             f"no corpus, recipe or file `{shown}`; the nearest names are {known}. A registry of your own adds others "
-            "(`--registry`, docs/fetch.md)"
+            "(`--registry`, docs/data.md)"
         )
 
 

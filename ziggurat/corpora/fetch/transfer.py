@@ -125,7 +125,7 @@ def _alone(name: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
                 return
 
 
-_BRING = "or fetch it by other means and put it into a mirror (`--mirror`, docs/fetch.md)"
+_BRING = "or fetch it by other means and put it into a mirror (`--mirror`, docs/data.md)"
 """The way out that always exists."""
 
 _PASSING = {408, 421, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524}

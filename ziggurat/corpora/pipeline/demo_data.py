@@ -17,7 +17,7 @@ EMBEDDED = (DEMO, STARTER)
 _PAIRS, _TEXTS = 10_000, 3_000
 _HOST = "babel.example"
 _REGISTRY = f"""\
-# The embedded language pair as public corpora: an example of a user's registry (docs/fetch.md)
+# The embedded language pair as public corpora: an example of a user's registry (docs/data.md)
 corpora:
   babel/{{part}}/{{a}}-{{b}}:
     title: Sentences of Low and High Babel, an artificial language pair

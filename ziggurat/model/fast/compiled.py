@@ -87,7 +87,7 @@ def notice() -> str:
     """Return a sentence if translation on this Linux machine is slower than it could be, otherwise ""."""
     if not _problem or not sys.platform.startswith("linux"):
         return ""
-    return f'translation could be faster: {LIBRARY.name} {_problem} (docs/install.md, "Compiled loops")'
+    return f'translation could be faster: {LIBRARY.name} {_problem} (docs/index.md#install, "Compiled loops")'
 
 
 def multiplies(precision: Precision) -> bool:

@@ -1,7 +1,7 @@
 """Healthy bands of measures, and a run's warnings: when a measure leaves its band, and when it has recovered.
 
 A measure has recovered after CALM consecutive healthy readings, so that one at the edge of its band does not warn
-repeatedly (docs/diagnosis.md).
+repeatedly (docs/report.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ziggurat.system.errors import DataError, other_format
 from ziggurat.system.small_files import built, read_json_lines
 from ziggurat.train.records import Record
 
-# The choice of each band, and figures of healthy and stuck runs, are in docs/diagnosis.md and experiments/health-bands.
+# The choice of each band, and figures of healthy and stuck runs, are in docs/report.md and experiments/health-bands.
 FADING = 1e-3
 """FADING is the lowest healthy gradient norm of a stack's first layer, relative to its last layer."""
 FLAT_R = 0.02

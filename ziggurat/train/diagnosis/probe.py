@@ -1,4 +1,4 @@
-"""All depth measures of a model on one batch (docs/diagnosis.md), in as few passes as possible.
+"""All depth measures of a model on one batch (docs/report.md), in as few passes as possible.
 
 They include the contribution of each branch to the states above it (Liu et al. 2020, section 3 and figure 4). With the
 statistics of its norms held fixed, a stack is linear in the outputs of its attention and feed-forward networks: its
