@@ -229,6 +229,6 @@ def test_figures_of_unlike_runs_are_told(
     result = ziggurat(*call, "--figures", tmp_path / "figures", "--format", "svg")
     assert result.status == 0, result.err
     unlike = json.loads(result.out)["unlike"]
-    assert len(unlike) == result.err.count("not alike") == told
+    assert len(unlike) == result.err.count("the runs in these figures differ") == told
     assert all(one in result.err for one in unlike)
-    assert "not alike" not in ziggurat(*call).err
+    assert "the runs in these figures differ" not in ziggurat(*call).err

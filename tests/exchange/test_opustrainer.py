@@ -279,7 +279,7 @@ def test_unknown_modifiers_are_told_with_the_known_ones() -> None:
     )
     known = "merge, noise, no_end_punctuation, upper_case, title_case, typos, inline, terms, prefix"
     with pytest.raises(
-        ConfigError, match=f"line 5: `data.modifiers`: unknown modifier `UpperCase`; known are: {known}"
+        ConfigError, match=f"line 5: `data.modifiers`: unknown modifier `UpperCase`; valid: {known}"
     ):
         parse_experiment(text, "x.yaml")
 

@@ -91,7 +91,7 @@ def test_too_many_open_files_are_told_whoever_opens_them(read: Callable[[Path], 
     before, seen = resource.getrlimit(resource.RLIMIT_NOFILE), set()
     for spare in range(5):
         taken = {int(name) for name in os.listdir("/proc/self/fd")}
-        free = [number for number in range(max(taken) + spare + 1) if number not in taken]
+        free = [number for number in range(max(taken) + spare + 2) if number not in taken]
         resource.setrlimit(resource.RLIMIT_NOFILE, ((free[spare - 1] + 1) if spare else free[0], before[1]))
         try:
             seen.add(len(read(path)))

@@ -101,7 +101,7 @@ def test_gnmt_plus_for_one_replica_is_constant_until_it_decays() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"replicas": 4, "warmup_updates": 10, "decay_start": 159}, "lasts until update 40: raise it to 160 at least"),
+        ({"replicas": 4, "warmup_updates": 10, "decay_start": 159}, "lasts until update 40: raise it to at least 160"),
         ({"warmup_updates": 10, "decay_start": 50, "decay_end": 50}, "must be larger than `decay_start`"),
         ({"warmup_updates": 0}, "needs `warmup_updates` of at least 1"),
     ],

@@ -213,7 +213,7 @@ def upper(sentences: list[str]) -> list[SentenceTranslation]:
 
 def test_markdown() -> None:
     assert translated("a.md", upper).decode() == (
-        "---\ntitle: x\n---\n# THE **BIG** HEADING\n\n"
+        "---\ntitle: X\n---\n# THE **BIG** HEADING\n\n"
         'SOME TEXT WITH `code()` AND [A LINK](http://x.y "T"),\n'
         "WRAPPED _HERE_.  \nHARD BREAK.\n\n* ITEM ONE\n* [ ] ITEM TWO\n\n> QUOTED WORDS\n\n"
         "```python\nx = 'text'\n```\n\n"
