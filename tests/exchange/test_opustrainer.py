@@ -278,9 +278,7 @@ def test_unknown_modifiers_are_told_with_the_known_ones() -> None:
         "data:\n  source_language: de\n  target_language: en\n  store: s\n  modifiers: {UpperCase: {probability: 1}}\n"
     )
     known = "merge, noise, no_end_punctuation, upper_case, title_case, typos, inline, terms, prefix"
-    with pytest.raises(
-        ConfigError, match=f"line 5: `data.modifiers`: unknown modifier `UpperCase`; valid: {known}"
-    ):
+    with pytest.raises(ConfigError, match=f"line 5: `data.modifiers`: unknown modifier `UpperCase`; valid: {known}"):
         parse_experiment(text, "x.yaml")
 
 

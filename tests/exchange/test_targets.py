@@ -129,7 +129,7 @@ def test_a_method_of_depth_is_verified_or_refused_with_its_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     choices, refused, key = DEPTH_METHODS[name]
-    # Marian never writes control characters, which random weights may prefer; test_export_marian runs it.
+    # Marian has no `min_length`, and random weights may prefer an empty translation; test_export_marian runs it.
     monkeypatch.setenv(MARIAN_VARIABLE, str(tmp_path / "nothing"))
     if target == "huggingface":
         request.getfixturevalue("transformers")

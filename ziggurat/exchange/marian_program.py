@@ -72,7 +72,9 @@ class MarianTranslator:
         if marian_program() is None:
             raise ExportError(WITHOUT_MARIAN)
         self._path = Path(path)
+        # Without `--allow-special` Marian never writes the bytes of control characters, which a model may.
         self._options = ["--cpu-threads", "1", "--mini-batch", "16", "--maxi-batch", "100", "--maxi-batch-sort", "src"]
+        self._options.append("--allow-special")
 
     def translate_stream(self, lines: Sequence[str], **decoding: Any) -> list[Translation]:
         """Return one Translation per line, with the search of decoder.yml or the settings in `decoding`.
