@@ -42,7 +42,8 @@ def test_a_signal_leaves_no_temporary_file(number: signal.Signals, trained: Path
 def test_a_signal_during_an_import_is_named(number: signal.Signals) -> None:
     """Where an exception could be lost in half-loaded modules, the process ends at once."""
     code = (
-        "import os, signal\nfrom ziggurat.system.terminal import importing\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        "import os, signal\nfrom ziggurat.system.terminal import importing\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         f"with importing():\n    os.kill(os.getpid(), {int(number)})\n    raise SystemExit(3)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
