@@ -55,6 +55,26 @@ def test_what_is_doubled_skipped_or_does_not_open_is_counted() -> None:
     assert not opens(b'{"a": 1,}', "a.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "count"),
+    [
+        ("a.html", "<p title='Some words'><img alt=one><input type=submit value='Go on'>", 5),
+        ("a.html", "<meta name=description content='Some words'><meta name=robots content=noindex>", 2),
+        ("a.html", "<p translate=no title='Some words'>", 0),
+        ("a.md", "---\ntitle: Some words\nlayout: post\n---\n", 2),
+        ("a.md", '+++\ndescription = "Some words"\n+++\n', 2),
+        ("a.md", "![Some words](a.png 'and more')\n", 6),  # a description is text and attribute
+        ("a.md", "[![a](x)][1] <abbr title='Some words'>1</abbr>\n\n[1]: /x 'More'\n", 3),
+        ("a.md", "```{figure} a.png\n:alt: Some words\n\nA caption here\n```\n", 4),
+        ("a.md", "```{code-block} python\n:caption: Some words\nx = more\n```\n\n```python\nmore words\n```\n", 2),
+        ("a.md", '{{< figure caption="Some words" src="a.png" >}}\n', 2),
+    ],
+)
+def test_words_in_attributes_front_matter_and_directives_count_as_skipped(name: str, text: str, count: int) -> None:
+    assert skipped(Result(text.encode()), name) == count
+    assert skipped(translated(text.encode(), name, letters), name) == 0
+
+
 def test_letters_change_every_word_and_refusals_are_listed(tmp_path: Path) -> None:
     assert not set(translated(b"Two words", "a.txt", letters).value.decode()) & set("Twords")
     (tmp_path / "a.docx").write_bytes(b"PK nothing")

@@ -5,9 +5,10 @@
 Each document under the folders, of every kind that is known by its name, goes through three translators. `identity`
 gives every sentence back; `letters` puts another letter for each of a to z, so that from its output the source can be
 read again; `capitals` writes capitals. Counted are documents that `identity` changed, words that were lost or doubled,
-words that people read and nobody asked the translator for although no notice says so (skipped), and outputs that do not
-open. Documents that are refused are listed. Of CommonMark's examples (spec.json of a version of the specification)
-those are counted that `identity` changed, and those whose HTML has other tags under `letters`.
+words that people read and nobody asked the translator for although no notice says so (skipped: also in attributes and
+front matter, as lxml, markdown-it and PyYAML see them), and outputs that do not open. Documents that are refused are
+listed. Of CommonMark's examples (spec.json of a version of the specification) those are counted that `identity`
+changed, and those whose HTML has other tags under `letters`.
 
 The status is 1 where anything was counted.
 """
@@ -15,10 +16,12 @@ The status is 1 where anything was counted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import html
 import io
 import json
 import sys
+import tomllib
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +29,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import regex
+import yaml
 
 from ziggurat.serve.text.documents.kinds import KINDS, DocumentKind, document, document_kind
 from ziggurat.serve.text.files import Settings
@@ -153,8 +157,9 @@ def compared(before: bytes, after: bytes, name: str, back: Callable[[str], str])
         more = found - wanted
         if kind.name in BILINGUAL:  # a translation has the words of its source
             more = Counter({word: count for word, count in more.items() if word not in _ADDED | wanted.keys()})
-        elif kind.name == "Markdown":  # a link whose text is its label gets the label when the text changes
-            more -= Counter(_WORD.findall(back(" ".join(_LABEL.findall(decoded(new[part]))))))
+        elif kind.name == "Markdown":  # a link whose text is its label gets the label, and a linked heading its name
+            added = "".join([*_LABEL.findall(decoded(new[part])), *_NAME.findall(decoded(new[part]))])
+            more -= Counter(_WORD.findall(back(added)))
         counts["doubled"] += more.total()
     return counts
 
@@ -164,6 +169,7 @@ _ADDED = frozenset(
 )
 """_ADDED are words in the tags that formats of pairs get, and the flag of gettext."""
 _REPLACED = regex.compile(r"""(?s)<target\b[^<>]*\bstate="(?:new|needs-translation)".*?</target>|\bstate="initial" """)
+_NAME = regex.compile(r'<a id="[^"]*"></a>|\{:?\s?#[^{}]*\}')
 _LABEL = regex.compile(r"\]\[[^\[\]\n]*+\]")
 ESCAPED = {"JSON", "gettext", "Android"}
 """ESCAPED are kinds that write characters with a backslash."""
@@ -185,6 +191,8 @@ _KEPT = {
         | \]\([^()\s]*(?:\([^()]*\)[^()\s]*)*[^()]*\) | \]\[[^\]]*\] | ^[\ >]{0,6}\[[^\]]+\]:.*?$
         | \{[{%].*?[%}]\} | \{:.*?\} | \{[\#.][^{}]*\} | \{/\*.*?\*/\} | :[a-z_]+: | \[!\w+\] | \[-?@[^\]]*\]
         | ^\s*(?:::::*|!!!|\?\?\?|===)\+?[\ \t]*\{?[\w-]*\}? | ^(?:import|export)\b.*?$
+        | \{[\w:-]+\}(?=`) | ^\([\w .:-]+\)=$ | ^\ {0,3}%.*?$ | ^\+\+\+.*?$
+        | ^[ >]*(?:`{3,}|:{3,})\{[\w:-]+\} | ^[ >]*:(?!(?:alt|caption|title):)[\w-]+:.*?$  # names and options of MyST
         | ^\s*--8<--.*?$ | ^\s*\.\.\ \w+:: | \\[A-Za-z]{2,30}\*?(?:\[[^\[\]\n]*\])?(?:\{[^{}\s]*\})*(?![\w{])""",
     "SubRip": r"(?m)^\s*\d.*?(?:-->|→|[–—]>).*$|<[^<>]*>|\{\\[^{}]*\}",
     "WebVTT": r"""(?msx) \A.*?(?=\n\s*\n|\Z) | ^[^\n]*-->.*?$ | ^[^\n]*\n(?=[^\n]*-->) | <[^<>]*>
@@ -205,6 +213,88 @@ _SHOWN = {  # of formats whose text stands in elements
     "OpenDocument presentation": (("content.xml",), r"(?s)<text:(?:p|h|span|a)\b[^<>]*(?<!/)>([^<]*)"),
     "XLIFF": (("",), r"(?s)<target\b[^<>]*(?<!/)>(.*?)</target>"),
 }
+
+
+# Beside the text between marks: attributes, front matter and directives, as the parsers of others see them
+
+_SHOWN_ATTRIBUTES = frozenset(("alt", "title", "placeholder", "aria-label", "aria-description"))
+_OF_SOME = {"option": "label", "optgroup": "label", "track": "label", "th": "abbr"}
+_SHOWN_META = regex.compile(r"(?:(?:og|twitter):(?:image:)?)?(?:description|title|alt|keywords)")
+_SHOWN_KEYS = frozenset(("title", "subtitle", "description", "summary", "excerpt", "caption", "alt"))
+_FRONT = regex.compile(r"\A(---|\+\+\+)\n(.*?)^\1[ \t]*$", flags=regex.DOTALL | regex.MULTILINE)
+_OF_PROGRAMS = frozenset(
+    ("code", "code-block", "code-cell", "contents", "image", "include", "literalinclude", "math", "mermaid", "raw")
+)
+_OPTION_LINE = regex.compile(r"(?m)^:([\w-]+):[ \t]*(.*)$")
+_FENCED = regex.compile(r"(?ms)^[ \t>]*(`{3,}|~{3,}).*?^[ \t>]*\1`*[ \t]*$")
+_IN_TEMPLATE = regex.compile(r"""\{[{%][^{}]*?\b(?:alt|caption|title)="([^"{}]*)\"""")
+
+
+def attributes(text: str) -> Iterator[str]:
+    """Yield the attributes of a page, as lxml reads it, that people see."""
+    from lxml import etree
+    from lxml import html as pages
+
+    try:
+        root = pages.document_fromstring(text.encode(), parser=pages.HTMLParser(encoding="utf-8"))
+    except etree.ParserError:  # nothing but comments
+        return
+    waiting = [root]
+    while waiting:
+        element = waiting.pop()
+        said = element.attrib
+        if said.get("translate") == "no" or "notranslate" in said.get("class", "").split():
+            continue
+        waiting += element.iterchildren(tag=etree.Element)
+        names = _SHOWN_ATTRIBUTES | {_OF_SOME.get(element.tag, "title")}
+        if element.tag == "meta" and _SHOWN_META.fullmatch(said.get("name") or said.get("property") or ""):
+            names |= {"content"}
+        if element.tag == "input" and said.get("type") in ("button", "submit", "reset"):
+            names |= {"value"}
+        yield from (value for name, value in said.items() if name in names and not value.startswith("{"))
+
+
+def beside(text: str) -> Iterator[str]:
+    """Yield what people see of Markdown in front matter, attributes, titles, and directives in fences."""
+    from markdown_it import MarkdownIt
+
+    if front := _FRONT.match(text):
+        load = yaml.safe_load if front[1] == "---" else tomllib.loads
+        with contextlib.suppress(yaml.YAMLError, ValueError):
+            yield from _shown_values(load(front[2]))
+        text = text[front.end() :]
+    yield from map(html.unescape, _IN_TEMPLATE.findall(_FENCED.sub(" ", text)))
+    parser = MarkdownIt("commonmark").enable("table")
+    yield from attributes(parser.render(text) or " ")
+    for token in parser.parse(text):
+        directive = regex.match(r"\{([\w:-]+)\}", token.info) if token.type == "fence" else None
+        if directive is None:
+            continue
+        yield from (value for name, value in _OPTION_LINE.findall(token.content) if name in _SHOWN_KEYS)
+        if directive[1] == "toctree":
+            yield from regex.findall(r"(?m)^(.+)<", token.content)
+        elif directive[1] not in _OF_PROGRAMS:
+            content = _OPTION_LINE.sub("", token.content)
+            yield regex.sub(rf"{_KEPT['Markdown']}|\S*[/.]\w\S*", " ", content)  # a path is for programs
+            yield from beside(content)
+
+
+def _shown_values(value: object, key: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _shown_values(inner, str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _shown_values(inner, key)
+    elif isinstance(value, str) and key in _SHOWN_KEYS:
+        yield _TAG.sub(" ", html.unescape(value))
+
+
+def _read_words(text: str) -> int:
+    """Return how many words of a to z a text has, without what is protected."""
+    for item in reversed(protected(text)):
+        text = text[: item.start] + " " + text[item.end :]
+    return len(_WORD.findall(text))
 
 
 def skipped(outcome: Result[bytes], name: str) -> int:
@@ -230,10 +320,10 @@ def skipped(outcome: Result[bytes], name: str) -> int:
             text = regex.sub(pattern, " ", text) if pattern else text
             for label in labels:
                 text = text.replace(f"[{label}]", " ")
-        text = html.unescape(text)
-        for item in reversed(protected(text)):
-            text = text[: item.start] + " " + text[item.end :]
-        count += len(_WORD.findall(text))
+        count += _read_words(html.unescape(text))
+        if kind.name in ("HTML", "EPUB", "Markdown"):
+            seen = beside(decoded(content)) if kind.name == "Markdown" else attributes(decoded(content))
+            count += sum(map(_read_words, seen))
     return count
 
 

@@ -56,6 +56,24 @@ def test_sentences_are_asked_for_once_and_without_their_white_space() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "asked", "said"),
+    [
+        ("so\xadme hy\xadphens", "some hyphens", "SOME HYPHENS"),
+        ("wo\u200brds \ufeffhere\u2060.", "words here.", "WORDS HERE."),
+        ("\xada {0} b\xad", "a {0} b", "A {0} B"),
+        ("ก\u200bข", "ก\u200bข", "ก\u200bข"),  # there it divides words
+        ("می\u200cخواهم", "می\u200cخواهم", "می\u200cخواهم"),  # a sign of Persian
+        ("https://a.b/c\xadd x", "https://a.b/c\xadd x", "https://a.b/c\xadd X"),  # an address stays
+    ],
+)
+def test_hidden_characters_do_not_reach_the_model(text: str, asked: str, said: str) -> None:
+    """They would divide words, and a translation has other words; text that does not change keeps them."""
+    assert asked_for(text) == [asked]
+    assert translated(text, identity).value == text
+    assert translated(text, upper).value == said
+
+
+@pytest.mark.parametrize(
     "text",
     ["😀 🎉", "→ … —", "12.5 % 3/4", "https://example.org/a?b=c", "me@example.org", "{0} %s", "", " \n ", "👍🏽👩‍👩‍👧"],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import regex
@@ -34,14 +34,19 @@ from ziggurat.serve.text.sentences import (
     Unit,
     sentence,
     together,
+    unchanged,
 )
 from ziggurat.serve.text.splitting import Item, protected, sentence_spans
-from ziggurat.translate.results import join_parts
+from ziggurat.translate.results import UNSPACED_SCRIPTS, join_parts
 
 Value = TypeVar("Value")
 
 # A tab divides text like a line end: columns do not form a sentence, and the model would write a blank.
 _LINE_ENDS = regex.compile(r"(\r\n|[\t\n\r\x0b\x0c\x85\u2028\u2029])")
+
+# Soft hyphens, joiners of words and byte order marks, and blanks without width unless they divide the words of a script
+# without other blanks.
+_HIDDEN = regex.compile(rf"[\u00ad\u2060\ufeff]|(?<![{UNSPACED_SCRIPTS}])\u200b(?![{UNSPACED_SCRIPTS}])")
 
 
 class SentencePair(NamedTuple):
@@ -225,6 +230,36 @@ def _translated(
 
 
 def _sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
+    """Return the work of translating a sentence without its hidden characters, which stay if nothing changes."""
+    kept = _visible(unit)
+    if len(kept) == len(unit.text):
+        return (yield from _with_terms(unit, options, notices))
+    shown = replace(
+        unit,
+        text="".join(unit.text[place] for place in kept),
+        items=[i._replace(start=bisect_left(kept, i.start), end=bisect_left(kept, i.end)) for i in unit.items],
+        inner=sorted({bisect_left(kept, place) for place in unit.inner}),
+    )
+    target = yield from _with_terms(shown, options, notices)
+    if target.text == shown.text:
+        return unchanged(unit)
+    links, fixed = (
+        [k._replace(source_start=kept[k.source_start], source_end=kept[k.source_end - 1] + 1) for k in each]
+        for each in (target.links, target.fixed)
+    )
+    return replace(target, links=links, fixed=fixed)
+
+
+def _visible(unit: Unit) -> list[int]:
+    """Return the places of a sentence's characters but hidden ones, which would divide words for the model."""
+    if not _HIDDEN.search(unit.text):
+        return list(range(len(unit.text)))
+    protected_places = {place for item in unit.items for place in range(item.start, item.end)}
+    hidden = {found.start() for found in _HIDDEN.finditer(unit.text)} - protected_places
+    return [place for place in range(len(unit.text)) if place not in hidden]
+
+
+def _with_terms(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
     """Return the work of translating a sentence, with the glossary if there is one."""
     if options.terms is None:
         return (yield from sentence(unit, options, notices))

@@ -233,7 +233,7 @@ def sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceReq
     if kept := sum(BRANCHES.match(unit.text, item.start, item.end) is not None for item in unit.items):
         notices["not_parsed"] += kept  # a message in a format that is not parsed
     if not has_words(unit.text, unit.items):
-        return _unchanged(unit)
+        return unchanged(unit)
     if unit.inner and not options.aligned:
         notices["unaligned"] += 1
         return (yield from _segments(unit, notices))
@@ -252,7 +252,8 @@ def sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceReq
     return Target(text, list(links), fixed)
 
 
-def _unchanged(unit: Unit) -> Target:
+def unchanged(unit: Unit) -> Target:
+    """Return a sentence as its own translation."""
     fixed = [Link(item.start, item.end, item.start, item.end) for item in unit.items]
     spans = units(unit.text, [(item.start, item.end) for item in unit.items])
     return Target(unit.text, [Link(start, end, start, end) for start, end in spans], fixed)

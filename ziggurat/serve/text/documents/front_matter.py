@@ -30,12 +30,14 @@ _MOST = 100_000
 """_MOST is the most characters of front matter that are read: the parser of YAML takes seconds for more."""
 _SEVERAL_WORDS = regex.compile(r"\p{L}[\p{L}\p{M}'’\-]*+[,;:]?\s++[\p{L}(\"'“‘]")
 _TOML_VALUE = regex.compile(
-    r"""(?m)^[ \t]*+(?P<key>[\w\-]++)[ \t]*+=[ \t]*+(?P<value>"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+(?:\#.*+)?$"""
+    r"""^[ \t]*+(?P<key>[\w\-]++)[ \t]*+=[ \t]*+(?P<value>"(?:[^"\\\r\n]|\\.)*+"|'[^'\r\n]*+')[ \t]*+
+        (?:\#[^\r\n]*+)?\r?$""",
+    flags=regex.VERBOSE | regex.MULTILINE,
 )
 _PLACE = "front matter, {}"
 _STRING = "tag:yaml.org,2002:str"
 _BEGINS_KEY = regex.compile(r"[\w\-\"']++\s*+:")
-_PARAGRAPH_ENDS = regex.compile(r"(\n[ \t]*+(?:\n\s*+)++|\n\s*+\Z|\n(?=\s*+(?:[-*+#>|]|\d++[.)])))")
+_PARAGRAPH_ENDS = regex.compile(r"(\n[ \t]*+(?:\n\s*+)++|\n\s*+\Z|\n(?=\s*+(?:[-*+>]|#++|\d++[.)])[ ]))")
 _LINE_ENDS = regex.compile(r"(\n\s*+)")
 
 TextReader = Callable[[str], Template]

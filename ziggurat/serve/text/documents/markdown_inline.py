@@ -167,12 +167,12 @@ class Inline:
         template: Template = []
         at = 0
         for found in _TEXT_OF_TAG.finditer(line):
-            text, (begin, end) = found["text"] or "", found.span("text")
+            text, (begin, end) = unescape(found["text"] or ""), found.span("text")
             if found["expression"]:
                 self._leave(line[found.start() :])
             elif has_words(text, protected(text)) and not is_for_programs(text) and text not in ("true", "false"):
                 slot = MarkupSlot(SpannedText(text), PlainForm())
-                template += [line[at:begin], TemplateGroup([slot], finish=_unquoted(line[end]))]
+                template += [line[at:begin], TemplateGroup([slot], finish=_unquoted(line[end], text, found["text"]))]
                 at = end
         return [*template, line[at:]]
 
@@ -188,9 +188,10 @@ _TEXT_OF_TAG = regex.compile(
 )
 
 
-def _unquoted(quote: str) -> Callable[[str], str]:
-    """Return what replaces a quote and a backslash in the text between two quotes, where no escape is sure."""
-    return lambda text: text.replace(quote, "”" if quote == '"' else "’").replace("\\", "/")
+def _unquoted(quote: str, text: str, raw: str) -> Callable[[str], str]:
+    """Return the spelling of new text between two quotes, where no escape is sure; `text` is spelled `raw`."""
+    typographic = str.maketrans({quote: "”" if quote == '"' else "’", "\\": "/"})
+    return lambda said: raw if said == text else said.translate(typographic)
 
 
 class _Run:
