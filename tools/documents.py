@@ -187,7 +187,8 @@ _KEPT = {
     "Markdown": r"""(?imsx) \A---\n.*?^---$ | \A\+\+\+\n.*?^\+\+\+$  # front matter
         | ^[\ \t>]*(?:[-*+]\ +)?(`{3,}|~{3,})(?!\{?(?:note|tip|warn|ad-))[^\n]*\n.*?^[\ \t>]*\1[\ \t]*$
         | (?<!`)(`+)(?!`)(?:(?!\n\s*\n).)+?(?<!`)\2(?!`) | ^(?:\ \ \ \ |\t).*?$ | <!--.*?--> | <[A-Za-z/!?][^<>]*>
-        | \$\$.*?\$\$ | \$[^$\n]+\$ | \\\(.*?\\\) | \\\[.*?\\\] | \\begin\{(\w+)\}.*?\\end\{\3\}
+        | \$\$.*?\$\$ | \$[^$\n]+\$ | \$(?=\S)(?:(?!\n\s*\n)[^$])+(?<=\S)\$(?!\d)
+        | \\\(.*?\\\) | \\\[.*?\\\] | \\begin\{(\w+)\}.*?\\end\{\3\}
         | \]\([^()\s]*(?:\([^()]*\)[^()\s]*)*[^()]*\) | \]\[[^\]]*\] | ^[\ >]{0,6}\[[^\]]+\]:.*?$
         | \{[{%].*?[%}]\} | \{:.*?\} | \{[\#.][^{}]*\} | \{/\*.*?\*/\} | :[a-z_]+: | \[!\w+\] | \[-?@[^\]]*\]
         | ^\s*(?:::::*|!!!|\?\?\?|===)\+?[\ \t]*\{?[\w-]*\}? | ^(?:import|export)\b.*?$
@@ -345,10 +346,11 @@ def examined(content: bytes, name: str) -> Counter[str]:
 
 
 def found(folders: list[Path]) -> Iterator[Path]:
-    """Yield the documents under the folders, in order."""
+    """Yield the documents under the folders, in order; a file stands for itself."""
     endings = tuple(ending for kind in KINDS for ending in kind.endings)
     for folder in folders:
-        yield from sorted(path for path in folder.rglob("*") if path.is_file() and path.name.lower().endswith(endings))
+        paths = folder.rglob("*") if folder.is_dir() else [folder]
+        yield from sorted(path for path in paths if path.is_file() and path.name.lower().endswith(endings))
 
 
 def examine(folders: list[Path]) -> tuple[dict[str, Counter[str]], list[str], list[str]]:
