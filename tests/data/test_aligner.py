@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
+from tests.cli.conftest import Ziggurat
+from tests.cli.conftest import ziggurat as ziggurat
 from ziggurat.data.aligner import MOST_WORDS, Aligner, error_rate, format_links, parse_links, read_aligner
 from ziggurat.data.babel import AlignedPair, generate_aligned
 from ziggurat.system.errors import DataError
@@ -81,34 +81,28 @@ def test_damaged_files_are_refused(aligner: Aligner, tmp_path: Path) -> None:
         read_aligner(tmp_path / "none")
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ziggurat", "align", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_the_verb_writes_a_line_for_each_pair(pairs: list[AlignedPair], tmp_path: Path) -> None:
+def test_the_verb_writes_a_line_for_each_pair(pairs: list[AlignedPair], ziggurat: Ziggurat, tmp_path: Path) -> None:
     source, target, out, model = (tmp_path / name for name in ("source", "target", "out", "model"))
     lows, highs = [pair.low for pair in pairs[:400]], [pair.high for pair in pairs[:400]]
     lows[7] = ""
     source.write_text("".join(line + "\n" for line in lows))
     target.write_text("".join(line + "\n" for line in highs))
-    done = run(source, target, "-o", out, "--save-model", model, "--pairs", "100", "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    done = ziggurat("align", source, target, "-o", out, "--save-model", model, "--pairs", "100", "--json")
+    assert done.status == 0, done.err
+    report = json.loads(done.out)
     lines = out.read_text().splitlines()
     assert (report["pairs"], report["without_links"], len(lines), lines[7]) == (400, 1, 400, "")
     assert report["links"] == sum(len(parse_links(line, None, None, "here")) for line in lines)
     # Every fourth pair was used for training; that model was kept.
     known = Aligner.train(list(zip(lows, highs, strict=True))[::4])
     assert lines == [format_links(links) for links in known.align(lows, highs)]
-    again = run(source, target, "--input-model", model)
-    assert again.stdout.splitlines() == lines
-    union = run(source, target, "--input-model", model, "--symmetrise", "union")
-    assert len(union.stdout) > len(again.stdout)
+    again = ziggurat("align", source, target, "--input-model", model)
+    assert again.out.splitlines() == lines
+    union = ziggurat("align", source, target, "--input-model", model, "--symmetrise", "union")
+    assert len(union.out) > len(again.out)
 
 
-@pytest.mark.slow
-def test_the_verb_says_what_is_wrong(tmp_path: Path) -> None:
+def test_the_verb_says_what_is_wrong(ziggurat: Ziggurat, tmp_path: Path) -> None:
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_text("a\nb\n")
     target.write_text("a\n")
@@ -122,7 +116,8 @@ def test_the_verb_says_what_is_wrong(tmp_path: Path) -> None:
         ((source, source, "-o", source), "is an input"),
         ((source, source, "--json"), "standard output"),
     ):
-        done = run(*arguments, *(() if "--json" in arguments or "-o" in arguments else ("-o", tmp_path / "out")))
-        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+        out = () if "--json" in arguments or "-o" in arguments else ("-o", tmp_path / "out")
+        done = ziggurat("align", *arguments, *out)
+        assert (done.status, said in done.err) == (2, True), done.err
         assert not (tmp_path / "out").exists()
     assert source.read_text() == "a\nb\n"

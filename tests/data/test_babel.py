@@ -234,21 +234,8 @@ def test_sentences_look_like_text(pairs: list[tuple[str, str]]) -> None:
 
 
 def test_no_form_stands_for_two_words() -> None:
-    low = [
-        *NOUNS,
-        *ADJECTIVES,
-        *DETERMINERS,
-        *PREPOSITIONS,
-        *ADVERBS,
-        *VERB_WORDS,
-        "ke",
-        "da",
-        "ta",
-        "ne",
-        "ul",
-        "eb",
-    ]
-    low += [name.lower() for name in NAMES]
+    low = [*NOUNS, *ADJECTIVES, *DETERMINERS, *PREPOSITIONS, *ADVERBS, *VERB_WORDS, *(name.lower() for name in NAMES)]
+    low += ["ke", "da", "ta", "ne", "ul", "eb"]
     assert len(low) == len(set(low))
     high = Counter(word for _, text in generate(5000, 3) for word in re.findall(r"[a-z]+", text[1:]))
     assert not set(low) & set(high)

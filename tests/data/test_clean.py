@@ -178,36 +178,27 @@ def test_pair_hashes_keep_the_sides_apart() -> None:
 
 
 def test_each_pair_is_counted_once_under_the_first_reason() -> None:
-    filters = FilterConfig(
-        max_characters=10,
-        max_words=4,
-        max_length_ratio=3,
-        identical=True,
-        duplicates=True,
-        control_characters=True,
-    )
-    pairs = [
-        ("gut", "good"),
-        ("", "x"),
-        ("a\0", "b"),
-        ("x" * 11, "y\x07"),
-        ("a", "abcd"),
-        ("same", "same"),
-        ("gut", "good"),
-        ("bel\x07", "bell"),
-        ("ende", "end"),
-        ("a b c d e", "a"),
-        ("a b c d", "a b c d e"),
-    ]
+    limits = {"max_characters": 10, "max_words": 4, "max_length_ratio": 3}
+    switches = dict.fromkeys(("identical", "duplicates", "control_characters"), True)
+    reasons = {
+        ("gut", "good"): None,
+        ("", "x"): "empty",
+        ("a\0", "b"): "nul",
+        ("x" * 11, "y\x07"): "too_long",
+        ("a", "abcd"): "length_ratio",
+        ("same", "same"): "identical",
+        ("bel\x07", "bell"): "control_characters",
+        ("a b c d e", "a"): "too_many_words",
+        ("a b c d", "a b c d e"): "too_many_words",
+        ("ende", "end"): None,
+    }
     counts: Counter[str] = Counter()
+    pairs = [*reasons, ("gut", "good")]  # duplicates are handled elsewhere
     sources, targets = ([*side] for side in zip(*pairs, strict=True))
-    left, right, kept = Cleaner(filters).clean(sources, targets, counts)
-    assert (left, right) == (["gut", "gut", "ende"], ["good", "good", "end"])  # duplicates are handled elsewhere
-    assert kept.nonzero()[0].tolist() == [0, 6, 8]
-    assert counts == {
-        "empty": 1, "nul": 1, "too_long": 1, "too_many_words": 2, "length_ratio": 1, "identical": 1,
-        "control_characters": 1,
-    }  # fmt: skip
+    left, right, kept = Cleaner(FilterConfig.model_validate(limits | switches)).clean(sources, targets, counts)
+    assert (left, right) == (["gut", "ende", "gut"], ["good", "end", "good"])
+    assert kept.nonzero()[0].tolist() == [0, 9, 10]
+    assert counts == Counter(filter(None, reasons.values()))
 
 
 def test_development_pairs_are_dropped_only_when_empty() -> None:

@@ -33,9 +33,6 @@ def test_overlap_by_its_definition(
         both, either = held_out.look(side_hashes([s for s, _ in part], [t for _, t in part]), of_train)
         masks += zip(both.tolist(), either.tolist(), strict=True)
 
-    def plain(texts: list[str]) -> list[str]:
-        return folded(texts)
-
     def compared(side: int, place: int) -> bool:
         """Return whether a side of training pairs is compared with a side of the set."""
         if of_dev is None or of_train is None:
@@ -43,9 +40,9 @@ def test_overlap_by_its_definition(
         own, its = ([MAIN.get(code, code) for code in codes] for codes in (of_dev, of_train))
         return sorted(own) == sorted(its) or own[place] == its[side]
 
-    sides = [{*plain([pair[n] for pair in dev])} - {""} for n in (0, 1)]
-    lines = {*plain(test)} - {""}
-    folds = [plain([*pair]) for pair in train]
+    sides = [{*folded([pair[n] for pair in dev])} - {""} for n in (0, 1)]
+    lines = {*folded(test)} - {""}
+    folds = [folded([*pair]) for pair in train]
     at = [(side, place) for side in (0, 1) for place in (0, 1)]
     in_dev = [{(n, m): compared(n, m) and pair[n] in sides[m] for n, m in at} for pair in folds]
     whole = [(hit[0, 0] and hit[1, 1]) or (hit[0, 1] and hit[1, 0]) for hit in in_dev]

@@ -384,9 +384,10 @@ def test_seeds_of_batches_follow_from_their_place(table: PairTable) -> None:
                 break
         return found
 
-    assert seeds(1) == seeds(3)
-    assert len(set(seeds(1))) == len(seeds(1)) > 20
-    assert not set(seeds(1)) & set(seeds(1, seed=2))
+    single = seeds(1)
+    assert single == seeds(3)
+    assert len(set(single)) == len(single) > 20
+    assert not set(single) & set(seeds(1, seed=2))
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])

@@ -90,28 +90,20 @@ def test_without_stages_weights_decide(table: PairTable) -> None:
     assert sorted(CorpusMix(table, [], 1.0, seed=3).chosen(0).tolist()) == list(range(len(table)))
 
 
-@pytest.mark.parametrize(
-    ("stages", "said"),
-    [
-        ([stage("clean", clean=1, mud=1)], r"data\.stages\.0\.mix`: no corpus mud; the store has: clean, dirty, rest"),
-    ],
-)
-def test_corpora_that_the_store_lacks(table: PairTable, stages: list[StageConfig], said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        CorpusMix(table, stages, 1.0, seed=3)
-
-
-def test_corpora_of_one_name_or_without_pairs(tmp_path: Path) -> None:
+def test_corpora_of_one_name_without_pairs_or_that_the_store_lacks(tmp_path: Path) -> None:
     writer = TableWriter(tmp_path, "train", has_text=False)
     one = (np.zeros(1, np.int32), np.ones(1, np.int32))
     writer.write(0, one, one)
     writer.write(1, one, one)
     corpora: list[dict[str, Any]] = [{"name": name, "weight": 1.0, "kept": 1} for name in ("a", "a", "empty")]
     table = PairTable(tmp_path, "train", writer.close(), corpora)
-    with pytest.raises(DataError, match="several corpora have this name"):
-        CorpusMix(table, [stage("a", a=1)], 1.0, seed=3)
-    with pytest.raises(DataError, match="the store has no pair of empty"):
-        CorpusMix(table, [stage("empty", empty=1)], 1.0, seed=3)
+    for name, said in (
+        ("a", "several corpora have this name"),
+        ("empty", "the store has no pair of empty"),
+        ("mud", r"data\.stages\.0\.mix`: no corpus mud; the store has: a, a, empty"),
+    ):
+        with pytest.raises(DataError, match=said):
+            CorpusMix(table, [stage(name, **{name: 1})], 1.0, seed=3)
 
 
 @pytest.mark.parametrize(

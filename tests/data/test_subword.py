@@ -24,14 +24,7 @@ from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.system.errors import DataError
 
 NOUNS = [
-    "the tower",
-    "a brick",
-    "the old river",
-    "my sister",
-    "some clay",
-    "the engineer",
-    "a lamp",
-    "the winter",
+    *("the tower", "a brick", "the old river", "my sister", "some clay", "the engineer", "a lamp", "the winter"),
 ]
 VERBS = ["is lower than", "has built", "carries", "remembers", "was newer than", "could not find", "shows"]
 SENTENCES = [f"{a} {verb} {b}." for a in NOUNS for verb in VERBS for b in NOUNS]
@@ -309,6 +302,7 @@ class TestVocabulary:
         ("content", "reason"),
         [
             ("a\n\nb\n", "line 2: no token"),
+            ("a\n 2\n", "line 2: no token"),
             ("a\nb\na\n", "line 3: 'a' is listed already in line 1"),
             ("", "line 1"),
         ],

@@ -310,8 +310,7 @@ def test_links_that_are_none_are_damage(corpora: Corpora, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("total", "most"), [(10, 3), (10, 10), (10, 20), (7, 1), (1, 1)])
 def test_a_sample_is_even(total: int, most: int) -> None:
-    blocks = [(list("abc"), list("xyz"))] * 5
-    blocks = [([str(n)] * 1, [str(n)] * 1) for n in range(total)]
+    blocks = [([str(n)], [str(n)]) for n in range(total)]
     found = [int(source) for source, _ in spread_pairs(iter(blocks), total, most)]
     assert len(found) == min(total, most)
     assert found[0] == 0
