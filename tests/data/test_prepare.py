@@ -214,7 +214,14 @@ class TestExistingStore:
         assert project.leftovers() == []
 
     @pytest.mark.parametrize(
-        "names", [["thesis.tex"], ["news.spm", "a.vocab"], ["source.spm", "vocabulary.json"], ["manifest.json"]]
+        "names",
+        [
+            ["thesis.tex"],
+            ["thesis.tex", "train-00000.arrow"],
+            ["news.spm", "a.vocab"],
+            ["source.spm", "vocabulary.json"],
+            ["manifest.json"],
+        ],
     )
     def test_what_is_no_store_is_never_replaced(self, project: Project, names: list[str]) -> None:
         """Work of years, SentencePiece vocabularies, and another program's manifest."""
