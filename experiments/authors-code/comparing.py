@@ -37,7 +37,7 @@ class Pair:
     Attributes:
         ours: the parameter.
         theirs: the parameter that corresponds.
-        our_part: returns a view of the part of ours.
+        our_part: returns a view of the matching part of our parameter.
         their_part: returns the part of theirs, in the same shape.
         factor: see above.
         offset: see above.

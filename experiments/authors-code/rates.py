@@ -23,7 +23,7 @@ from ziggurat.train.optim import Optimiser
 
 EPSILON, DECAY, BETAS = 1e-8, 0.1, (0.9, 0.95)
 
-# What is compared -> the names of their parameter and of ours.
+# What is compared -> the names of their parameter and our parameter.
 PARAMETERS = {
     "query, key and value maps": ("transformer.h.0.attn.c_attn.weight", "layers.0.self_attn.qkv_proj.weight"),
     "attention's output maps": ("transformer.h.0.attn.c_proj.weight", "layers.0.self_attn.out_proj.weight"),

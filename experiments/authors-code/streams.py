@@ -240,7 +240,7 @@ def _squared() -> tuple[View, View]:
 
 
 def _permuted() -> tuple[View, View]:
-    """Return the same for mHC-lite: each of their permutations, [old, new], is the inverse of one of ours."""
+    """Return the same for mHC-lite: each of their permutations, [old, new], inverts one of our permutations."""
     orders = list(itertools.permutations(range(N)))
     inverse = [orders.index(tuple(order.index(k) for k in range(N))) for order in orders]
     return rows(0, N), lambda values: values[N:][inverse]

@@ -217,7 +217,9 @@ def main() -> None:
     parser.add_argument("--corpus", default="fr-en", help="its languages")
     parser.add_argument("--work", type=Path)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--recompute", action="store_true", help="7 GiB instead of 9 for 60-12, and a third slower")
+    parser.add_argument(
+        "--recompute", action="store_true", help="60-12 takes 7 to 10 GiB instead of 16, and a third longer"
+    )
     parser.add_argument("--system", nargs="*", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--table", action="store_true")
     o = parser.parse_args()

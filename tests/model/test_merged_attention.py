@@ -206,7 +206,7 @@ def test_of_a_shifted_map_the_matrix_is_shared() -> None:
 
 
 def test_a_shift_of_the_memory_is_worth_the_same_shift_of_the_target() -> None:
-    """So the target needs no shift of its own: both enter through the same matrix with weights that sum to 1."""
+    """So the target needs no separate shift: both enter through the same matrix with weights that sum to 1."""
     module, x, memory = merged(shifted=True), draw(2, 4, D_MODEL, seed=1), draw(2, 5, D_MODEL, seed=2)
     before = module(x, whole(x, memory))
     shift = module.cross.kv_proj.shift.detach().clone()

@@ -1,6 +1,6 @@
 """What training and search ask of an accelerator: how often they wait for it, what they copy, what they launch.
 
-An update and a step of a search wait once (benchmarks/README.md).
+An update and a step of a search wait once (docs/scaling.md).
 """
 
 from __future__ import annotations

@@ -231,9 +231,9 @@ def _translated(
 
 def _sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
     """Return the work of translating a sentence without its hidden characters, which stay if nothing changes."""
-    kept = _visible(unit)
-    if len(kept) == len(unit.text):
+    if not _HIDDEN.search(unit.text):
         return (yield from _with_terms(unit, options, notices))
+    kept = _visible(unit)
     shown = replace(
         unit,
         text="".join(unit.text[place] for place in kept),
@@ -251,9 +251,7 @@ def _sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRe
 
 
 def _visible(unit: Unit) -> list[int]:
-    """Return the places of a sentence's characters but hidden ones, which would divide words for the model."""
-    if not _HIDDEN.search(unit.text):
-        return list(range(len(unit.text)))
+    """Return the places of a sentence's characters without the hidden ones, which would divide words for the model."""
     protected_places = {place for item in unit.items for place in range(item.start, item.end)}
     hidden = {found.start() for found in _HIDDEN.finditer(unit.text)} - protected_places
     return [place for place in range(len(unit.text)) if place not in hidden]

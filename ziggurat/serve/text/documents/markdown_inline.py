@@ -147,7 +147,7 @@ class Inline:
         return Close(raw, token.name) if token.kind == "close" else Open(written, token.name)
 
     def element(self, raw: str) -> Piece:
-        """Return an element that is copied, or one with paragraphs of its own."""
+        """Return an element that is copied, or one that contains paragraphs."""
         tokens = list(html_tokens(raw))
         name = tokens[0].name
         if name in HTML.nested and is_translated(tokens[0]) is not False and "\n" not in raw:
