@@ -234,7 +234,7 @@ def xml(text: str, options: Options, rules: MarkupRules) -> SentenceRequests[Res
 def xml_tokens(text: str) -> list[Token]:
     """Return the tokens of a document or a fragment. Raises DataError if it is not well-formed."""
     try:
-        return read_xml(text.encode("utf-8", "surrogatepass"), "the text").tokens
+        return read_xml(text, "the text").tokens
     except DataError:
         return read_xml(f"<x>{text}</x>".encode("utf-8", "surrogatepass"), "the text").tokens[1:-1] if text else []
 
