@@ -11,7 +11,7 @@ import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.elements import PAGES
-from ziggurat.serve.text.files import Charset, Settings, decoded
+from ziggurat.serve.text.files import Charset, Settings, decoded, is_same
 from ziggurat.serve.text.markup import (
     Form,
     MarkupForm,
@@ -115,6 +115,7 @@ _ARROW = regex.compile(  # after a line that only the preceding number marks as 
     r"\s*+\d.*?(?:(?<![-=])[-=]++\s?>|[–—]>|→)\s*+\d.*+"
 )
 _NUMBER = regex.compile(r"\W*+\d++\W*+")
+_LANGUAGE = regex.compile(r"Language[ \t]*+:[ \t]*+([A-Za-z][\w\-]*+)(?=\s*+$)", flags=regex.IGNORECASE)
 _NO_CUE = ("NOTE", "STYLE", "REGION")
 _IMAGE = regex.compile(r"\S+\.(?:jpe?g|png|webp|gif|avif)(?:#\S*)?", flags=regex.IGNORECASE)
 _LETTER = regex.compile(r"\p{L}")
@@ -136,8 +137,20 @@ def vtt(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
 
 def _subtitles(content: bytes, name: str, settings: Settings, *, entities: bool) -> SentenceRequests[Result[bytes]]:
     text, charset = decoded(content, name)
-    cues = _Cues(LINE.findall(text), is_web=entities)
+    lines = LINE.findall(text)
+    cues = _Cues(_in_target(lines, settings) if entities else lines, is_web=entities)
     return (yield from file_work(cues.template(), charset, settings, cues.notices))
+
+
+def _in_target(lines: Sequence[str], settings: Settings) -> list[str]:
+    """Return the lines of WebVTT; if the header states the source's language, it states the translation's."""
+    end = next((number for number, line in enumerate(lines) if not line.strip() or "-->" in line), len(lines))
+    head = list(lines[:end])
+    for number, line in enumerate(head):
+        found = _LANGUAGE.match(line)
+        if found and settings.source and settings.target and is_same(found[1], settings.source):
+            head[number] = line[: found.start(1)] + settings.target + line[found.end(1) :]
+    return [*head, *lines[end:]]
 
 
 class _Cues:
