@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 import regex
 
 from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.documents.access_keys import read_label
 from ziggurat.serve.text.documents.icu import FORMATTED, MessageError, icu_template, parse
 from ziggurat.serve.text.elements import HTML, PAGES, MarkupRules
 from ziggurat.serve.text.files import Charset, Settings, decoded
@@ -96,7 +97,9 @@ def message(text: str, options: Options, notices: Counter[str], syntax: Syntax =
     An ICU message that cannot be parsed is left unchanged, and is counted as `not_parsed`.
     """
     branches = BRANCHES.search(text) is not None
-    tags = is_html(text)
+    tags = is_html(text) and not syntax.is_pod
+    if not tags and (found := read_label(text)) is not None:
+        return found.translated((yield from message(found.text, options, notices, syntax)))
     apostrophe = "\u2019" if syntax.is_icu is None else "''"
     if branches or FORMATTED.search(text) or (syntax.is_icu and _MAY_QUOTE.search(text) and not _NO_ICU.search(text)):
         try:
