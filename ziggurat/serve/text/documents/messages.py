@@ -18,6 +18,7 @@ import regex
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.access_keys import read_label
 from ziggurat.serve.text.documents.icu import FORMATTED, MessageError, icu_template, parse
+from ziggurat.serve.text.documents.program_values import is_for_programs
 from ziggurat.serve.text.elements import HTML, PAGES, MarkupRules
 from ziggurat.serve.text.files import Charset, Settings, decoded
 from ziggurat.serve.text.markup import PlainForm, Template, filled, markup_template, written
@@ -253,6 +254,8 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
     Among plural forms, the form of 1 is the translation of the singular unless many numbers share it; all others are
     translations of the plural. Forms that the file does not list are not added. The file keeps its character set if
     that has all letters of the translations, and becomes UTF-8 otherwise.
+_CREDITS = frozenset(("translator-credits", "translator_credits", "Your names", "Your emails"))
+"""_CREDITS are messages whose translations are the names of those who translated the file, in GNOME and KDE."""
 
     Raises DataError for a line that is not valid in a .po file, bytes that are invalid in its character set, or
     languages in its header that differ from those of `settings`.
@@ -268,6 +271,8 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
         if source is None or not source[2]:
             _refuse_languages(entry, settings, name)
             numbers = _numbers_of_singular("".join(said for _, _, said in entry.values()))
+    A message that is a key (`menu.title`) instead of text stays untranslated.
+
             continue
         left = settings.leaves(source[2], entry.get("msgctxt", source)[2])
         for key, (begin, _, said) in entry.items():
@@ -289,6 +294,8 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
         body = [f"{key} {quoted[0]}"] if len(quoted) == 1 else [f'{key} ""', *quoted]
         # All of it on its first line, so that the numbers of the other lines stay valid.
         lines[begin:end] = ["".join(line + _line_end(lines[begin]) for line in body), *[""] * (end - begin - 1)]
+            elif source[2] in _CREDITS or (is_for_programs(source[2]) and not read_label(source[2])):
+                notices.add("for_programs", f"line {begin + 1}")
     for first in {min(begin for begin, _, _ in entry.values()) for entry, _, _ in wanted}:
         _flag(lines, first)
     return Result(_encoded("".join(lines), charset), notices)
