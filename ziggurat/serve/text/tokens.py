@@ -433,6 +433,9 @@ class Spellings:
         """Add the next text and its spelling."""
         self._known.setdefault(text, []).append(raw)
 
+    def __contains__(self, text: str) -> bool:
+        return text in self._known
+
     def next(self, text: str) -> str | None:
         """Return the source's spelling of its next text that equals this one; None for a new text."""
         known = self._known.get(text)
