@@ -335,3 +335,28 @@ def test_a_source_that_is_text_gets_a_target(text: str) -> None:
     asked, outcome = read(f"<source>{text}</source>")
     assert asked
     assert "for_programs" not in outcome.notices
+
+
+@pytest.mark.parametrize(
+    ("source", "attributes", "asked"),
+    [
+        ("Line one\nLine two\n\nThree", ' xml:space="preserve"', ["Line one", "Line two", "Three"]),
+        ("Line one\r\nLine two", ' xml:space="preserve"', ["Line one", "Line two"]),
+        ("Line one&#10;Line two", "", ["Line one", "Line two"]),
+        ("Line one&#xA;&#xA;Line two", "", ["Line one", "Line two"]),
+        ("Line one\n   Line two", "", ["Line one\n   Line two"]),
+        ("Line one\n   Line two", ' xml:space="default"', ["Line one\n   Line two"]),
+        ("Hello &lt;b&gt;you&lt;/b&gt;\nLine two", ' xml:space="preserve"', ["Hello you", "Line two"]),
+    ],
+)
+def test_line_ends_that_are_no_layout_divide_texts(source: str, attributes: str, asked: list[str]) -> None:
+    found, outcome = read(f"<source>{source}</source>", attributes=attributes)
+    assert found == asked
+    assert read(f"<source>{source}</source>", identity, attributes)[1].value.decode().count(source) == 2
+    ends = re.findall(r"\r?\n|&#10;|&#xA;", source)
+    assert re.findall(r"\r?\n|&#10;|&#xA;", target(outcome)) == ends
+
+
+def test_white_space_is_kept_in_all_elements_inside() -> None:
+    found, _ = read('<source xml:space="preserve">A one\nB two</source>', attributes=' xml:space="default"')
+    assert found == ["A one", "B two"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
@@ -748,3 +749,26 @@ def test_the_model_does_not_see_marks_of_po4a() -> None:
     content = '#. type: TP\nmsgid "Print B<only> it"\nmsgstr ""\n\n#. of a list B<x>\nmsgid "a B<x> c"\nmsgstr ""\n'
     run(document(content.encode(), "a.po", SETTINGS), lambda sentences: asked.extend(sentences) or identity(sentences))
     assert asked == ["Print only it", "a B<x> c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("<b>Title</b>\n\nSome text.\nMore <i>of it</i>\n", ["Title", "Some text.", "More of it"]),
+        ("Press &amp; hold:\n- one\n- two", ["Press & hold:", "- one", "- two"]),
+        ("Read <a href='x'>the terms</a>\nbefore you go", ["Read the terms", "before you go"]),
+        ("<b>Name:</b> {x}\r\n<b>Age:</b> {y} | none", ["Name: {x}", "Age: {y}", "none"]),
+        ("<p>One\ntwo</p>\n<p>Three</p>", ["One\ntwo", "Three"]),
+        ("One<br>\nTwo", ["One", "Two"]),
+    ],
+)
+def test_line_ends_of_a_message_with_tags_divide_texts(text: str, asked: list[str]) -> None:
+    found = list[str]()
+
+    def watched(sentences: list[str]) -> list[SentenceTranslation]:
+        found.extend(sentences)
+        return faithful(sentences)
+
+    said = in_json({"a": text}, watched)["a"]
+    assert found == asked
+    assert re.findall(r"\s+", said) == re.findall(r"\s+", text)

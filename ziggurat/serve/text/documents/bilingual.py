@@ -38,6 +38,8 @@ _REVIEW = ' state="needs-review-translation" state-qualifier="leveraged-mt"'
 _STATES = regex.compile(r"""\s+(?:state|state-qualifier|subState)\s*+=\s*+(?:"[^"]*+"|'[^']*+')""")
 # How a unit in XLIFF 1.2, or in Phrase's, records that a person has approved its target.
 _APPROVED = regex.compile(r"""(\s(?:approved|m:confirmed)\s*+=\s*+["'])(yes|1)(?=["'])""")
+_WRITTEN_LINE_END = regex.compile(r"(&#(?:10|[xX]0?[aA]);)")
+_LINE_END = regex.compile(rf"{_WRITTEN_LINE_END.pattern[:-1]}|\r?\n)")
 _UNITS = frozenset(("trans-unit", "segment", "unit", "group", "file", "tu"))
 
 
@@ -70,7 +72,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
         raise DataError(f"{name}: not XLIFF (its element is {root.name if root else 'missing'!r})")
     second = root.attributes.get("version", "").startswith("2")
     unit = "segment" if second else "trans-unit"
-    ends, most = xml_ends(xml.tokens), _limits(xml.tokens)
+    ends, most, kept = xml_ends(xml.tokens), _limits(xml.tokens), _preserved(xml.tokens)
 
     def filled(place: int) -> tuple[int, int, Template] | None:
         """Return the range in which a unit is replaced (or its target inserted), and the replacement."""
@@ -91,7 +93,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
             notices.add("for_programs", called)
             return None
         _tell_flows(xml.tokens, ends, cut, called, notices)
-        template = _target_template(_with_segments(xml.tokens, ends, cut, said))
+        template = _target_template(_in_lines(_with_segments(xml.tokens, ends, cut, said), preserved=cut in kept))
         if place in most:
             template = [TemplateGroup(template, finish=partial(measured, place))]
         tag = _target_tag(xml.tokens[source], None if target is None else xml.tokens[target])
@@ -150,6 +152,34 @@ def _limits(tokens: Sequence[Token]) -> dict[int, int]:
         elif token.name in ("segment", "trans-unit") and (limit := of_unit if limit is None else limit) is not None:
             most[place] = limit
     return most
+
+
+def _preserved(tokens: Sequence[Token]) -> set[int]:
+    """Return the indices of elements in which white space is no layout: `xml:space` holds for all inside an element."""
+    found, states = set[int](), [False]
+    for place, token in enumerate(tokens):
+        if token.kind == "close":
+            states.pop()
+        elif token.kind == "open":
+            said = token.attributes.get("xml:space")
+            states.append(states[-1] if said is None else said == "preserve")
+            found |= {place} if states[-1] else set()
+    return found
+
+
+def _in_lines(tokens: Sequence[Token], *, preserved: bool) -> list[Token]:
+    """Return a source's tokens with its line ends as breaks: those written as `&#10;`, and others if `preserved`."""
+    found: list[Token] = []
+    for token in tokens:
+        if token.kind != "text" or token.raw.startswith(CDATA):
+            found.append(token)
+            continue
+        for number, part in enumerate((_LINE_END if preserved else _WRITTEN_LINE_END).split(token.raw)):
+            if number % 2:
+                found.append(Token("empty", part, "br"))
+            elif part:
+                found.append(Token("text", part, text=unescape(part)))
+    return found
 
 
 def _segments(tokens: Sequence[Token], ends: dict[int, int], place: int) -> dict[str, str]:

@@ -122,7 +122,7 @@ def message(text: str, options: Options, notices: Counter[str], syntax: Syntax =
         tokens = list(message_tokens(text, syntax.names))
         rules = with_own_elements(tokens, _MESSAGE)
         whole: Template = []
-        for form in _plural_forms(tokens):
+        for form in _parted(tokens, _DIVIDED_FORMS if rules.collapses else _DIVIDED):
             whole += [form] if isinstance(form, str) else markup_template(form, rules)
         return (yield from written(whole, options, notices))
     template: Template = []
@@ -183,8 +183,8 @@ def _reference(found: regex.Match[str]) -> list[Token]:
     return [Token("empty" if raw.endswith("/>") else "close" if raw.startswith("</") else "open", raw, number)]
 
 
-def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
-    """Yield the forms between `|` outside all elements, and the dividers."""
+def _parted(tokens: Sequence[Token], pattern: regex.Pattern[str]) -> Iterator[list[Token] | str]:
+    """Yield the parts between the dividers that a pattern matches outside all elements, and the dividers."""
     form: list[Token] = []
     depth = 0
     for token in tokens:
@@ -192,7 +192,7 @@ def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
         if token.kind != "text" or depth > 0:
             form.append(token)
             continue
-        for number, part in enumerate(_DIVIDED_FORMS.split(token.raw)):
+        for number, part in enumerate(pattern.split(token.raw)):
             if number % 2:
                 yield form
                 yield part
@@ -203,10 +203,15 @@ def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
 
 
 def with_own_elements(tokens: Sequence[Token], rules: MarkupRules = HTML) -> MarkupRules:
-    """Return rules that allow elements known only to a program (`<link>terms</link>`) inside sentences."""
+    """Return rules that allow elements known only to a program (`<link>terms</link>`) inside sentences.
+
+    If no element stands between lines, line ends do, as in messages of chats and of GTK: they are no layout of a page.
+    """
+    names = {token.name for token in tokens}
     own = {token.name for token in tokens if token.kind == "close" or token.name.isdigit()}
     own -= rules.inline | rules.copied | rules.nested | BLOCKS | {"br"}
-    return replace(rules, inline=rules.inline | own, void=rules.void - own) if own else rules
+    collapses = rules.collapses and not names.isdisjoint(BLOCKS | rules.blank)
+    return replace(rules, inline=rules.inline | own, void=rules.void - own, collapses=collapses)
 
 
 def _named(text: str, names: regex.Pattern[str]) -> list[Piece]:
