@@ -271,6 +271,13 @@ def test_objects_of_opendocument_are_told(name: str) -> None:
     assert read("a.odt", members(odt()) | {name: b"<math><mi>x</mi></math>"}).notices == {}
 
 
+@pytest.mark.parametrize("name", ["OPS/unlisted.xhtml", "OPS/text/PAGE 1.xhtml", "more.HTML", "OPS/x.htm"])
+def test_pages_that_a_book_does_not_list_are_told(name: str) -> None:
+    outcome = read("a.epub", members(epub()) | {name: b"<html><body><p>Some text</p></body></html>"})
+    assert outcome.notices == {"left_out": 1}
+    assert outcome.notices.places == {"left_out": name}
+
+
 @pytest.mark.parametrize("kind", ["text/html", "text/plain", "application/pdf"])
 def test_pages_of_a_book_that_are_not_read_are_told(kind: str) -> None:
     parts = members(epub()) | {"OPS/more.bin": b"text"}
