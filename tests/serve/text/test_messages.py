@@ -775,3 +775,24 @@ def test_line_ends_of_a_message_with_tags_divide_texts(text: str, asked: list[st
     said = in_json({"a": text}, watched)["a"]
     assert found == asked
     assert re.findall(r"\s+", said) == re.findall(r"\s+", text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "source", "answer", "said"),
+    [
+        ("c-format", "Used by %d users", "%d Nutzer, 50 %", "%d Nutzer, 50 %%"),
+        ("fuzzy, python-format", "%(n)d of all", "%(n)d, 5% von allen", "%(n)d, 5%% von allen"),
+        ("c-format", "%d%% of all", "%d%% von 9 %", "%d%% von 9 %%"),
+        ("c-format", "Plain", "100%", "100%%"),
+        ("no-c-format", "Plain", "100%", "100%"),
+        ("c-format", "%I64d bytes", "%I64d Byte", "%I64d Byte"),
+        ("qt-format", "%1 of all", "%1, 5% von allen", "%1, 5% von allen"),
+    ],
+)
+def test_a_new_percent_sign_is_written_twice_for_printf(flags: str, source: str, answer: str, said: str) -> None:
+    content = f'#, {flags}\nmsgid "{source}"\nmsgstr ""\n'
+
+    def translate(sentences: list[str]) -> list[SentenceTranslation]:
+        return [SentenceTranslation(answer, None) for _ in sentences]
+
+    assert f'msgstr "{said}"' in run(document(content.encode(), "a.po", SETTINGS), translate).value.decode()

@@ -48,6 +48,8 @@ _NAMES = (
     r"(?<![\w@/.])@[A-Za-z_]\w{0,60}+(?:[.\-]\w{1,40}+){0,3}+|(?<![\w!/])![a-z_]\w{1,40}+|(?<![\w%])%[a-z_]\w{3,40}+(?!%)",
     r"(?<!\w)__[A-Za-z](?:\w{0,40}?[A-Za-z0-9])?__(?!\w)|(?<![\w%])%L?[1-9](?![\w%$!]|[.,]\d)",
 )
+_PRINTF = frozenset(("awk", "c", "gcc-internal", "javascript", "lua", "objc", "perl", "php", "python", "ruby"))
+"""_PRINTF are gettext's flags (`c-format`) of messages in which `%` is written `%%`."""
 _QT = r"%L?\d{1,2}(?!\d)"
 _FORMATS = {
     **dict.fromkeys(("qt", "qt-plural", "kde", "kde-kuit", "ycp", "smalltalk"), _QT),
@@ -84,11 +86,13 @@ class Syntax(NamedTuple):
         is_icu: whether all are in ICU's MessageFormat, or only those that show it; None: whether an apostrophe before a
             brace quotes it is unknown.
         is_pod: whether they are marked as in POD: `B<bold>`, `E<lt>`.
+        is_printf: whether a percent sign is written twice.
     """
 
     names: regex.Pattern[str] = references()
     is_icu: bool | None = False
     is_pod: bool = False
+    is_printf: bool = False
 
 
 _UNKNOWN = Syntax()
@@ -309,9 +313,10 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
         partial(message, part[2], settings.options, syntax=own) for part, own in zip(wanted, syntaxes, strict=True)
     ]
     done = yield from placed(works, [f"line {entry[key][0] + 1}" for entry, key, _ in wanted], notices)
-    for (entry, key, source_text), answer in zip(wanted, done, strict=True):
+    for (entry, key, source_text), syntax, answer in zip(wanted, syntaxes, done, strict=True):
         begin, end, _ = entry[key]
-        quoted = _quoted(_edges(source_text, answer))
+        said = _percents(source_text, answer) if syntax.is_printf else answer
+        quoted = _quoted(_edges(source_text, said))
         body = [f"{key} {quoted[0]}"] if len(quoted) == 1 else [f'{key} ""', *quoted]
         # All of it on its first line, so that the numbers of the other lines stay valid.
         lines[begin:end] = ["".join(line + _line_end(lines[begin]) for line in body), *[""] * (end - begin - 1)]
@@ -388,7 +393,21 @@ def _syntax(lines: list[str], first: int) -> Syntax:
         at -= 1
     is_pod = lines[at].startswith("#. type:")
     patterns = [pattern for flag, pattern in _FORMATS.items() if flag in flags]
-    return Syntax(references(*patterns, *([_POD] if is_pod else [])), is_pod=is_pod)
+    return Syntax(references(*patterns, *([_POD] if is_pod else [])), is_pod=is_pod, is_printf=bool(flags & _PRINTF))
+
+
+def _percents(source: str, said: str) -> str:
+    """Return a translation for printf, in which a percent sign that the source lacks (`50 %`) is written twice."""
+    bare, at = "", 0
+    for item in protected(source):
+        bare, at = bare + source[at : item.start], item.end
+    if "%" in bare + source[at:]:  # a format that is not known
+        return said
+    written, at = "", 0
+    for item in protected(said):
+        written += said[at : item.start].replace("%", "%%") + said[item.start : item.end]
+        at = item.end
+    return written + said[at:].replace("%", "%%")
 
 
 def _encoded(text: str, charset: Charset) -> bytes:
