@@ -1,4 +1,4 @@
-"""The pretend accelerator, for the tests that use it and not beyond them, and models that they translate with."""
+"""The pretend accelerator, present only for the tests in this folder, and the models that they translate with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _device() -> Iterator[None]:
 
 
 def experiment_of(folder: Path, model: dict[str, Any] | None = None, **training: Any) -> Experiment:
-    """The tiny experiment without dropout, whose random numbers are those of a device, with changes."""
+    """The tiny experiment with changes, without dropout, whose random numbers depend on the device."""
     quiet = {"dropout": {"residual": 0.0, "embedding": 0.0, "attention": 0.0, "activation": 0.0}}
     tiny = tiny_experiment(folder, **{"stop": {"updates": 4}, "device": "cpu", **training})
     return tiny.model_copy(update={"model": change_section(tiny.model, {**quiet, **(model or {})}, "model")})
@@ -46,5 +46,5 @@ def runs(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 @cache
 def opened(device: str, *runs: Path, **options: Any) -> Translator:
-    """Return a translator of these runs, which many tests share."""
+    """Return a translator of these runs that many tests share."""
     return ziggurat.load(list(runs), device=device, **options)

@@ -28,7 +28,7 @@ from ziggurat.train.update import Parallel, train_update
 def updated(
     config: ModelConfig, loss: LossConfig, *, double: bool = False, precision: str = "fp32"
 ) -> tuple[Seq2Seq, Counts]:
-    """Return a model and the counts of its second update; in the first one optimisers make their state."""
+    """Return a model and the counts of its second update; in the first, optimisers create their state."""
     built = build_model(config, VOCABULARY, VOCABULARY, seed=5)
     built = (built.double() if double else built).to(NAME)
     built.train()
@@ -41,7 +41,7 @@ def updated(
 
 
 def quick() -> list[dict[str, Any]]:
-    """Return few of the pairs, in which each kind of attention, history, memory and positions is there."""
+    """Return a few of the pairs, with each kind of attention, history, memory and positions among them."""
     axes = [f"{stack}.{part}" for stack in ("encoder", "decoder") for part in ("attention", "history")]
     axes += ["memory", "embedding.positions"]
     left = {(axis, case[axis]) for case in PAIRS for axis in axes}
@@ -60,7 +60,7 @@ CASES = [
 
 @pytest.mark.parametrize("choices", CASES)
 def test_an_update_waits_once_and_a_decoder_stays_on_the_device(choices: dict[str, Any]) -> None:
-    # In float64, since without any norm a few of them overflow.
+    # In float64, because a few of them overflow without any norm.
     built, counts = updated(model(choices), LossConfig(alignment=GuidedAlignmentConfig()), double=True)
     assert counts.waits.total() == 1
     assert counts.to_device == Counter()
@@ -69,7 +69,7 @@ def test_an_update_waits_once_and_a_decoder_stays_on_the_device(choices: dict[st
         steps, whole = stepwise(built, padded_batch().to(NAME))
     done = ~steps.isnan()
     torch.testing.assert_close(steps[done].cpu(), whole[done].cpu(), atol=1e-10, rtol=1e-10)
-    assert counts.waits.total() <= 2  # the lengths of the sentences of each of two admissions
+    assert counts.waits.total() <= 2  # for the sentences' lengths, at each of two admissions
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -88,7 +88,7 @@ LAUNCHES = {
     ("post", "bf16"): (61, 103),
     ("pre", "bf16"): (61, 103),
 }
-"""LAUNCHES has the operators of one more layer, forward and backward: (encoder, decoder), from two layers to three."""
+"""LAUNCHES is the number of operators that a third layer adds, forward and backward: (encoder, decoder)."""
 
 
 @pytest.mark.parametrize(("kind", "precision"), LAUNCHES)
@@ -129,4 +129,4 @@ def test_a_search_finds_the_same_and_waits_once_a_step(options: dict[str, Any], 
     assert [t.text for t in found] == [t.text for t in expected]
     steps = sum(n for place, n in counts.waits.items() if "hypotheses.py" in place)
     assert steps > 5
-    assert counts.waits.total() - steps <= 1  # the lengths of the one batch
+    assert counts.waits.total() - steps <= 1  # for the lengths of the one batch

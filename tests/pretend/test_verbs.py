@@ -1,4 +1,4 @@
-"""The verbs on the pretend accelerator: the CPU's answers, and the refusals of a GPU."""
+"""The verbs on the pretend accelerator answer as on the CPU and refuse what they refuse on a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEMBERS = [1, pytest.param(2, marks=pytest.mark.slow)]
 
 
 def near(one: Any, other: Any) -> None:
-    """Hold two nested results against each other; numbers may differ by rounding."""
+    """Assert that two nested results agree, up to rounding of the numbers."""
     if isinstance(one, dict):
         assert one.keys() == other.keys()
         one, other = list(one.values()), list(other.values())
@@ -110,7 +110,7 @@ def test_shortlists_allow_the_same(members: int) -> None:
         model.to("cpu")
     assert found[0] == found[1]
     steps = sum(n for place, n in counts.waits.items() if "hypotheses.py" in place)
-    assert counts.waits.total() - steps == 2 * members  # when they enter: their lengths, and the number of columns
+    assert counts.waits.total() - steps == 2 * members  # on admission: for their lengths and the number of columns
 
 
 DECODERS: dict[str, dict[str, Any]] = {
@@ -128,7 +128,7 @@ SEARCHES: dict[str, tuple[SearchSettings, dict[str, Any], bool]] = {
     "samples of a shortlist": (SAMPLED, {}, True),
     "samples after a prefix": (SAMPLED, {"prefix": (6, 8)}, False),
 }
-"""SEARCHES have settings, what is asked of each sentence, and whether there is a shortlist; not all go together."""
+"""SEARCHES are (settings, requests of each sentence, whether there is a shortlist); not all combine."""
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in DECODERS])

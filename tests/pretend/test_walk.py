@@ -1,4 +1,4 @@
-"""One walk through training and translation on the pretend accelerator, with what is rarely used beside the usual."""
+"""Training and translation on the pretend accelerator, from end to end, with common and rare settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_run_trains_validates_and_resumes_to_the_same_bits(tiny_folder: Path, 
     with counted() as counts:
         train(whole, experiment_of(tiny_folder, SHALLOW, **SETTINGS), console=QUIET)
     assert len(records(whole, "validation")) == 1
-    assert counts.operators["attention_backward"] > 0  # and not all of it beside the device
+    assert counts.operators["attention_backward"] > 0  # so attention did run on the device
     train(cut, experiment_of(tiny_folder, SHALLOW, **{**SETTINGS, "stop": {"updates": 1}}), console=QUIET)
     train(cut, experiment_of(tiny_folder, SHALLOW, **SETTINGS), resume=True, console=QUIET)
     assert final_bytes(cut, 2) == final_bytes(whole, 2)
@@ -78,7 +78,7 @@ def test_losses_are_those_of_a_cpu(changes: dict[str, Any], error: float, tiny_f
 
 @pytest.mark.slow
 def test_a_run_goes_from_device_to_device_and_back(tiny_folder: Path, tmp_path: Path) -> None:
-    """It grows on the CPU, so that the device takes up weights and moments of both depths."""
+    """It grows on the CPU, so the device resumes with weights and moments of both depths."""
     more = PLAIN | {"growth": {"stages": [{"layers": 1, "updates": 3}], "moments": "copy"}}
     train(tmp_path / "whole", experiment_of(tiny_folder, **more, stop={"updates": 6}), console=QUIET)
     for updates, device in ((2, NAME), (4, "cpu"), (6, NAME)):
@@ -90,7 +90,7 @@ def test_a_run_goes_from_device_to_device_and_back(tiny_folder: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_a_run_rolls_back_as_on_a_cpu(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Updates 3 and 4 fail, so that update 4 rolls back to the weights after update 2."""
+    """Updates 3 and 4 fail, so update 4 rolls back to the weights after update 2."""
     more = {"divergence": {"action": "roll_back"}, "patience": {"non_finite": 2}, "checkpoint": {"every_updates": 2}}
     layer, progress = "decoder.layers.1.ffn.in_proj", []
     for device in DEVICES:
