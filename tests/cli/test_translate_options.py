@@ -128,7 +128,7 @@ def test_a_search_tells_of_every_sentence_it_has_settled(trained: Path) -> None:
     told: list[int] = []
     translator.on_finished = told.append
     translator.translate(["Su divusim ne gokun.", "", *["Madona dogun."] * 8])
-    assert sum(told) == 9, "a blank line is no sentence of the search"
+    assert sum(told) == 9, "the search never sees a blank line"
     assert len(told) > 1
 
 
@@ -190,7 +190,7 @@ def test_a_faster_precision_is_named_and_taken_by_auto(
     assert "`precision=bfloat16`" in said
     score = ("score", trained, "--source", text, "--target", text)
     assert "times as fast" in ziggurat(*score)[2]
-    assert not available("bfloat16") or ziggurat(*score, "precision=bfloat16").status == 0, "what it advises is taken"
+    assert not available("bfloat16") or ziggurat(*score, "precision=bfloat16").status == 0, "its advice works"
 
 
 @pytest.mark.parametrize(("most", "settings", "said"), [(3, [], 0), (2, [], 1), (2, ["precision=auto"], 0)])

@@ -56,7 +56,7 @@ def test_headers(row: str) -> None:
     source, target = row.split()
     assert is_header(source, target, ("en", "de"))
     (notice,) = notices([source, "a dog", "text"], [target, "ein Hund", "Text"])
-    assert notice.startswith("data.train.0: the first row looks like the names of columns (a.en: `")
+    assert notice.startswith("data.train.0: the first row looks like column names (a.en: `")
 
 
 @pytest.mark.parametrize(
@@ -234,6 +234,6 @@ def test_prepare_says_so_and_changes_nothing(kind: str, tmp_path: Path) -> None:
     section = {"source_language": "en", "target_language": "de", "train": [corpus], "store": str(tmp_path / "store")}
     report = prepare(DataConfig.model_validate({**section, "subword": {"vocabulary_size": 350}}))
     assert report.kept == len(rows)
-    for said in ("names of columns", "subword pieces", "tag of a language as text"):
+    for said in ("column names", "subword pieces", "tag of a language as text"):
         assert [notice for notice in report.notices if said in notice]
     assert report.notices == report.as_dict()["notices"]

@@ -309,7 +309,7 @@ def test_files_that_are_damaged_or_missing(folder: Folder, tmp_path: Path) -> No
     assert "lists of files" in said()
     (path / "decoder.yml").write_text("models: []\n")
     weights.unlink()
-    assert "holds no model of Marian" in said()
+    assert "holds no Marian model" in said()
     assert "no such file" in said(where=path / "other.npz")
     (path / "model.bin").write_bytes(b"x")
     assert "begins with another number" in said(where=path / "model.bin")

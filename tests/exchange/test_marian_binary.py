@@ -84,7 +84,7 @@ def test_the_browsers_fork_has_other_numbers_of_types_and_leaves_embeddings_as_t
         )
     )
     read = read_weights(path)
-    assert read.arrays.keys() == {"Wemb", "encoder_l1_ffn_W1"}, "scales of inputs are no weights"
+    assert read.arrays.keys() == {"Wemb", "encoder_l1_ffn_W1"}, "scales of inputs are not weights"
     for array in read.arrays.values():
         np.testing.assert_array_equal(array, values / 2)
 

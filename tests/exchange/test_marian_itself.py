@@ -102,7 +102,7 @@ def test_the_final_model_of_a_folder_and_vocabularies_from_where_marian_was_star
     for name in ("model.iter300.npz", "model.npz", "model.npz.best-bleu.npz", "model.npz.optimizer.npz"):
         (folder / name).write_bytes(weights)
         (folder / f"{name}.decoder.yml").write_text(decoder.replace("model.npz", name))
-    with pytest.warns(UserWarning, match="is taken") as said:
+    with pytest.warns(UserWarning, match="is used") as said:
         files = find_files(folder)
     assert files.weights == folder / "model.npz"
     assert files.vocabularies == (tmp_path / "v.spm",)

@@ -62,7 +62,7 @@ def test_an_average_that_is_worse_is_passed_over_and_everybody_says_so(ended: tu
     assert f"WORSE than best ({values})" in said
     opened = open_model(run)
     assert opened.weights == run / "best" / "model.safetensors"
-    assert opened.origin == f"{run}: best, update 12 (averaged/ is worse: {values}; `--which averaged` takes it)"
+    assert opened.origin == f"{run}: best, update 12 (averaged/ is worse: {values}; `--which averaged` uses it)"
     assert open_model(run, which="averaged").origin == f"{run}: averaged checkpoints"
     assert open_model(run, which="best").origin == f"{run}: best, update 12"
     assert weights_origin(run, opened.weights) == opened.origin

@@ -104,7 +104,7 @@ def test_averages_are_means(tiny_folder: Path, tmp_path: Path) -> None:
     model = open_model(out).model
     name = "encoder.layers.0.ffn.in_proj.weight"
     torch.testing.assert_close(model.get_parameter(name).detach(), (each[1][name] + each[2][name]) / 2)
-    with pytest.raises(CheckpointError, match="3 of the 4 checkpoints wanted are kept"):
+    with pytest.raises(CheckpointError, match="3 of the 4 requested checkpoints are kept"):
         average_run(run, CheckpointSelection("last", 4))
 
 

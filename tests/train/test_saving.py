@@ -341,7 +341,7 @@ def test_a_full_disk(tiny_folder: Path, tmp_path: Path) -> None:
             CheckpointError, match=r"cannot be written: No space left on device. A checkpoint takes 0\.\d MB"
         ):
             train(run, experiment, console=Console(file=said, width=500))
-        assert "training goes on" in said.getvalue()
+        assert "training continues" in said.getvalue()
         names = [f.name for f in (run / "checkpoints").iterdir()]
         assert sorted(names) == [f"step-{n + 1:08d}" for n in range(len(names))]
         assert 1 <= len(names) < 6

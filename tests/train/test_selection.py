@@ -88,7 +88,7 @@ def test_epochs_and_updates_both_count_while_a_model_grows(tiny_folder: Path, tm
         updates_of(selected_checkpoints(tmp_path / "run", grown.training, CheckpointSelection("last-epochs", 2)))
         == ends[-2:]
     )
-    with pytest.raises(CheckpointError, match="2 of the 3 checkpoints wanted that end an epoch"):
+    with pytest.raises(CheckpointError, match="2 of the 3 requested checkpoints that end an epoch"):
         selected_checkpoints(tmp_path / "run", grown.training, CheckpointSelection("last-epochs", 3))
 
 

@@ -193,4 +193,4 @@ def test_a_whole_run_tells_all_three(tiny_folder: Path, tmp_path: Path, monkeypa
     assert [e.step for e in events(run).Scalars("validation/nll")] == [4]
     files = list((run / "tracking/wandb").glob("offline-run-*/run-*.wandb"))
     assert [r["update"] for r in wandb_history(files[0]) if "train/loss" in r] == [2, 4], said.getvalue()
-    assert said.getvalue().count("MLflow is left out from here on; training goes on: MlflowException") == 1
+    assert said.getvalue().count("MLflow is left out from now on; training continues: MlflowException") == 1

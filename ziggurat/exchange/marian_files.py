@@ -228,13 +228,13 @@ def _final(folder: Path) -> Path:
     ]
     left = [name for name in names if name not in others]
     if len(left) != 1:
-        missing = "holds no model of Marian" if not left else f"has {_several(left)}; name the file of one"
+        missing = "holds no Marian model" if not left else f"has {_several(left)}; name the file of one"
         raise DataError(f"{folder}: {missing}")
     if others:
-        warnings.warn(f"{folder}: {left[0]} is taken, the last of its training, not {', '.join(others)}", stacklevel=5)
+        warnings.warn(f"{folder}: {left[0]} is used, the last of its training, not {', '.join(others)}", stacklevel=5)
     if binary := [file.name for file in _binary_in(folder) if file not in models]:
         warnings.warn(
-            f"{folder}: {left[0]} is taken, whose weights are not rounded, not {', '.join(binary)}", stacklevel=5
+            f"{folder}: {left[0]} is used, whose weights are not rounded, not {', '.join(binary)}", stacklevel=5
         )
     return inside(folder, left[0])
 
@@ -274,7 +274,7 @@ def _vocabulary(folder: Path, start: Path, name: str, written: Path) -> Path:
         return beside
     if beside.is_file() or named.is_absolute() or ".." in named.parts or not below.is_file():
         if beside.is_file() and len(named.parts) > 1:
-            warnings.warn(f"{written}: names {printable(name)}; {beside} is taken", stacklevel=6)
+            warnings.warn(f"{written}: names {printable(name)}; {beside} is used", stacklevel=6)
         return beside
     return below
 

@@ -153,7 +153,7 @@ class _Stack:
         if not self.decoder and self.config.encoder.solver != "euler":
             self._refuse(f"`encoder.solver: {self.config.encoder.solver}` computes layers several times")
         if self.config.wiring.gpas and any("wiring.gpas" in RESIDUALS[kind].options for kind in self.kinds):
-            self._refuse("`wiring.gpas` has no plain form: its gates stand on the stream")
+            self._refuse("`wiring.gpas` has no plain form: its gates act on the stream")
         kind, foldings = self.kinds[-1], {RESIDUAL[kind].folding for kind in self.kinds}
         if len(set(self.kinds)) > 1 and not foldings <= {"pre", "branch_vector", "norm_constant"}:
             self._refuse("`ranges`: layers of several kinds have no plain form, unless each becomes pre-norm")
@@ -263,7 +263,7 @@ class _Stack:
         """Return which part of the stack's input cannot be multiplied by a vector; "" if all of it can."""
         embedding = self.config.embedding
         if embedding.positions == "sinusoidal":
-            return "`embedding.positions: sinusoidal` are no weights"
+            return "`embedding.positions: sinusoidal` are not weights"
         if embedding.sharing == "all":
             return "with `embedding.sharing: all` both stacks read one matrix"
         return "`embedding.shared_bias` is one vector for both stacks" if embedding.shared_bias else ""
@@ -429,7 +429,7 @@ def not_plain(
     embeddings. `attentions` are the kinds that the decoder may have.
     """
     if config.family == "rnmt":
-        return ["`family: rnmt` is no Transformer"]
+        return ["`family: rnmt` is not a Transformer"]
     return [*_shape(config, attentions), *_unfoldable(config, {} if scaled_input else None)]
 
 

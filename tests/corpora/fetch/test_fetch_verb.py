@@ -129,7 +129,7 @@ def test_files_that_changed_or_are_the_users_own(fetch: Fetch) -> None:
     Path("data/local/zip/de-en.fetched.json").unlink()
     done = fetch("local/zip/de-en")
     assert done.status == 2
-    assert "not with a record that it was fetched" in done.err
+    assert "no record says that it was fetched" in done.err
     assert path.read_bytes() == b"mine"
     assert fetch("local/zip/de-en", "--force").status == 0
     assert path.read_bytes() == whole
@@ -211,7 +211,7 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
     done = fetch("my.yaml")
     assert done.status == 2
     assert "dev.en: changed since it was fetched" in done.err
-    assert "train.fetched.json: is of local/zip/de-en, local/tsv/de-en; `--force` writes it again" in done.err
+    assert "train.fetched.json: was made from local/zip/de-en, local/tsv/de-en; `--force` writes it again" in done.err
 
 
 @pytest.mark.slow
@@ -417,4 +417,4 @@ def test_no_name_no_work(fetch: Fetch) -> None:
     done = fetch()
     assert done.status == 2
     assert "nothing to fetch" in done.err
-    assert "wanted is an address such as http://host:3128" in fetch("local/zip/de-en", "--proxy", "socks5://x").err
+    assert "expected an address such as http://host:3128" in fetch("local/zip/de-en", "--proxy", "socks5://x").err

@@ -77,7 +77,7 @@ def test_sgml_without_segments_or_of_unequal_length(tmp_path: Path) -> None:
     one, none = write(tmp_path / "a", '<seg id="1">x</seg>\n'), write(tmp_path / "b", "text\n")
     with pytest.raises(DataError, match="ends after 0 segments"):
         sides("sgm", one, none)
-    with pytest.raises(DataError, match="nothing in it of the layout `sgm`"):
+    with pytest.raises(DataError, match="contains nothing in the layout `sgm`"):
         list(read(corpus("sgm"), [none, none], Counts()))
 
 

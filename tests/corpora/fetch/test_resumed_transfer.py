@@ -279,7 +279,7 @@ def test_a_part_with_more_or_less_than_its_length_is_no_file(tmp_path: Path) -> 
             part.finish(lambda file: None)
 
     for content in (TEXT[:9], TEXT[:11]):
-        with pytest.raises(DataError, match=f"file: has {len(content)} bytes, wanted are 10; it was dropped"):
+        with pytest.raises(DataError, match=f"file: has {len(content)} bytes instead of 10; it was discarded"):
             finish(content)
         assert not list(tmp_path.iterdir())
 
@@ -293,7 +293,13 @@ def test_content_that_is_not_what_the_name_says(server: Server, tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("code", "says"),
-    [(404, "there is no such file"), (403, "may need a licence"), (401, "wants a login"), (418, "418"), (501, "501")],
+    [
+        (404, "there is no such file"),
+        (403, "may need a licence"),
+        (401, "requires a login"),
+        (418, "418"),
+        (501, "501"),
+    ],
 )
 def test_answers_that_do_not_change(server: Server, tmp_path: Path, network: Network, code: int, says: str) -> None:
     said = failed(server.add("a", TEXT, behaving.status(code)), tmp_path, network)
@@ -323,7 +329,7 @@ def test_redirects(server: Server, tmp_path: Path, network: Network) -> None:
     assert "302" in failed(away, tmp_path / "3", network)
     for nowhere in ("http://www..example.org/x", "http://[::1/x", "http://h:port/x"):
         url = server.add("e", b"", behaving.redirecting(nowhere))
-        assert f"{url}: leads to an address that cannot be" in failed(url, tmp_path / "4", network)
+        assert f"{url}: leads to an impossible address" in failed(url, tmp_path / "4", network)
 
 
 def test_no_redirect_leads_away_from_https() -> None:

@@ -383,7 +383,7 @@ def test_actors_that_died_for_good_are_asked_no_more(ray: Ray) -> None:
     done: list[Any] = []
     with (
         ray_actors("local", 2) as run,
-        pytest.raises(DataError, match=r"^the last worker .* for good \(It was killed by `ray.kill`\.\)"),
+        pytest.raises(DataError, match=r"^the last worker .* will not restart \(It was killed by `ray.kill`\.\)"),
     ):
         done.extend(run(killing, (Shard(number, number, []) for number in range(5)), lambda: False))
     assert sorted(done) == [0, 1, 2, 3]

@@ -163,7 +163,7 @@ def test_settings_and_inputs_of_a_job_stay(
         (("--job", "job"), ("--tag", "<x>"), "unknown tag '<x>'"),
         (("--job", "job"), ("beam_size=0",), "beam_size"),
         (("--job", "job"), ("precision=auto",), "name the precision"),
-        (("--job", "."), (), "exists and is no folder of a `translate`"),
+        (("--job", "."), (), "exists and is not a folder of a `translate`"),
         (("--job", "job"), ("-i", "-"), "none can be standard input"),
         (("--job", "job"), ("-i", "bad"), "bad, line 2: not valid UTF-8"),
         (("--job", "job"), ("--prefix", "short"), "they must pair up"),

@@ -231,7 +231,7 @@ def killed_for_good(shard: Shard[Any]) -> Manifest:
 
 
 def test_an_actor_that_does_not_start_again_is_asked_no_more(nodes: Any) -> None:
-    with ray_actors(nodes.address, 1) as run, pytest.raises(DataError, match=r"the last worker .* ended for good"):
+    with ray_actors(nodes.address, 1) as run, pytest.raises(DataError, match=r"the last worker .* will not restart"):
         list(run(killed_for_good, iter([Shard(0, 0, [])]), lambda: False))
 
 

@@ -85,7 +85,7 @@ def test_contamination_that_pairs_leave_is_told_with_a_way_out(
     )
     assert first.endswith(": `cleaning.held_out: sides` drops them too")
     assert second.startswith(
-        f"warning: CONTAMINATION: 1 of {of_set} are in training pairs: both sides of 0, one at least"
+        f"warning: CONTAMINATION: 1 of {of_set} are in training pairs: both sides of 0 pairs, and at least one side"
     )
     assert "seem to: `cleaning.held_out: sides` drops such pairs of the bitext, and what is" in second
 
@@ -280,7 +280,7 @@ def test_what_is_held_out_leaves_something_to_train_on(place: Path, context: Mak
     pairs = len({*zip(*texts, strict=True)})
     bitext = {**text()["bitext"], "hold_out": {"dev": pairs}}
     with pytest.raises(
-        DataError, match=r"bitext.hold_out: all .* pairs that cleaning leaves have a side of the .* that"
+        DataError, match=r"bitext.hold_out: all .* pairs that cleaning leaves share a side with the .* that"
     ):
         pipeline_of(context(text(bitext=bitext, cleaning={"duplicates": True}))).run(UNTIL_TEXT)
 

@@ -167,7 +167,10 @@ def test_files_named_for_each_other_s_language_are_refused_at_once(place: Path, 
     for more in (["--dry-run"], ["--status"], []):
         status, _, err = ziggurat("pipeline", "my.yaml", *more)
         assert status == 2
-        assert "bitext.train.0: by their names data/train.qhi is in `qhi` and data/train.qlo in `qlo`: exchange" in err
+        assert (
+            "bitext.train.0: judging by their names, data/train.qhi is in `qhi` and data/train.qlo in `qlo`: exchange"
+            in err
+        )
     assert not Path("w/clean").exists()
 
 
@@ -192,7 +195,9 @@ def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch
         "ziggurat.corpora.pipeline.costs.Costs.training", lambda *args: Expected(7200.0, None, "4 updates")
     )
     _, out, _ = ziggurat("pipeline", "my.yaml", "--dry-run")
-    assert re.search(r"about 2:00:00  resumes where it was .*\n +4 updates; all of it, on which .* spent already", out)
+    assert re.search(
+        r"about 2:00:00  resumes where it was .*\n +4 updates; for the whole step, on which .* already spent", out
+    )
     assert "2 steps to do: about 2:00:00" in out
     _, _, err = ziggurat("pipeline", "my.yaml", "--force", "clean", "--force", "report")
     assert "stopped in step student; what is done is kept, and the same command without `--force clean` resumes" in err

@@ -266,7 +266,7 @@ def test_what_cannot_be_done_is_told_before_anything_is(
     assert not make_job().out.exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    with pytest.raises(DataError, match="exists and is no folder of a `backtranslate`"):
+    with pytest.raises(DataError, match="exists and is not a folder of a `backtranslate`"):
         in_process(make_job("full"))
 
 

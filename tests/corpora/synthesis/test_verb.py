@@ -95,7 +95,7 @@ def test_parts_and_their_merge(ziggurat: Ziggurat, reverse: Path, mono: Path, tm
         (["--input", "x", "--out", "o", "--tag", "bt"], "tag"),
         (["--input", "x", "--out", "o", "--weight", "0"], "weight"),
         (["--input", "x", "--out", "o"], "--input: no such file: x"),
-        (["--input", "{mono}", "--out", "{mono}"], "exists and is no folder of a `backtranslate`"),
+        (["--input", "{mono}", "--out", "{mono}"], "exists and is not a folder of a `backtranslate`"),
         (["--input", "{mono}", "--out", "o", "beams=4"], "unknown key `decoding.beams`"),
         (["--input", "{mono}", "--out", "o", "seed=4"], "`--seed`"),
     ],
