@@ -318,3 +318,20 @@ def test_an_empty_segment_of_xliff_2_is_translated_and_no_more(state: str) -> No
     whole = f'<xliff version="2.0" srcLang="en" trgLang="de"><file id="f">{unit}</file></xliff>'
     outcome = run(document(whole.encode(), "a.xlf", SETTINGS), upper)
     assert b'<segment state="translated"><source>App</source><target>aPP</target></segment>' in outcome.value
+
+
+@pytest.mark.parametrize("key", ["menu.title", "some_key", "someKey", "ERROR_NOT_FOUND", "$key.title", " menu.title\n"])
+@pytest.mark.parametrize("behind", ["", "<target/>", '<target state="new">some_key</target>'])
+def test_a_source_that_is_a_key_gets_no_target(key: str, behind: str) -> None:
+    asked, outcome = read(f"<source>{key}</source>{behind}")
+    assert asked == []
+    assert outcome.notices == {"for_programs": 1, "nothing_to_translate": 1}
+    assert outcome.notices.places["for_programs"] == "unit u"
+    assert f"<source>{key}</source>{behind}</trans-unit>" in outcome.value.decode()
+
+
+@pytest.mark.parametrize("text", ["Title", "left", "menu title", "<g id='1'>menu</g>.title", "Well. Done"])
+def test_a_source_that_is_text_gets_a_target(text: str) -> None:
+    asked, outcome = read(f"<source>{text}</source>")
+    assert asked
+    assert "for_programs" not in outcome.notices

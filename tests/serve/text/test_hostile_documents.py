@@ -321,3 +321,16 @@ def test_long_runs_of_one_sign_come_back_and_hang_nothing(name: str, one: Callab
     """If an expression is quadratic, each of these takes minutes."""
     content = one(200_000 if "{n" not in one(1) and "<b>" not in one(1) else 20_000)
     assert read(name, content.encode()).decode() == content
+
+
+def test_encrypted_documents_are_told_so() -> None:
+    listed = b"<manifest><file-entry full-path='content.xml'><encryption-data/></file-entry></manifest>"
+    for parts in ({"content.xml": b"\x80\xff"}, {}):  # LibreOffice encrypts the members, or packs them into one
+        with pytest.raises(DataError, match=r"a\.odt: is protected by a password; save it without one"):
+            read("a.odt", packed({**parts, "META-INF/manifest.xml": listed}))
+    locked = "<encryption><EncryptedData><CipherReference URI='{}'/></EncryptedData></encryption>"
+    for page in ("OPS/text/page%201.xhtml", "/OPS/toc.ncx"):
+        with pytest.raises(DataError, match=r"a\.epub: OPS/.* is encrypted"):
+            read("a.epub", with_part("a.epub", "META-INF/encryption.xml", locked.format(page).encode()))
+    fonts = with_part("a.epub", "META-INF/encryption.xml", locked.format("OPS/a.otf").encode())
+    assert members(read("a.epub", fonts))["OPS/text/page 1.xhtml"]

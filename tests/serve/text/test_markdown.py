@@ -580,3 +580,41 @@ def test_a_marker_as_translation_begins_no_block(text: str, marker: str) -> None
 
     for translate in (only, linked, alone):
         assert blocks(translated(text, translate)) == blocks(text)
+
+
+CHINESE = {"see": "看", "the": "", "menu": "菜单", "now": "现在", " ": "", ".": "。", "!": "！", "(": "（", ")": "）"}
+
+
+def in_chinese(sentences: list[str]) -> list[SentenceTranslation]:
+    """A translator into a script without blanks, word by word."""
+    answers = []
+    for text in sentences:
+        said, links = "", []
+        for found in re.finditer(r"\w+|\W", text):
+            word = CHINESE.get(found[0], found[0])
+            links += [Link(*found.span(), len(said), len(said) + len(word))] if word else []
+            said += word
+        answers.append(SentenceTranslation(said, links))
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("see **menu** now", "看**菜单**现在"),
+        ('see **"menu"** now', '看 **"菜单"** 现在'),
+        ("see *(menu)* now", "看 *（菜单）* 现在"),
+        ("see _menu_ now", "看 _菜单_ 现在"),
+        ("see __menu__", "看 __菜单__"),
+        ("**menu:** see", "**菜单:** 看"),
+        ("see ~~menu!~~ now", "看~~菜单！~~ 现在"),
+        ("see **[menu](x)** now", "看 **[菜单](x)** 现在"),
+        ("see **_menu_** now", "看 **_菜单_** 现在"),
+    ],
+)
+def test_emphasis_is_emphasis_next_to_words_of_scripts_without_blanks(text: str, said: str) -> None:
+    outcome = run(document(text.encode(), "a.md", SETTINGS), in_chinese).value.decode()
+    assert outcome == said
+    parser = MarkdownIt("commonmark").enable("strikethrough")
+    tags = [re.findall("<[^<>]+>", parser.render(each)) for each in (text, outcome)]
+    assert tags[0] == tags[1]

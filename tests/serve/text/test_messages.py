@@ -714,3 +714,37 @@ def test_the_language_of_a_file_of_messages_becomes_the_target(locale: str, beco
 def test_files_of_messages_of_another_language_are_refused(content: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="use another model"):
         in_json(content, upper)
+
+
+@pytest.mark.parametrize("key", ["menu.title", "some_key", "someKey", "NOT_FOUND", "translator-credits", "Your names"])
+def test_a_message_that_is_no_text_stays_empty(key: str) -> None:
+    content = f'msgid "{key}"\nmsgstr ""\n\nmsgid "Some text"\nmsgstr ""\n'
+    outcome = run(document(content.encode(), "a.po", SETTINGS), upper)
+    assert outcome.value.decode() == content.replace(
+        'msgid "Some text"\nmsgstr ""', '#, fuzzy\nmsgid "Some text"\nmsgstr "sOME TEXT"'
+    )
+    assert outcome.notices == {"for_programs": 1}
+    assert outcome.notices.places == {"for_programs": "line 2"}
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("Print B<only> the I<file> name.", "pRINT B<ONLY> THE I<FILE> NAME."),
+        ("B<a E<lt> b>, see L<other(1)> or F</etc/x>", "B<A E<lt> B>, SEE L<other(1)> OR F</etc/x>"),
+        ("Give S<B<--all> or I<some>> now", "gIVE S<B<--ALL> OR I<SOME>> NOW"),
+        ("B<i> is bold", "B<I> IS BOLD"),
+        ("a > b and B<c", "A > B AND B<C"),
+    ],
+)
+def test_marks_of_po4a_are_tags(source: str, said: str) -> None:
+    content = f'#. type: Plain text\n#: a.1:5\n#, no-wrap\nmsgid "{source}"\nmsgstr ""\n'
+    after = run(document(content.encode(), "a.po", SETTINGS), upper).value.decode()
+    assert f'msgstr "{said}"' in after
+
+
+def test_the_model_does_not_see_marks_of_po4a() -> None:
+    asked = list[str]()
+    content = '#. type: TP\nmsgid "Print B<only> it"\nmsgstr ""\n\n#. of a list B<x>\nmsgid "a B<x> c"\nmsgstr ""\n'
+    run(document(content.encode(), "a.po", SETTINGS), lambda sentences: asked.extend(sentences) or identity(sentences))
+    assert asked == ["Print only it", "a B<x> c"]

@@ -263,3 +263,21 @@ def test_signs_above_words_of_webvtt_stay(body: str, asked: str) -> None:
     assert "".join(found) == asked or found == ["one", "two"]
     signs = re.findall("<rt[^<]*(?:<b>four</b>)?", body)
     assert found == ["one", "two"] or all(sign in outcome.value.decode() for sign in signs)
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ("Kind: captions\nLanguage: en", "Kind: captions\nLanguage: de"),
+        ("Language: en-GB\r", "Language: de\r"),
+        ("language : en", "language : de"),
+        ("Language: fr", "Language: fr"),
+        ("Language: en and more", "Language: en and more"),
+        ("Language: [version]", "Language: [version]"),
+        ("00:00.000 --> 00:01.000\nLanguage: en", "00:00.000 --> 00:01.000\nlANGUAGE: EN"),
+    ],
+)
+def test_the_header_of_webvtt_states_the_language_of_the_translation(head: str, said: str) -> None:
+    cue = "\n\n00:01.000 --> 00:02.000\n"
+    _, outcome = read("a.vtt", f"WEBVTT\n{head}{cue}Hello\n")
+    assert outcome.value.decode() == f"WEBVTT\n{said}{cue}hELLO\n"

@@ -16,7 +16,9 @@ from typing import NamedTuple, TypeAlias
 import regex
 
 from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.documents.access_keys import read_label
 from ziggurat.serve.text.documents.icu import FORMATTED, MessageError, icu_template, parse
+from ziggurat.serve.text.documents.program_values import is_for_programs
 from ziggurat.serve.text.elements import HTML, PAGES, MarkupRules
 from ziggurat.serve.text.files import Charset, Settings, decoded
 from ziggurat.serve.text.markup import PlainForm, Template, filled, markup_template, written
@@ -69,7 +71,7 @@ def references(*more: str) -> regex.Pattern[str]:
 _TAG_WITH_NUMBER = regex.compile(_NUMBERED)
 _ELEMENTS = HTML.inline | HTML.void | HTML.copied | HTML.nested | HTML.seen | BLOCKS
 # MessageFormat 2, and MediaWiki's {{PLURAL:$1|file|files}}.
-_OTHER_SYNTAX = regex.compile(r"\A\s*+\.(?:match|input|local)\s*+\{|\{\{(?:PLURAL|GENDER|GRAMMAR|FORMAL):")
+_OTHER_SYNTAX = regex.compile(r"\A\s*+\.(?:match|input|local)\s*+[{$]|\{\{(?:PLURAL|GENDER|GRAMMAR|FORMAL):")
 # For files in which some messages are ICU's: '{name}' is a placeholder between quotation marks, as in FORMATTED.
 _MAY_QUOTE, _NO_ICU = regex.compile(r"\{|''"), regex.compile(r"'\{[^\s{},']|\|")
 
@@ -81,10 +83,12 @@ class Syntax(NamedTuple):
         names: the placeholders that they may contain.
         is_icu: whether all are in ICU's MessageFormat, or only those that show it; None: whether an apostrophe before a
             brace quotes it is unknown.
+        is_pod: whether they are marked as in POD: `B<bold>`, `E<lt>`.
     """
 
     names: regex.Pattern[str] = references()
     is_icu: bool | None = False
+    is_pod: bool = False
 
 
 _UNKNOWN = Syntax()
@@ -96,7 +100,9 @@ def message(text: str, options: Options, notices: Counter[str], syntax: Syntax =
     An ICU message that cannot be parsed is left unchanged, and is counted as `not_parsed`.
     """
     branches = BRANCHES.search(text) is not None
-    tags = is_html(text)
+    tags = is_html(text) and not syntax.is_pod
+    if not tags and (found := read_label(text)) is not None:
+        return found.translated((yield from message(found.text, options, notices, syntax)))
     apostrophe = "\u2019" if syntax.is_icu is None else "''"
     if branches or FORMATTED.search(text) or (syntax.is_icu and _MAY_QUOTE.search(text) and not _NO_ICU.search(text)):
         try:
@@ -207,10 +213,22 @@ def _named(text: str, names: regex.Pattern[str]) -> list[Piece]:
     """Return a line as pieces, with its names."""
     pieces: list[Piece] = []
     begin = 0
+    pods: list[str] = []  # elements of POD that are open
     for found in names.finditer(text):
-        pieces += [text[begin : found.start()], _sign(found[0], found["number"])]
+        sign = _sign(found[0], found["number"])
+        if found[0] == ">":
+            sign = Close(">", pods.pop()) if pods else ">"
+        elif _POD_OPENS.fullmatch(found[0]):
+            pods.append(found[0])
+            sign = Open(found[0], found[0])
+        pieces += [text[begin : found.start()], sign]
         begin = found.end()
     return [piece for piece in (*pieces, text[begin:]) if piece]
+
+
+_POD_OPENS = regex.compile(r"\b[A-Z]{1,2}<(?=\S|\Z)")
+_POD = rf"\b(?:CW?|[EFL])<[^<>]{{1,200}}>|{_POD_OPENS.pattern}|>"
+"""_POD matches code, links, letters and the tags of POD, which po4a writes for the fonts of manuals."""
 
 
 def _sign(raw: str, number: str | None) -> Piece:
@@ -236,6 +254,8 @@ _ESCAPE = regex.compile(r"(?:\\(?P<octal>[0-7]{1,3}))+|(?:\\x(?P<hex>[0-9A-Fa-f]
 _CHARSET = regex.compile(r'"Content-Type:[^"\n]*?charset=([^\s\\";]+)', flags=regex.IGNORECASE)
 _LANGUAGE = regex.compile(r"^(?P<source>X-Source-)?Language:[ \t]*+([\w@.\-]++)", flags=regex.MULTILINE)
 _PLURALS = regex.compile(r"^Plural-Forms:[^\n;]*+;\s*+plural\s*+=([^\n;]++)", flags=regex.MULTILINE)
+_CREDITS = frozenset(("translator-credits", "translator_credits", "Your names", "Your emails"))
+"""_CREDITS are messages whose translations are the names of those who translated the file, in GNOME and KDE."""
 _OFTEN, _FEW = 200, 5  # a form used by fewer than _FEW of the first numbers counts as rare
 _Entry: TypeAlias = "dict[str, tuple[int, int, str]]"
 _ESCAPES = {
@@ -250,6 +270,8 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
     Among plural forms, the form of 1 is the translation of the singular unless many numbers share it; all others are
     translations of the plural. Forms that the file does not list are not added. The file keeps its character set if
     that has all letters of the translations, and becomes UTF-8 otherwise.
+
+    A message that is a key (`menu.title`) instead of text stays untranslated.
 
     Raises DataError for a line that is not valid in a .po file, bytes that are invalid in its character set, or
     languages in its header that differ from those of `settings`.
@@ -272,12 +294,14 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
                 continue
             if left:
                 notices.add("left_by_key", f"line {begin + 1}")
+            elif source[2] in _CREDITS or (is_for_programs(source[2]) and not read_label(source[2])):
+                notices.add("for_programs", f"line {begin + 1}")
             else:
                 plural = entry.get("msgid_plural", source)[2]
                 wanted.append((entry, key, source[2] if _is_singular(key, numbers, source[2], plural) else plural))
-    names = [_formats(lines, min(begin for begin, _, _ in entry.values())) for entry, _, _ in wanted]
+    syntaxes = [_syntax(lines, min(begin for begin, _, _ in entry.values())) for entry, _, _ in wanted]
     works = [
-        partial(message, part[2], settings.options, syntax=Syntax(own)) for part, own in zip(wanted, names, strict=True)
+        partial(message, part[2], settings.options, syntax=own) for part, own in zip(wanted, syntaxes, strict=True)
     ]
     done = yield from placed(works, [f"line {entry[key][0] + 1}" for entry, key, _ in wanted], notices)
     for (entry, key, source_text), answer in zip(wanted, done, strict=True):
@@ -350,11 +374,16 @@ def _flags(lines: list[str], first: int) -> int | None:
     return None
 
 
-def _formats(lines: list[str], first: int) -> regex.Pattern[str]:
-    """Return the pattern of this entry's placeholders, by its flags."""
+def _syntax(lines: list[str], first: int) -> Syntax:
+    """Return the facts about this entry's messages, by its flags and by the comments of po4a."""
     at = _flags(lines, first)
     flags = set() if at is None else {flag.strip().removesuffix("-format") for flag in lines[at][2:].split(",")}
-    return references(*(pattern for flag, pattern in _FORMATS.items() if flag in flags))
+    at = first
+    while at and lines[at - 1].startswith("#") and not lines[at].startswith("#. type:"):
+        at -= 1
+    is_pod = lines[at].startswith("#. type:")
+    patterns = [pattern for flag, pattern in _FORMATS.items() if flag in flags]
+    return Syntax(references(*patterns, *([_POD] if is_pod else [])), is_pod=is_pod)
 
 
 def _encoded(text: str, charset: Charset) -> bytes:
