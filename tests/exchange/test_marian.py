@@ -237,6 +237,24 @@ def assert_rows_count(folder: Path, vocabulary: Path, line: str, ids: list[int],
     assert scored.token_log_probabilities == pytest.approx(wanted[range(len(ids) + 1), [*ids, 0]].tolist(), abs=1e-4)
 
 
+def test_bytes_of_control_characters_are_not_written(tmp_path: Path) -> None:
+    """Marian writes them only with `--allow-special`."""
+    model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1, vocab_size=320, byte_fallback=True)
+    tokenizer = SentencePieceTokenizer(model)
+    rows = tokenizer.size - 2
+    arrays = random_arrays(POST_NORM, (rows, rows), 3)
+    bell, letter = (tokenizer.pieces(range(rows)).index(piece) for piece in ("<0x07>", "<0x41>"))
+    arrays["decoder_ff_logit_out_b"][0, [bell, letter]] += [900.0, 800.0]
+    (tmp_path / "joint.spm").write_bytes(model)
+    write_npz(tmp_path / "model.npz", arrays, POST_NORM)
+    import_checkpoint(tmp_path / "model.npz", tmp_path / "ours", dictionaries=[tmp_path / "joint.spm"])
+    translator = load_translator(tmp_path / "ours", max_length={"limit": 3})
+    (as_marian,) = translator.translate(SENTENCES[:1])
+    assert set(as_marian.text) == {"A"}
+    (usual,) = translator.translate(SENTENCES[:1], endings="beam")
+    assert set(usual.text) == {"\a"}
+
+
 # Without YAML's line ends: PyYAML writes such text over several lines, Marian as `\x85`.
 TOKENS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\x85\u2028\u2029"), min_size=1)
 
