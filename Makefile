@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := .venv-tools
 
-# Tests start many processes, each of which would compile the package anew where nothing may be kept.
+# Tests start many processes, each of which would compile the package again if Python could not keep the bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test browser test-slow test-ray lint format docs dist bench bench-train bench-decode bench-gpu marian clean
@@ -38,14 +38,14 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 # build/site/index.html; a warning, a link that leads nowhere or anything fetched from another host is an error.
-# Built anew each time, since Sphinx warns of a page only when it reads it.
+# Built from scratch each time, since Sphinx warns about a page only when it reads it.
 docs: $(TOOLS)/.ready
 	rm -rf build/site docs/api
 	$(TOOLS)/bin/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going --conf-dir docs \
 	  --doctree-dir build/site-trees --builder html . build/site
 	$(TOOLS)/bin/python -m tools.site build/site
 
-# dist/*.tar.gz, and the wheel made from it, as an index takes them.
+# dist/*.tar.gz, and the wheel made from it, ready for an index.
 dist: $(TOOLS)/.ready
 	rm -rf dist
 	$(TOOLS)/bin/python -m build --no-isolation --outdir dist .
@@ -54,7 +54,7 @@ dist: $(TOOLS)/.ready
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
-# Beside peers whose environments $$BENCH and $$PEERS name (benchmarks/train_speed.py); without any, ours alone.
+# With peers whose environments $$BENCH and $$PEERS name (benchmarks/train_speed.py); without any, Ziggurat alone.
 bench-train: $(READY)
 	$(BIN)/python -m benchmarks.train_speed
 
@@ -62,7 +62,7 @@ bench-train: $(READY)
 bench-decode: $(READY)
 	$(BIN)/python -m benchmarks.decode_speed
 
-# Marian 1.12.42 in an environment for itself, which slow tests, experiments and benchmarks look for there; 1.1 GB. Its
+# Marian 1.12.42 in its own environment, which slow tests, experiments and benchmarks look for there; 1.1 GB. Its
 # wheel is for Python 3.11 alone.
 MARIAN := $(or $(ZIGGURAT_MARIAN),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ziggurat/marian)
 MARIAN_PYTHON ?= python3.11
@@ -87,7 +87,7 @@ $(READY): constraints.txt pyproject.toml hatch_build.py ziggurat/model/fast/comp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# Ray, for the slow tests that need it; nobody else waits for it.
+# Ray, only for the slow tests that need it.
 $(VENV)/.ray: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt ray
 	touch $@

@@ -1,4 +1,4 @@
-"""Counts of what an update or a search step asks of the device: on the pretend one, and as far as CUDA reports them."""
+"""Counts the work of an update or a search step on the pretend device, and on CUDA what it reports."""
 
 from __future__ import annotations
 

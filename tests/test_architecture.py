@@ -78,7 +78,7 @@ def test_a_room_imports_only_those_under_it(path: Path) -> None:
     assert used <= set(UNDER[room(path)].split())
     if room(path) == "translate":
         data = {name for name in imports(path) if name.startswith("ziggurat.data.")}
-        # Subwords, the processing of text before and after them, a table by subwords, language tags.
+        # Subwords, the text processing before and after them, shortlists, and language tags.
         assert data <= {f"ziggurat.data.{name}" for name in ("subword", "lines", "shortlist", "vocabulary")}
     layers = path.parent.parent.name == "model" and path.parent.name in ("attention", "history", "residual", "fast")
     if layers and path.name != "kinds.py":  # the tables that build from a configuration
@@ -198,7 +198,7 @@ SAME_NAME = {
     "alignment.py": "the verb, and the alignment of served text",
     "corpora.py": "the verbs on corpora, and the step of a pipeline",
     "ctranslate2.py": "export to it, and translation by it",
-    "depth.py": "depth that changes: its settings, and what becomes of a model",
+    "depth.py": "depth that changes: its settings, and the model with the new depth",
     "documents.py": "those of the verb, and those over HTTP",
     "engine.py": "the engine of a server's model, of a pipeline, and the choice of one by a verb",
     "evaluation.py": "the verb, and the step of a pipeline",

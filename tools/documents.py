@@ -1,16 +1,16 @@
-"""Mass runs over documents: what becomes of their text under translators whose answers are known.
+"""Runs many documents through translators whose answers are known, and checks what happens to their text.
 
     python -m tools.documents FOLDER ... [--commonmark spec.json] [--json]
 
-Each document under the folders, of every kind that is known by its name, goes through three translators. `identity`
-gives every sentence back; `letters` puts another letter for each of a to z, so that from its output the source can be
-read again; `capitals` writes capitals. Counted are documents that `identity` changed, words that were lost or doubled,
-words that people read and nobody asked the translator for although no notice says so (skipped: also in attributes and
-front matter, as lxml, markdown-it and PyYAML see them), and outputs that do not open. Documents that are refused are
-listed. Of CommonMark's examples (spec.json of a version of the specification) those are counted that `identity`
-changed, and those whose HTML has other tags under `letters`.
+Each document under the folders whose kind its name tells goes through three translators. `identity` returns every
+sentence as it is; `letters` replaces each of a to z by another letter, so that the source can be read back from its
+output; `capitals` writes capitals. The command counts the documents that `identity` changed, the words that were lost
+or doubled, the words that people read but that never reached the translator although no notice says so (skipped: also
+in attributes and front matter, as lxml, markdown-it and PyYAML see them), and the outputs that do not open. It lists
+the documents that are refused. With CommonMark's examples (spec.json of a version of the specification), it counts
+those that `identity` changed and those whose HTML has other tags under `letters`.
 
-The status is 1 where anything was counted.
+The status is 1 if anything was counted.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from ziggurat.system.errors import DataError
 Translate = Callable[[list[str]], list[SentenceTranslation]]
 
 FAULTS = ("changed", "lost", "doubled", "skipped", "not opening")
-"""FAULTS are what is counted: documents, words, words, words, documents."""
+"""FAULTS are the names of the counts: of documents, words, words, words and documents."""
 STAYS = {
     *("not_parsed", "endings_kept", "nothing_to_translate", "no_cues", "data_cues"),
     *("not_shown", "left_out", "not_read", "for_programs", "empty", "other_languages"),
 }
-"""STAYS are the notices that say that text stayed."""
+"""STAYS are the notices that say that text was left as it is."""
 BILINGUAL = {"XLIFF", "TMX", "gettext"}
-"""BILINGUAL are kinds whose translations stand beside their sources."""
+"""BILINGUAL are kinds of files that hold both sources and translations."""
 _SMALL, _CAPITAL = 0x1D5EE, 0x1D5D4  # mathematical letters, which no document here has
 _FORTH = {ord("a") + n: _SMALL + n for n in range(26)} | {ord("A") + n: _CAPITAL + n for n in range(26)}
 _BACK = {other: letter for letter, other in _FORTH.items()}
@@ -56,7 +56,7 @@ _MARKUP = (".xml", ".xhtml", ".html", ".htm", ".ncx", ".opf", ".rels", ".xht")
 
 
 def answering(change: Callable[[str], str]) -> Translate:
-    """Return a translator that writes each sentence as `change` does, which keeps its length."""
+    """Return a translator that applies `change` to each sentence; `change` keeps its length."""
 
     def translate(sentences: list[str]) -> list[SentenceTranslation]:
         links = [[Link(*found.span(), *found.span()) for found in _TOKENS.finditer(text)] for text in sentences]
@@ -66,24 +66,24 @@ def answering(change: Callable[[str], str]) -> Translate:
 
 
 def letters(text: str) -> str:
-    """Return `text` with another letter for each of a to z."""
+    """Return `text` with each of a to z replaced by another letter."""
     return text.translate(_FORTH)
 
 
 def capitals(text: str) -> str:
-    """Return `text` in capitals, where these are one character."""
+    """Return `text` in capitals, except letters whose capital is several characters."""
     return "".join(c.upper() if len(c.upper()) == 1 else c for c in text)
 
 
 def translated(content: bytes, name: str, change: Callable[[str], str]) -> Result[bytes]:
-    """Return what becomes of a document. Raises DataError for one that is refused."""
+    """Return the translation of a document. Raises DataError for one that is refused."""
     target = "de" if document_kind(name).name == "TMX" else ""
     settings = Settings(Options(sentencex_splitter("en")), target=target)
     return run(document(content, name, settings), answering(change))
 
 
 def parts(content: bytes) -> dict[str, bytes]:
-    """Return the members of an archive by name; a file that is none is its only part, with the name ""."""
+    """Return the members of an archive by name; any other file is one part, with the name ""."""
     if not zipfile.is_zipfile(io.BytesIO(content)):
         return {"": content}
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -91,7 +91,7 @@ def parts(content: bytes) -> dict[str, bytes]:
 
 
 def opens(content: bytes, name: str) -> bool:
-    """Return whether a document can be read by us, and as what it is by others."""
+    """Return whether Ziggurat can read a document, and other parsers can read its XML or JSON."""
     try:
         translated(content, name, str)
         for part, inside in parts(content).items():
@@ -116,7 +116,7 @@ _WORD = regex.compile(r"[A-Za-z]{2,}+")
 
 
 def words(text: str, kind: DocumentKind, back: Callable[[str], str]) -> Counter[str]:
-    """Return the words of a file, between its tags and in them, as `back` reads them."""
+    """Return the words of a file, between its tags and inside them, after `back` undid their translation."""
     text = _ESCAPE.sub(lambda found: json.loads(f'"{found[0]}"'), text) if kind.name in ESCAPED else text
     counts = Counter[str]()
     if kind.name == "Markdown":
@@ -130,7 +130,7 @@ def words(text: str, kind: DocumentKind, back: Callable[[str], str]) -> Counter[
 
 
 def decoded(content: bytes) -> str:
-    """Return the text of a part, by its mark or declaration."""
+    """Return the text of a part, decoded by its byte order mark or declaration."""
     label = regex.search(rb"""(?:encoding|charset)\s*=\s*["']?([\w-]+)""", content[:500])
     for encoding in (
         "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8",
@@ -144,7 +144,7 @@ def decoded(content: bytes) -> str:
 
 
 def compared(before: bytes, after: bytes, name: str, back: Callable[[str], str]) -> Counter[str]:
-    """Return how many words of a document its translation lost and doubled, once it is read back."""
+    """Return how many words a translation lost and doubled, once `back` undid it."""
     kind, counts = document_kind(name), Counter[str]()
     old, new = parts(before), parts(after)
     for part, content in old.items():
@@ -167,17 +167,17 @@ def compared(before: bytes, after: bytes, name: str, back: Callable[[str], str])
 _ADDED = frozenset(
     _WORD.findall("target state needs-review-translation qualifier leveraged-mt translated fuzzy tuv xml:lang seg de")
 )
-"""_ADDED are words in the tags that formats of pairs get, and the flag of gettext."""
+"""_ADDED are words in the tags that bilingual formats get, and the flag of gettext."""
 _REPLACED = regex.compile(r"""(?s)<target\b[^<>]*\bstate="(?:new|needs-translation)".*?</target>|\bstate="initial" """)
 _NAME = regex.compile(r'<a id="[^"]*"></a>|\{:?\s?#[^{}]*\}')
 _LABEL = regex.compile(r"\]\[[^\[\]\n]*+\]")
 ESCAPED = {"JSON", "gettext", "Android"}
 """ESCAPED are kinds that write characters with a backslash."""
 OFFICE = {"Word", "PowerPoint"}
-"""OFFICE are kinds in which the tags of a run stand as often as its text is divided."""
+"""OFFICE are kinds that repeat the tags of a run for each piece of its text."""
 
 
-# What is not shown to a translator, as docs/documents.md says
+# Text that never reaches a translator, as docs/documents.md says
 
 _KEPT = {
     "HTML": r"""(?isx) <!--.*?-->
@@ -201,10 +201,10 @@ _KEPT = {
     "Android": r"""(?sx) <(string|string-array|plurals)\b[^<>]*translatable="false".*?</\1> | <xliff:g\b.*?</xliff:g>
         | (?<=>)\s*[@?][\w:./]+\s*(?=<) | <(color|bool|dimen|integer|style)\b.*?</\2> | <!\[CDATA\[ | <[^<>]*>""",
 }
-"""_KEPT is a kind -> what of its files stays, as docs/documents.md says."""
+"""_KEPT is a kind -> a pattern of what is left as it is in its files, as docs/documents.md says."""
 _DEFINED = regex.compile(r"^[ >]{0,6}\[([^\]\n]+)\]:", flags=regex.MULTILINE)
 _CELL = regex.compile(r"(?<!\\)\|")
-_SHOWN = {  # of formats whose text stands in elements
+_SHOWN = {  # formats whose text is inside elements
     "Word": (("word/",), r"(?s)<w:t(?:\s[^<>]*)?>(.*?)</w:t>|<a:t(?:\s[^<>]*)?>(.*?)</a:t>|<c:v>(.*?)</c:v>"),
     "PowerPoint": (
         ("ppt/slides/", "ppt/notesSlides/", "ppt/diagrams/", "ppt/charts/"),
@@ -216,7 +216,7 @@ _SHOWN = {  # of formats whose text stands in elements
 }
 
 
-# Beside the text between marks: attributes, front matter and directives, as the parsers of others see them
+# Text that is not between tags: attributes, front matter and directives, as other parsers see them
 
 _SHOWN_ATTRIBUTES = frozenset(("alt", "title", "placeholder", "aria-label", "aria-description"))
 _OF_SOME = {"option": "label", "optgroup": "label", "track": "label", "th": "abbr"}
@@ -232,7 +232,7 @@ _IN_TEMPLATE = regex.compile(r"""\{[{%][^{}]*?\b(?:alt|caption|title)="([^"{}]*)
 
 
 def attributes(text: str) -> Iterator[str]:
-    """Yield the attributes of a page, as lxml reads it, that people see."""
+    """Yield the attributes of a page that people see, as lxml reads them."""
     from lxml import etree
     from lxml import html as pages
 
@@ -292,14 +292,14 @@ def _shown_values(value: object, key: str = "") -> Iterator[str]:
 
 
 def _read_words(text: str) -> int:
-    """Return how many words of a to z a text has, without what is protected."""
+    """Return how many words of the letters a to z a text has outside its protected parts."""
     for item in reversed(protected(text)):
         text = text[: item.start] + " " + text[item.end :]
     return len(_WORD.findall(text))
 
 
 def skipped(outcome: Result[bytes], name: str) -> int:
-    """Return how many words of a to z people read in a translation by `letters`, if no notice says that text stayed."""
+    """Return how many words of a to z people see in a translation by `letters`, unless a notice explains them."""
     kind = document_kind(name)
     if STAYS & outcome.notices.keys() or kind.name in ("JSON", "TMX", "gettext"):
         return 0
@@ -329,7 +329,7 @@ def skipped(outcome: Result[bytes], name: str) -> int:
 
 
 def examined(content: bytes, name: str) -> Counter[str]:
-    """Return what is wrong with the translations of a document. Raises DataError for one that is refused."""
+    """Return the faults of a document's translations. Raises DataError for a document that is refused."""
     counts = Counter[str]()
     same = translated(content, name, str)
     if document_kind(name).name in BILINGUAL:  # the translations that were missing are there now
@@ -346,7 +346,7 @@ def examined(content: bytes, name: str) -> Counter[str]:
 
 
 def found(folders: list[Path]) -> Iterator[Path]:
-    """Yield the documents under the folders, in order; a file stands for itself."""
+    """Yield the documents under the folders, in order; a path to a file yields that file."""
     endings = tuple(ending for kind in KINDS for ending in kind.endings)
     for folder in folders:
         paths = folder.rglob("*") if folder.is_dir() else [folder]
@@ -354,7 +354,7 @@ def found(folders: list[Path]) -> Iterator[Path]:
 
 
 def examine(folders: list[Path]) -> tuple[dict[str, Counter[str]], list[str], list[str]]:
-    """Return the counts by kind, a line for each document with faults, and one for each that is refused."""
+    """Return the counts by kind, a line for each document with faults, and one for each refused document."""
     table: dict[str, Counter[str]] = {}
     faults, refused = list[str](), list[str]()
     for path in found(folders):
@@ -373,7 +373,7 @@ def examine(folders: list[Path]) -> tuple[dict[str, Counter[str]], list[str], li
 
 
 def commonmark(path: Path) -> tuple[Counter[str], list[str]]:
-    """Return the counts of CommonMark's examples, and a line for each with faults."""
+    """Return the counts over CommonMark's examples, and a line for each with faults."""
     from markdown_it import MarkdownIt
 
     parser, counts, faults = MarkdownIt("commonmark"), Counter[str](), list[str]()
@@ -388,7 +388,7 @@ def commonmark(path: Path) -> tuple[Counter[str], list[str]]:
 
 
 def translated_text(source: str, change: Callable[[str], str] = letters) -> str:
-    """Return what becomes of Markdown."""
+    """Return the translation of a Markdown text."""
     return translated(source.encode(), "a.md", change).value.decode()
 
 

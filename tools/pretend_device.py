@@ -6,16 +6,17 @@
         ...
     counts.launches, counts.waits, counts.to_device
 
-What a GPU refuses it refuses: an operator over tensors of two devices, a generator of another device, `.numpy()`.
-What costs time on a GPU it counts: operators that are launched, copies either way with their bytes, and moments at
-which the CPU waits for the device because it wants a number (`item`, `tolist`, `bool`, `nonzero`, a mask as an index).
+It refuses what a GPU refuses: an operator on tensors of two devices, a generator of another device, `.numpy()`. It
+counts what costs time on a GPU: launched operators, copies in both directions and their bytes, and the moments when the
+CPU waits for the device: for a number (`item`, `tolist`, `bool`, `nonzero`, a mask as an index), or for a copy that is
+not `non_blocking`.
 benchmarks/README.md says what this can show and what it cannot.
 
-A tensor of the device is a wrapper around one of the CPU. Operators reach `_launch` through `__torch_dispatch__`, and
-those without a tensor of the device (factories) through a fallback of the dispatch key that PyTorch keeps for backends
-of others. Of the other ways, a backend in C++ takes a compiler and a minute before the first test, fake tensors have no
-values, without which no search ends, and a dispatch mode sees the tensors of the CPU, too, but not those of autograd's
-threads.
+A tensor of the device wraps a tensor of the CPU. Operators reach `_launch` through `__torch_dispatch__`; those without
+a tensor of the device (factories) reach it through a fallback of the dispatch key that PyTorch reserves for third-party
+backends. The alternatives are worse: a backend in C++ needs a compiler and a minute before the first test, fake tensors
+have no values, without which no search ends, and a dispatch mode also sees the CPU's tensors but not those in
+autograd's threads.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 NAME = "pretend"
 _CPU = torch.device("cpu")
 _LIBRARIES: list[torch.library.Library] = []
-"""_LIBRARIES keeps the registrations alive, which cannot be undone; empty before the first `present`."""
+"""_LIBRARIES keeps the registrations, which cannot be undone, alive; it is empty before the first `present`."""
 _here = False
 
 
@@ -51,10 +52,10 @@ class Counts:
 
     Attributes:
         operators: launched operators by name. Views and allocations launch nothing.
-        waits: moments at which the CPU waited, by the innermost line of the package and the operator.
+        waits: moments when the CPU waited, by the innermost line of the package and the operator.
         to_device, from_device: copies, likewise.
         bytes_to_device, bytes_from_device: their bytes.
-        peak: most bytes of the device's tensors alive at once, those from before included.
+        peak: most bytes of tensors on the device at any one time, including those made before.
     """
 
     operators: Counter[str] = field(default_factory=Counter)
@@ -99,14 +100,14 @@ def _place(name: str) -> str:
 
 
 class _Memory:
-    """Bytes of the storages that tensors of the device hold."""
+    """Bytes of the storages that the device's tensors use."""
 
     def __init__(self) -> None:
         self.bytes = self.peak = 0
         self._holders: Counter[int] = Counter()
 
     def enter(self, key: int, size: int) -> None:
-        """Take note of a tensor that holds a storage."""
+        """Record that a tensor uses a storage."""
         with _lock:
             self._holders[key] += 1
             if self._holders[key] == 1:
@@ -116,7 +117,7 @@ class _Memory:
                     counts.peak = max(counts.peak, self.bytes)
 
     def leave(self, key: int, size: int) -> None:
-        """Take note that a tensor is gone."""
+        """Record that a tensor no longer does."""
         with _lock:
             self._holders[key] -= 1
             if not self._holders[key]:
@@ -128,7 +129,7 @@ _memory = _Memory()
 
 
 class _Hold:
-    """The hold of a tensor on its storage, which ends with it. A weak reference would forbid `swap_tensors`."""
+    """A tensor's claim to its storage, which ends with the tensor. A weak reference would rule out `swap_tensors`."""
 
     def __init__(self, raw: Tensor) -> None:
         storage = raw.untyped_storage()
@@ -175,7 +176,7 @@ class PretendTensor(Tensor):
         return self.raw.data_ptr()
 
     def tolist(self) -> Any:
-        """Return the values after one copy; PyTorch refuses subclasses."""
+        """Return the values after one copy; PyTorch's own method refuses subclasses."""
         return self.cpu().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -185,10 +186,7 @@ class PretendTensor(Tensor):
         raise TypeError(f"can't convert {NAME}:0 device type tensor to numpy")
 
     def record_stream(self, stream: Any) -> None:
-        """Do nothing: memory is freed when nobody holds it."""
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        return self.numpy()
+        """Do nothing: memory is freed when nothing refers to it."""
 
     def __repr__(self, **_: Any) -> str:
         return f"{NAME}:{self.raw!r}"
@@ -201,7 +199,7 @@ class _Generator(torch.Generator):
     """`torch.Generator` that also knows the pretend device, on which it draws the CPU's numbers."""
 
     ours: ClassVar[set[int]] = set()
-    """ours are the addresses of those on the device: operators get another Python object of the same generator."""
+    """ours are the addresses of the device's generators: operators get another Python object for the same one."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         kind = torch.device(device)
@@ -224,7 +222,7 @@ _WAIT = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal",
     "is_nonzero", "bincount", "histc",
 }  # fmt: skip
-"""_WAIT names the operators whose result, or its size, the CPU must know before it goes on."""
+"""_WAIT names the operators whose result, or the size of it, the CPU needs before it continues."""
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _FREE = {
     "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "lift_fresh", "set_", "resize_",
@@ -234,22 +232,24 @@ _FREE = {
 
 
 def _launch(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator on the CPU's tensors after what a GPU would check, and count it."""
-    if torch.is_inference_mode_enabled():  # a wrapper around one of its tensors may not be used outside of it
+    """Check an operator as a GPU would, run it on the CPU's tensors, and count it."""
+    if torch.is_inference_mode_enabled():  # a wrapper around a tensor made in this mode cannot be used outside it
         with torch.inference_mode(mode=False), torch.no_grad():
             return _launch(func, *args, **kwargs)
     name = func._schema.name.partition("::")[2]
-    if name == "scaled_dot_product_attention":  # in inference mode operators arrive as they are called
+    if name == "scaled_dot_product_attention":  # in inference mode operators arrive undecomposed
         return _attention(*args, **kwargs)
     if _has_kernel(func, "CompositeImplicitAutograd"):
         return func.decompose(*args, **kwargs)
-    if func.namespace == "ziggurat" and _has_kernel(func, "CompositeExplicitAutograd"):  # in Python, for all devices
+    if func.namespace == "ziggurat" and _has_kernel(func, "CompositeExplicitAutograd"):  # in Python, for every device
         return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
     if name == "_to_copy":
         return _copied(func, args[0], kwargs)
     if name in ("copy_", "_copy_from"):
         into, source = args[:2] if name == "copy_" else (args[1], args[0])
         return _copied_into(into, source, kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+    if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != NAME:  # like one of the device's
+        return func(*tree_map(_raw, args), **kwargs)
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     _check(func, name, tensors, args, kwargs)
     _count(func, name, args, kwargs)
@@ -267,7 +267,7 @@ def _launch(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return lists, tuples and dictionaries with `function` of each leaf; PyTorch's own takes half of a test's time."""
+    """Return lists, tuples and dictionaries with `function` of each leaf; PyTorch's takes half of a test's time."""
     kind = type(tree)
     if kind is list or kind is tuple:
         return kind([tree_map(function, value) for value in tree])
@@ -292,7 +292,7 @@ def _has_kernel(func: Any, key: str) -> bool:
 
 
 def _wrapped(leaf: Any, own: dict[int, PretendTensor]) -> Any:
-    """Return the operand itself where an operator returns one, such as those that end in `_`."""
+    """Return the operand itself if an operator returned it, as those whose names end in `_` do."""
     if not isinstance(leaf, Tensor):
         return leaf
     return own[id(leaf)] if id(leaf) in own else PretendTensor(leaf)
@@ -310,9 +310,9 @@ def _check(func: Any, name: str, tensors: list[Tensor], args: Any, kwargs: dict[
     for tensor in tensors:
         of_another = not isinstance(tensor, PretendTensor)
         if of_another and tensor.dim() == 0 and torch.Tag.pointwise in func.tags:
-            continue  # one number of the CPU is an argument of the kernel
+            continue  # a single number on the CPU becomes an argument of the kernel
         if of_another and id(tensor) in indices and isinstance(args[0], PretendTensor):
-            continue  # copied by PyTorch, and counted
+            continue  # PyTorch copies it, and `_count` counts that
         if of_another:
             shapes = [f"{'pretend' if isinstance(t, PretendTensor) else 'cpu'} {list(t.shape)}" for t in tensors]
             raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found {', '.join(shapes)}")
@@ -322,14 +322,14 @@ def _check(func: Any, name: str, tensors: list[Tensor], args: Any, kwargs: dict[
 
 
 def _count(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> None:
-    """Count an operator that runs on the device, and whether the CPU waits for its result."""
+    """Count an operator on the device, and a wait if the CPU waits for its result."""
     if not _counting:
         return
     indices = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor)] if name in _INDEXING else []
-    waits = name in _WAIT or any(index.dtype in (torch.bool, torch.uint8) for index in indices)
-    waits |= name == "repeat_interleave" and kwargs.get("output_size") is None
     foreign = [index for index in indices if not isinstance(index, PretendTensor)]
-    place = _place(name) if waits or foreign else name
+    waits = name in _WAIT or bool(foreign) or any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+    waits |= name == "repeat_interleave" and kwargs.get("output_size") is None
+    place = _place(name) if waits else name
     with _lock:
         for counts in _counting:
             if not (name in _FREE or _is_view(func) or name == "_local_scalar_dense"):
@@ -343,13 +343,13 @@ def _count(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> None:
 
 @cache
 def _is_view(func: Any) -> bool:
-    """Say whether an operator returns views of what it takes."""
+    """Return whether an operator returns views of its operands."""
     returned = func._schema.returns
     return bool(returned) and all(one.alias_info is not None and not one.alias_info.is_write for one in returned)
 
 
 def _copied(func: Any, tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
-    """Return a copy of a tensor on the device that is asked for, which is its own where none is."""
+    """Return a copy of a tensor on the requested device, which is the tensor's own by default."""
     to = torch.device(kwargs["device"]) if kwargs.get("device") is not None else tensor.device
     place = kwargs | {"device": _CPU} if "device" in kwargs else kwargs
     out = func(_raw(tensor), **place)
@@ -365,13 +365,16 @@ def _copied_into(into: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
 
 
 def _moved(source: Tensor, to: str, non_blocking: bool, into: Tensor) -> None:
-    """Count a copy. One to the CPU waits, but where it need not and goes to memory that is pinned."""
+    """Count a copy. Between devices it also waits, unless it is `non_blocking` and, if to the CPU, into pinned memory."""
     if not _counting:
         return
-    place = _place("copy") if source.device.type != to else "copy"
+    moves = source.device.type != to
+    place = _place("copy") if moves else "copy"
     with _lock:
         for counts in _counting:
-            if source.device.type == to:
+            if moves and not (non_blocking and (to == NAME or into.is_pinned())):
+                counts.waits[place] += 1
+            if not moves:
                 counts.operators["copy"] += 1
             elif to == NAME:
                 counts.to_device[place] += 1
@@ -379,18 +382,16 @@ def _moved(source: Tensor, to: str, non_blocking: bool, into: Tensor) -> None:
             else:
                 counts.from_device[place] += 1
                 counts.bytes_from_device += source.nbytes
-                if not (non_blocking and into.is_pinned()):
-                    counts.waits[place] += 1
 
 
-# Random numbers: those of the device are a sequence of their own.
+# Random numbers: the device has its own sequence.
 
 _numbers = torch.Generator()
 
 
 @contextlib.contextmanager
 def _drawn_from_device() -> Iterator[None]:
-    """Make the CPU's default random numbers those of the device."""
+    """Let the CPU's default generator draw the device's numbers inside the block."""
     before = torch.default_generator.get_state()
     torch.default_generator.set_state(_numbers.get_state())
     try:
@@ -401,7 +402,7 @@ def _drawn_from_device() -> Iterator[None]:
 
 
 class _Stream:
-    """A stream or an event: everything is done in order here, so that there is nothing to wait for."""
+    """A stream or an event: everything runs in order here, so there is nothing to wait for."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -421,7 +422,7 @@ class _Stream:
 
 
 class _Module:
-    """`torch.pretend`, what `torch.cuda` is to a GPU, as far as the package asks."""
+    """`torch.pretend`, the counterpart of `torch.cuda`, with the functions that the package calls."""
 
     Stream = Event = _Stream
 
@@ -435,7 +436,7 @@ class _Module:
         return True
 
     def device_count(self) -> int:
-        return 8 * int(_here)  # for as many processes, each of which knows its own as the first
+        return 8 * int(_here)  # for up to eight processes, each of which calls its device the first
 
     def current_device(self) -> int:
         return 0
@@ -488,7 +489,7 @@ class _Module:
         return False
 
 
-# Attention, which is one kernel on a GPU each way.
+# Attention, which on a GPU is one kernel forward and one backward.
 
 
 class _Attention(torch.autograd.Function):
@@ -530,7 +531,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, opti
 
 
 def _launched(name: str, kernel: Callable[..., Any], *operands: Tensor | None) -> Any:
-    """Return what a kernel of the pretend device's own makes of the CPU's tensors."""
+    """Return the result of one of the pretend device's own kernels on the CPU's tensors."""
     for operand in operands:
         if isinstance(operand, Tensor) and not isinstance(operand, PretendTensor):
             raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found one on the CPU")
@@ -555,17 +556,17 @@ def _attention(
     return _Attention.apply(query, key, value, attn_mask, options)
 
 
-# Automatic casts, as CUDA has them, for the operators that the package uses.
+# Automatic casts, as on CUDA, for the operators that the package uses.
 
 
 class _Casts(threading.local):
-    """Narrow copies of parameters, by their addresses, beside them: each is cast once in the outermost context."""
+    """Parameters with their narrow copies, by address: each is cast once in the outermost context."""
 
     def __init__(self) -> None:
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def narrow(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a tensor in another type."""
+        """Return a tensor cast to `dtype`."""
         if not (tensor.is_leaf and tensor.requires_grad and torch.is_autocast_cache_enabled()):
             return tensor.to(dtype)
         if id(tensor) not in self.kept:
@@ -591,7 +592,7 @@ _WIDE = (
 
 
 def _cast(operator: Any, wide: bool) -> Callable[..., Any]:
-    """Return the kernel that casts the operands of an operator and then calls it without casts."""
+    """Return a kernel that casts an operator's operands and then calls it without further casts."""
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -610,25 +611,18 @@ def _cast(operator: Any, wide: bool) -> Callable[..., Any]:
 
 
 def _pin_memory(tensor: Tensor) -> Tensor:
+    if tensor.device != _CPU:
+        raise RuntimeError(f"cannot pin a tensor of {tensor.device}: only dense CPU tensors can be pinned")
     pinned = tensor.clone()
     pinned.is_page_locked = True  # type: ignore[attr-defined]
     return pinned
 
 
-def _arange(operator: Any) -> Callable[..., Any]:
-    """Return the kernel of a factory that PyTorch makes of an empty tensor, which it then resizes."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return _launch(operator, *args, **kwargs)
-
-    return kernel
-
-
-# Several processes: what NCCL is to GPUs, over gloo.
+# Several processes: the counterpart of NCCL, over gloo.
 
 
 class _Group(dist.ProcessGroup):
-    """A process group that hands the CPU's tensors to gloo, as far as DDP asks."""
+    """A process group that hands the CPU's tensors to gloo, with the operations that DDP needs."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
@@ -652,15 +646,15 @@ class _Group(dist.ProcessGroup):
 
 
 _FOREACH_TYPES: list[list[type]] = [_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types]
-"""_FOREACH_TYPES are PyTorch's lists of the types of tensors that operators on many at once take."""
+"""_FOREACH_TYPES are PyTorch's lists of the types that operators on many tensors at once accept."""
 
 
 @contextlib.contextmanager
 def present() -> Iterator[None]:
-    """Let the machine have the device, which `auto` then means, for as long as the block runs.
+    """Give the machine the device inside the block, where `auto` then chooses it.
 
-    PyTorch is changed meanwhile where a backend in Python can do nothing: `torch.Generator`, memory that is
-    page-locked, and how modules move.
+    Meanwhile this patches the parts of PyTorch that a backend in Python cannot reach: `torch.Generator`, page-locked
+    memory, and how modules move.
     """
     global _here
     _register()
@@ -673,10 +667,10 @@ def present() -> Iterator[None]:
     torch.clear_autocast_cache = _forget_casts
     for types in _FOREACH_TYPES:
         types.append(PretendTensor)
-    swap.set_swap_module_params_on_conversion(True)  # or `to` would make two of weights that are tied
+    swap.set_swap_module_params_on_conversion(True)  # otherwise `to` would untie tied weights
     _here = True
     try:
-        # Autograd's threads are as many as there were devices at the first backward pass of the process.
+        # Autograd has one thread for each device that existed at the first backward pass of the process.
         with torch.autograd.set_multithreading_enabled(False):
             yield
     finally:
@@ -688,7 +682,7 @@ def present() -> Iterator[None]:
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):
-    """What PyTorch asks of a backend in C++."""
+    """The questions that PyTorch asks a backend in C++."""
 
     def is_available(self) -> bool:
         return _here
@@ -701,17 +695,17 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 def _register() -> None:
-    """Make the device known to PyTorch; again does nothing."""
+    """Register the device with PyTorch; a second call does nothing."""
     if _LIBRARIES:
         return
     _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module(), hook=_Hooks())
     every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(_launch, "PrivateUse1")
     every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    # `torch.tensor` copies with Python's dispatch off, where a fallback is not reached.
+    # `torch.tensor` copies with Python's dispatch off, so a fallback would not be reached.
     aten.impl("copy_", lambda into, source, non_blocking=False: _copied_into(into, source, non_blocking), "PrivateUse1")
     for name in ("arange", "arange.start", "arange.start_step", "randperm", "randperm.generator"):
-        aten.impl(name, _arange(_operator(name)), "PrivateUse1")
+        aten.impl(name, partial(_launch, _operator(name)), "PrivateUse1")  # else PyTorch resizes an empty tensor
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         aten.impl("scaled_dot_product_attention", _attention, key)
     for names, wide in ((_NARROW, False), (_WIDE, True)):

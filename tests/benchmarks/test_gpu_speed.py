@@ -1,4 +1,4 @@
-"""The benchmark of the GPU path, as far as a CPU can tell."""
+"""The parts of the GPU benchmark that a CPU can check."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_breaks_or_does_not_fit_is_a_row_of_its_own(
         assert row.get("tokens_per_second", 0) > 0 or "bfloat16` needs a CPU with AVX-512" in row["skipped"]
     rows = {row["candidate"]: row for row in found["rows"]}
     assert rows["eager"]["tokens_per_second"] > 0
-    assert "out of memory: 2.0 GiB more wanted" in rows["plain loop"]["skipped"]
+    assert "out of memory: 2.0 GiB more needed" in rows["plain loop"]["skipped"]
     assert rows["graphs"]["skipped"] == "CUDA graphs need a GPU"
     monkeypatch.setattr(Ours, "__init__", broken)
     monkeypatch.setattr(gpu_translation, "DECODED", [])

@@ -134,7 +134,7 @@ def test_threads_reach_torch(ziggurat: Ziggurat, trained: Path, text: Path, monk
 
 @pytest.mark.parametrize("verb", sorted(VERBS.commands))
 def test_help_shows_every_word_and_an_example(ziggurat: Ziggurat, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rich takes what is in angle brackets for HTML, and some in square ones for a style: both vanish."""
+    """Rich reads text in angle brackets as HTML and some in square brackets as a style, and shows neither."""
     monkeypatch.setenv("COLUMNS", "1000")
     shown = " ".join(ziggurat(verb, "--help").out.split())
     command = VERBS.commands[verb]
@@ -316,7 +316,7 @@ def test_evaluate_says_what_looks_wrong(ziggurat: Ziggurat, tmp_path: Path) -> N
     named = ziggurat(*scored, "--language", "jaa")
     assert (named.status, "did you mean `ja` (Japanese)?" in named.err) == (2, True)
     found = ziggurat(*scored, "--bleu-tokenizer", "13a")
-    assert "BLEU's tokenizer `13a` makes one word of a line" in " ".join(found.err.split())
+    assert "BLEU's tokenizer `13a` treats a line as one word" in " ".join(found.err.split())
     assert "TER counts Chinese and Japanese characters one by one" in " ".join(found.err.split())
 
 

@@ -51,7 +51,7 @@ def test_prefixes_constraints_and_terms_come_from_files(
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.TSV.gz", "a.jsonl", "a.jsonl.zst", "a.parquet"])
-def test_files_of_records_are_no_text(ziggurat: Ziggurat, tmp_path: Path, name: str) -> None:
+def test_files_of_records_are_not_text(ziggurat: Ziggurat, tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, "go\tdi")
     for call in (["translate", "none"], ["backtranslate", "none", "--out", tmp_path / "bt"]):
         status, _, errors = ziggurat(*call, "--input", path)
@@ -128,7 +128,7 @@ def test_a_search_tells_of_every_sentence_it_has_settled(trained: Path) -> None:
     told: list[int] = []
     translator.on_finished = told.append
     translator.translate(["Su divusim ne gokun.", "", *["Madona dogun."] * 8])
-    assert sum(told) == 9, "a blank line is no sentence of the search"
+    assert sum(told) == 9, "the search never sees a blank line"
     assert len(told) > 1
 
 
@@ -147,7 +147,7 @@ def test_output_that_would_only_be_named_as_if_it_were_packed_is_refused(
     assert list(tmp_path.glob("*.gz")) == []
 
 
-def test_a_warning_stands_on_a_line_of_its_own_beside_a_bar(
+def test_a_warning_stands_on_a_line_of_its_own_next_to_a_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes standard error for a terminal
@@ -190,7 +190,7 @@ def test_a_faster_precision_is_named_and_taken_by_auto(
     assert "`precision=bfloat16`" in said
     score = ("score", trained, "--source", text, "--target", text)
     assert "times as fast" in ziggurat(*score)[2]
-    assert not available("bfloat16") or ziggurat(*score, "precision=bfloat16").status == 0, "what it advises is taken"
+    assert not available("bfloat16") or ziggurat(*score, "precision=bfloat16").status == 0, "its advice works"
 
 
 @pytest.mark.parametrize(("most", "settings", "said"), [(3, [], 0), (2, [], 1), (2, ["precision=auto"], 0)])

@@ -87,7 +87,7 @@ def check_apart(pair: EditablePair) -> None:
 
 
 def _word(known: list[str], span: Span) -> str:
-    """Return the word whose letters are at a span: all of them, and no others; "" for none."""
+    """Return the word that a span covers exactly, or "" if it covers none."""
     inside = {letter for letter in known[slice(*span)] if letter}
     assert len(inside) < 2, "a linked word has letters of another one"
     word = next(iter(inside), "")

@@ -157,10 +157,10 @@ def test_development_sentences_in_training_pairs_are_named(corpora: Corpora, mon
     dev_notice, test_notice = (notice for notice in report.notices if notice.startswith("CONTAMINATION: "))
     # Dev has 80 sentences as sources and targets; train has both sides of three of its pairs and one side of another.
     assert "7 of 80 sentences of data.dev.0 (dev0.de), sources and targets together, are in training pai" in dev_notice
-    assert "both sides of 4, one at least of 5 pairs" in dev_notice
+    assert "both sides of 4 pairs, and at least one side of 5" in dev_notice
     assert dev_notice.endswith("seem to: `data.filters.held_out: pairs` drops the 4, `sides` all 5")
     assert f"2 of 4 sentences of {corpora.folder / 'test.txt'} are in training pairs" in test_notice
-    assert "both sides of 0, one at least of 2 pairs" in test_notice
+    assert "both sides of 0 pairs, and at least one side of 2" in test_notice
     assert test_notice.endswith("seem to: `data.filters.held_out: sides` drops such pairs")
     assert report.kept == len(planted) + 2
     manifest = Store.open(corpora.store).manifest
@@ -207,7 +207,7 @@ def test_held_out_pairs_are_found_in_the_other_direction(
     assert any(notice.startswith("CONTAMINATION") for notice in report.notices) == (how != "sides")
 
 
-def test_a_few_common_sentences_are_no_contamination(corpora: Corpora) -> None:
+def test_a_few_common_sentences_are_not_contamination(corpora: Corpora) -> None:
     dev = babel(200, seed=2)
     corpora.add("train", [*babel(50), (dev[0][0], "kein"), (dev[1][0], "nein")])
     corpora.add("dev", dev)

@@ -156,5 +156,5 @@ def test_what_is_not_whole_is_refused(store: Path, tmp_path: Path) -> None:
         Store.open(store)
     with pytest.raises(DataError, match=r"no store \(no manifest.json\); run"):
         Store.open(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=f"in {Path.cwd() / 'nowhere'}; name it by `data.store=FOLDER`"):
+    with pytest.raises(DataError, match=f"in {Path.cwd() / 'nowhere'}; give its path, `data.store=FOLDER`"):
         Store.open(Path("nowhere"))

@@ -73,7 +73,7 @@ def test_runs_and_stores_are_told_apart(tmp_path: Path) -> None:
         locate_weights(run / "checkpoints")
     with pytest.raises(CheckpointError, match=rf"but a folder of models; name one of its contents: {run}$"):
         locate_weights(tmp_path / "runs")
-    with pytest.raises(DataError, match="no store of `ziggurat prepare`, but a run"):
+    with pytest.raises(DataError, match="not a store of `ziggurat prepare`, but a run"):
         Store.open(run)
     with pytest.raises(DataError, match="but a model directory"):
         Store.open(filled(tmp_path / "model", config_yaml="", model_safetensors=""))

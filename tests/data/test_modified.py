@@ -139,7 +139,8 @@ def test_batches_keep_their_budget_without_being_split(folder: Path) -> None:
 
 
 def test_pairs_that_several_modifiers_change_fit_into_the_length_that_is_planned(folder: Path) -> None:
-    """Applying the same factor twice would plan far too much, applying a factor to another's remainder too little."""
+    """A factor applied twice would plan far too much length; one applied to another's remainder would plan too
+    little."""
     every = {name: {"probability": 1.0} for name in ("no_end_punctuation", "upper_case", "title_case")}
     store, pairs = modifier(folder, every)
     sides = store.train.pairs(range(300))
@@ -191,13 +192,13 @@ Linked = Counter[tuple[str, str]]
 
 
 def spelt(store: Store, source: Any, target: Any) -> list[str]:
-    """Return the characters of both sides, without blanks, for which ids stand."""
+    """Return the characters of both sides that the ids encode, without blanks."""
     sides = zip((store.source, store.target), (source, target), strict=True)
     return [tokenizer.decode(ids.tolist()).replace(" ", "") for tokenizer, ids in sides]
 
 
 def linked(store: Store, source: Any, target: Any, links: Any) -> Linked:
-    """Return the linked texts, by counting the characters for which ids stand."""
+    """Return the linked texts, found by counting the characters that the ids encode."""
     low, high = spelt(store, source, target)
     return Counter((low[a:b], high[c:d]) for a, b, c, d in links.tolist())
 

@@ -56,7 +56,7 @@ def test_headers(row: str) -> None:
     source, target = row.split()
     assert is_header(source, target, ("en", "de"))
     (notice,) = notices([source, "a dog", "text"], [target, "ein Hund", "Text"])
-    assert notice.startswith("data.train.0: the first row looks like the names of columns (a.en: `")
+    assert notice.startswith("data.train.0: the first row looks like column names (a.en: `")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_codes() -> None:
     st.lists(st.sampled_from(["élève", "Äpfel", "が", "한국", "Tiếng Việt", "plain", "日本"]), min_size=1, max_size=9),
     st.randoms(),
 )
-def test_mixed_normal_forms_are_told_with_counts(words: list[str], random: Any) -> None:
+def test_mixed_normal_forms_are_reported_with_counts(words: list[str], random: Any) -> None:
     forms = [unicodedata.normalize(random.choice(["NFC", "NFD"]), word) for word in words]
     decomposed = [word for word in forms if not unicodedata.is_normalized("NFC", word)]
     composed = [
@@ -209,7 +209,7 @@ def test_mixed_normal_forms_are_told_with_counts(words: list[str], random: Any) 
         ("これはＵＲＬ", "これはURL", "full-width"),
     ],
 )
-def test_forms_of_two_widths_are_told(odd: str, ordinary: str, what: str) -> None:
+def test_forms_of_two_widths_are_reported(odd: str, ordinary: str, what: str) -> None:
     (found,) = notices([odd, "語", ordinary, odd], ["ひ"] * 4, "nfc")
     assert f"2 of 4 source lines have {what}" in found
     assert "line 1" in found
@@ -234,6 +234,6 @@ def test_prepare_says_so_and_changes_nothing(kind: str, tmp_path: Path) -> None:
     section = {"source_language": "en", "target_language": "de", "train": [corpus], "store": str(tmp_path / "store")}
     report = prepare(DataConfig.model_validate({**section, "subword": {"vocabulary_size": 350}}))
     assert report.kept == len(rows)
-    for said in ("names of columns", "subword pieces", "tag of a language as text"):
+    for said in ("column names", "subword pieces", "tag of a language as text"):
         assert [notice for notice in report.notices if said in notice]
     assert report.notices == report.as_dict()["notices"]

@@ -197,7 +197,7 @@ def test_compressed_and_several_files_are_read_in_order(corpora: Corpora) -> Non
     [
         ("0-0 40-0", r"align, line 18: the link 40-0 names source word 40, but the source has \d+"),
         ("0-99", r"align, line 18: the link 0-99 names target word 99"),
-        ("0:0", "align, line 18: no word alignment: 0:0;"),
+        ("0:0", "align, line 18: not a word alignment: 0:0;"),
         (None, "align has 39 lines of word alignments, but .*low and .*high has 40 pairs"),
         ("0-0\n" * 23, "align has 41 lines of word alignments, but .* has 40 pairs"),
     ],
@@ -304,7 +304,7 @@ def test_links_that_are_none_are_damage(corpora: Corpora, monkeypatch: pytest.Mo
         batch, _ = table.shards[0].locate(0)
         wrong = np.array([0, len(numbers)]), np.array(numbers, np.int32)
         monkeypatch.setitem(batch.__dict__, "_links", wrong)
-        with pytest.raises(DataError, match=r"damaged .*a word alignment that is none"):
+        with pytest.raises(DataError, match=r"damaged .*an impossible word alignment"):
             table.links([0])
 
 

@@ -1,4 +1,4 @@
-"""Markdown of the repository as the tests of the documentation read it."""
+"""Readers of the repository's Markdown for the tests of the documentation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "docs" / "api"
-"""Pages that `make docs` writes; they may be there or not."""
+"""Pages that `make docs` writes and that may not exist."""
 
 
 def pages() -> list[Path]:

@@ -55,7 +55,7 @@ def watched() -> Iterator[list[str]]:
 
 
 def assert_in_order(wanted: list[str], calls: list[str]) -> None:
-    """Assert that `wanted` are among `calls` in this order, with anything between them."""
+    """Assert that `calls` contain `wanted` in this order, possibly with others between them."""
     following = iter(calls)
     for step in wanted:
         assert step in calls, f"{step} is never called"
@@ -84,7 +84,7 @@ def test_a_step_that_distils_goes_the_way_that_the_page_says(place: Path) -> Non
     unwanted = ("backward", "backtranslation", "monolingual", "filter", "quantisation", "shortlist", "export")
     content = whole(**dict.fromkeys(unwanted), teacher={"existing": str(run)})
     (place / "my.yaml").write_text(yaml.safe_dump(content))
-    with watched() as calls:  # a model of one update makes no pair: its corpus is not of interest
+    with watched() as calls:  # a model of one update writes no pairs, so its corpus is not checked
         CliRunner().invoke(app, ["pipeline", "my.yaml", "--until", "distil"])
     wanted = steps("From a pipeline's file to a distilled sentence")
     assert_in_order(wanted, calls)

@@ -1,4 +1,4 @@
-"""Every key, value, verb and option of ours that the pages name exists: tables, code spans and blocks."""
+"""Every key, value, verb and option of Ziggurat that the pages name exists: in tables, code spans and blocks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COMPANIONS = {
     "training.checkpoint.average_last": ["training.checkpoint.keep_last=10"],
     "training.divergence.action": ["training.divergence.loss_spike=3"],
 }
-"""Keys that mean something only beside others: start of an override -> what else is set."""
+"""Keys that need others: start of an override -> the settings to add."""
 
 OURS = re.compile(r"(data|model|training|decoding)\.[\w.]+(=.*)?", re.DOTALL)
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -54,16 +54,16 @@ OPTIONS = {
     for verb, command in COMMANDS.items()
 }
 SECTIONS = {"Data": "prepare", "Model": "train", "Training": "train", "Search": "translate"}
-"""Of the tables of options -> the verb that is asked."""
+"""Heading of a table of options -> the verb whose options it lists."""
 
 
 def spans(text: str) -> list[str]:
-    """Return the code spans of a page outside of blocks; a pipe inside a table is written `\\|`."""
+    """Return the code spans of a page outside blocks; a pipe inside a table is written `\\|`."""
     return [match.replace("\\|", "|") for match in re.findall(r"`([^`\n]+)`", without_blocks(text))]
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield the arguments of every call of `ziggurat` in a page, redirections and pipes left out."""
+    """Yield the arguments of every call of `ziggurat` in a page, without redirections and pipes."""
     lines = [line for block in blocks(text) for line in re.sub(r" \\\n\s*", " ", block).splitlines()]
     for line in [*lines, *spans(text)]:
         for piece in re.split(r" \| | && |; ", line):
@@ -73,7 +73,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def refused(*overrides: str) -> str | None:
-    """Return why a configuration does not take overrides, all together; None: it does."""
+    """Return why a configuration refuses these overrides together, or None if it accepts them."""
     companions = [other for start, more in COMPANIONS.items() if overrides[0].startswith(start) for other in more]
     try:
         parse_experiment(BASE, "base", [*companions, *overrides])
@@ -112,13 +112,13 @@ def test_commands_are_understood(path: Path) -> None:
 
 
 def keys(text: str) -> set[str]:
-    """Return the configuration keys of a text, whole as in the reference."""
+    """Return the configuration keys in a text, written in full as in the reference."""
     found = re.findall(r"[a-z][\w.]*(?=[=`: ]|$)", text.replace("[]", "").replace(".0.", "."))
     return {key for name in found for key in (name, f"decoding.{name}") if "." in key and key in KEYS}
 
 
 def agree(hint: str, ours: str) -> bool:
-    """Return whether a hint shares a key with what a page says or, where one of the two has none, a word."""
+    """Return whether a hint shares a key with a page's advice or, if either has no key, a word."""
     if keys(hint) and keys(ours):
         return bool(keys(hint) & keys(ours))
     of_hint, of_page = (set(re.findall(r"--?[a-z]+|[a-z]+", text)) for text in (hint, ours))
@@ -126,7 +126,8 @@ def agree(hint: str, ours: str) -> bool:
 
 
 def answers(path: Path) -> dict[tuple[str, str], str]:
-    """Return what the tables of a page say: (section, option of theirs) -> what to write here, of all of its rows."""
+    """Return the tables of a page as a mapping: (section, the toolkit's option) -> what all its rows say to write
+    here."""
     found: dict[tuple[str, str], str] = {}
     section = ""
     for line in path.read_text(encoding="utf-8").splitlines():

@@ -21,13 +21,13 @@ FIGURE = re.compile(r"\[`([\w-]+)`\]\(report\.md#figures\)")
 
 
 def expanded(pattern: str) -> list[str]:
-    """Return the words that a shell makes of a pattern with braces, none inside another."""
+    """Return the words to which a shell expands a pattern with braces that are not nested."""
     parts = [part[1:-1].split(",") if part[0] == "{" else [part] for part in re.findall(r"\{[^{}]*\}|[^{}]+", pattern)]
     return ["".join(chosen) for chosen in itertools.product(*parts)]
 
 
 def named(text: str) -> list[str]:
-    """Return the recipes that the code of a text names, patterns expanded; a small one by that of its full form."""
+    """Return the recipes that a text's code names, with patterns expanded; a small one counts as its full form."""
     code = "\n".join([*blocks(text), *re.findall(r"`([^`\n]+)`", FIGURE.sub("", without_blocks(text)))])
     code = PRESET.sub("", code)  # names of figures are like those of recipes
     return [name.removesuffix(SUFFIX) for pattern in WORD.findall(code) for name in expanded(pattern)]

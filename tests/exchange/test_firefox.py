@@ -141,8 +141,8 @@ def exportable(written: Written, monkeypatch: pytest.MonkeyPatch, **choices: Any
 
 
 def allowed(model: Path, listed: str) -> dict[str, set[str]]:
-    """Return the pieces allowed by a one-piece sentence, for each piece, without that piece, which Marian always
-    allows.
+    """Return, for each source piece, the pieces that a sentence of it alone allows, except that piece itself. Marian
+    always allows it.
     """
     source, target = load_tokenizers(model)
     table = read_shortlist(listed, source, target)
@@ -189,7 +189,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "nested": (lambda f: (f / "metadata.json").write_text("[" * 100_000), "nested"),
     "a list": (lambda f: (f / "metadata.json").write_text("[]"), "not an object of keys"),
     "a pipe": (lambda f: ((f / "metadata.json").unlink(), os.mkfifo(f / "metadata.json")), "not a regular file"),
-    "weights are a pipe": (lambda f: ((f / f"{WEIGHTS}.gz").unlink(), os.mkfifo(f / WEIGHTS)), "holds no model"),
+    "weights are a pipe": (lambda f: ((f / f"{WEIGHTS}.gz").unlink(), os.mkfifo(f / WEIGHTS)), "holds no Marian model"),
     "weights are a bomb": (
         lambda f: (f / f"{WEIGHTS}.gz").write_bytes(gzip.compress(struct.pack("<2Q", 1, 1) + bytes(1 << 27))),
         "unpacks to more than",

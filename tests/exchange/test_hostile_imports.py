@@ -241,7 +241,7 @@ def test_of_two_models_the_other_is_named(tmp_path: Path) -> None:
     for number, other in enumerate(("pytorch_model.bin", "opus.npz", "tf_model.h5", "model.fp16.safetensors")):
         folder = of_kind("transformers", tmp_path / f"{number}")
         (folder / other).write_bytes(b"x")
-        with pytest.warns(UserWarning, match=f"model.safetensors is taken, not {other}"):
+        with pytest.warns(UserWarning, match=f"model.safetensors is used, not {other}"):
             import_checkpoint(folder, tmp_path / "out", force=True)
     (folder / "model.safetensors").unlink()
     with pytest.raises(DataError, match=r"it has model\.fp16\.safetensors"):
@@ -256,7 +256,7 @@ def test_of_two_models_of_marian_the_other_is_named(tmp_path: Path) -> None:
     folder = of_kind("marian", tmp_path / "in")
     (folder / "model.bin").write_bytes(struct.pack("<Q", 1) + b"x")
     (folder / "decoder.yml").unlink()
-    with pytest.warns(UserWarning, match="model.npz is taken.* not model.bin"):
+    with pytest.warns(UserWarning, match="model.npz is used.* not model.bin"):
         import_checkpoint(folder, tmp_path / "out", dictionaries=[folder / "vocab.yml"])
     shutil.copy(folder / "model.npz", folder / "second.npz")
     with pytest.raises(DataError, match=r"2 models \(model.npz, second.npz\); name"):

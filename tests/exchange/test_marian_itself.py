@@ -102,7 +102,7 @@ def test_the_final_model_of_a_folder_and_vocabularies_from_where_marian_was_star
     for name in ("model.iter300.npz", "model.npz", "model.npz.best-bleu.npz", "model.npz.optimizer.npz"):
         (folder / name).write_bytes(weights)
         (folder / f"{name}.decoder.yml").write_text(decoder.replace("model.npz", name))
-    with pytest.warns(UserWarning, match="is taken") as said:
+    with pytest.warns(UserWarning, match="is used") as said:
         files = find_files(folder)
     assert files.weights == folder / "model.npz"
     assert files.vocabularies == (tmp_path / "v.spm",)
@@ -115,7 +115,7 @@ def test_the_final_model_of_a_folder_and_vocabularies_from_where_marian_was_star
     assert "has 2 models (" in refusal(lambda: find_files(folder))
 
 
-def test_a_vocabulary_elsewhere_than_its_name_says_is_told(
+def test_a_vocabulary_elsewhere_than_its_name_says_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     shutil.copytree(GOLDEN / "odd", tmp_path / "odd")

@@ -147,14 +147,14 @@ def test_tokenised_files_are_refused_and_vocabularies_of_others_named(tmp_path: 
         ("- clean 0.8", "- clear 0.8", "line 6: unknown data set `clear`; known are: clean, dirty"),
         ("- dirty 0.2", "- clean 0.2", "line 7: the data set `clean` is named twice: give it one share"),
         ("  modifiers: [", "  modifier: [", "line 11: a stage has no `modifier`; it has: mix, modifiers"),
-        ("- until clean 2", "- clean 2", "line 8: wanted: `until`, a data set and epochs"),
-        ("- until clean 2", "- until rest 2", "line 8: wanted: `until`, a data set that the stage reads"),
+        ("- until clean 2", "- clean 2", "line 8: expected `until`, a data set and epochs"),
+        ("- until clean 2", "- until rest 2", "line 8: expected `until`, a data set that the stage reads"),
         ("stages: [start, end]", "stages: [start, middle]", "the stage `middle` is not described"),
         ("stages: [start, end]", "stages: []", "`stages` is missing or empty"),
         ("seed: 1111", "version: 2", "version 2 is not known"),
         ("until clean inf", "until clean two", "'two' is not a number"),
-        ("- until clean 2", "- until clean 1.9", "line 8: wanted: whole epochs, from 1, or `inf`; not 1.9"),
-        ("- until clean 2", "- until clean 0", "line 8: wanted: whole epochs"),
+        ("- until clean 2", "- until clean 1.9", "line 8: expected whole epochs, from 1, or `inf`; not 1.9"),
+        ("- until clean 2", "- until clean 0", "line 8: expected whole epochs"),
         ("mix: [", "mix: {", "not valid YAML"),
     ],
 )
@@ -183,7 +183,7 @@ RETOKENIZE = """\
 """
 
 
-def test_retokenize_only_numbers_alignments_anew(tmp_path: Path) -> None:
+def test_retokenize_only_numbers_alignments_again(tmp_path: Path) -> None:
     text = FULL.replace("seed: 1111\n", f"{RETOKENIZE}num_fields: 3\nseed: 1111\n")
     data, without = read(tmp_path, text), read(tmp_path, FULL)
     assert data.modifiers == without.modifiers
@@ -205,7 +205,7 @@ def test_retokenize_only_numbers_alignments_anew(tmp_path: Path) -> None:
         ("src: {", "source: {", "`src` and `trg`, each with `detokenize` and `tokenize`; not source"),
         ("{tokenize", "{join", "`src` and `trg`, each with `detokenize` and `tokenize`; not src"),
         ("num_fields: 3", "num_fields: 2", "line 29: `num_fields: 2` lacks the alignments that a modifier needs"),
-        ("num_fields: 3", "num_fields: 1", "line 29: wanted: 2, or 3 with alignments; not 1"),
+        ("num_fields: 3", "num_fields: 1", "line 29: expected 2, or 3 with alignments; not 1"),
         ("num_fields: 3", "num_fields: all", "line 29: 'all' is not a number"),
     ],
 )
@@ -273,7 +273,7 @@ def test_the_verb_prints_the_section_and_what_it_lacks(tmp_path: Path, capsys: p
     assert status("demo", "--from", tmp_path / "trainer.yml") == 2
 
 
-def test_unknown_modifiers_are_told_with_the_known_ones() -> None:
+def test_unknown_modifiers_are_reported_with_the_known_ones() -> None:
     text = (
         "data:\n  source_language: de\n  target_language: en\n  store: s\n  modifiers: {UpperCase: {probability: 1}}\n"
     )

@@ -1,4 +1,4 @@
-"""Files of released versions still open, resume and translate the same: every set in this folder (README.md)."""
+"""Files of released versions still load, resume and translate as before: every set in this folder (README.md)."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ exactly the same.
 
 @pytest.fixture(params=SETS, ids=lambda path: path.name)
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of one set as the current folder, because its configurations have relative paths."""
+    """A copy of one set, made the current folder because its configurations have relative paths."""
     copy = shutil.copytree(request.param, tmp_path / "set", symlinks=True)
-    if not (copy / "run" / "last").is_symlink():  # hatchling's source archives leave out links to folders
+    if not (copy / "run" / "last").is_symlink():  # hatchling's source archives omit links to folders
         (copy / "run" / "last").symlink_to(checkpoint_folders(copy / "run")[-1].relative_to(copy / "run"))
     monkeypatch.chdir(copy)
     return copy
 
 
 def assert_translates(model: Any, folder: Path, name: str) -> None:
-    """Check that `model` gives what the set's `name` gave."""
+    """Check that `model` answers as the set's file `name` says."""
     sources = (folder / "expected" / "sources.txt").read_text().splitlines()
     expected = json.loads((folder / "expected" / "translations.json").read_text())[name]
     found = [(t.hypotheses[0].text, t.hypotheses[0].score) for t in model.translate_stream(sources)]
@@ -103,9 +103,9 @@ def test_an_export_to_onnx(folder: Path) -> None:
     assert_translates(load_onnx("onnx"), folder, "run")
 
 
-def test_an_export_to_transformers_is_taken_in(folder: Path) -> None:
+def test_an_export_to_transformers_is_imported(folder: Path) -> None:
     import_checkpoint(Path("huggingface"), Path("imported"))
-    limit = {"max_length": {"ratio": 1.0, "extra": 5, "limit": 1024}}  # its own are those of `generate`
+    limit = {"max_length": {"ratio": 1.0, "extra": 5, "limit": 1024}}  # its own are the defaults of `generate`
     assert_translates(load_translator("imported", device="cpu", **limit), folder, "ctranslate2")
 
 
@@ -118,7 +118,7 @@ def test_word_alignments(folder: Path) -> None:
         for translation, line in zip(model.translate(sources, alignments=True), expected[name], strict=True):
             alignment = translation.hypotheses[0].alignment
             assert alignment is not None
-            # With a different order of additions another source token may win by a tiny margin.
+            # Added in a different order, another source token may win by a tiny margin.
             places = zip(alignment.soft, alignment.hard, map(int, line.split()), strict=True)
             assert all(row[then] > row[now] - 1e-3 for row, now, then in places)
 
@@ -129,15 +129,15 @@ def test_a_run_is_reported(folder: Path) -> None:
     assert [record.update for record in read_records(Path("run"))] == [0, make.UPDATES]
 
 
-def test_a_run_goes_on(folder: Path) -> None:
+def test_a_run_continues(folder: Path) -> None:
     before = everything("run/last/model.safetensors")
     experiment = reopen_run(Path("run"), [f"training.stop.updates={make.RESUMED_UPDATES}"])
     assert experiment.data == load_experiment("config.yaml").data
     train(Path("run"), experiment, resume=True, console=QUIET)
     expected = everything("expected/resumed.safetensors")
-    # Equal to the bit on the processor that made the set. Others add in a different order, which the square roots of
-    # tiny second moments amplify: they ended up to 2 % of the way off, and a run that had lost its moments 100 % or
-    # more.
+    # Bitwise equal on the processor that made the set. Others add in a different order, which the square roots of tiny
+    # second moments amplify: they ended up to 2 % of the way off, whereas a run that had lost its moments was off by
+    # 100 % or more.
     assert (everything("run/last/model.safetensors") - expected).norm() < 0.1 * (before - expected).norm()
 
 

@@ -54,7 +54,7 @@ def test_inline_svg_is_xml_that_refers_to_nothing_outside() -> None:
                 assert value.startswith(("#", "data:image/png;base64,"))
             assert "url(" not in value.replace("url(#", "")
     assert "<!DOCTYPE" not in markup
-    assert "<style" not in markup  # would hold for the whole page
+    assert "<style" not in markup  # it would apply to the whole page
     assert set(re.findall(r"https?://[^\"]*", markup)) == {"http://www.w3.org/2000/svg"}
 
 

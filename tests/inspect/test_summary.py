@@ -110,7 +110,7 @@ def test_waiting_counts_by_time_and_not_by_record(tmp_path: Path) -> None:
     assert "16 % of its time waiting" in " ".join(its.complaints)
 
 
-def test_measures_outside_their_bands_are_told(tmp_path: Path) -> None:
+def test_measures_outside_their_bands_are_reported(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", dev(4.0), log=["first update", "stopped after update 300: reached (1 s)"])
     healthy = {"gradient_norm": {"encoder": [1.0, 0.5], "decoder": [1.0, 1.0]}}
     starved = {"gradient_norm": {"encoder": [1e-4, 1.0], "decoder": [1.0, 1.0]}}
@@ -133,14 +133,14 @@ def test_the_best_run_is_named_with_its_lead(tmp_path: Path) -> None:
     deep = write_run(tmp_path / "deep", dev(4.5, bleu=12.5), experiment=deeper)
     content = gather(read_runs([shallow, deep]), None)
     assert compared(content) == "2 runs, on the same data. They differ in `model.encoder.layers` (2 / 9)."
-    assert answer(content)[0] == "deep stands best with a dev BLEU of 12.5, 2.5 more than shallow."
+    assert answer(content)[0] == "deep is best, with a dev BLEU of 12.5, 2.5 more than shallow."
     assert as_record(content)["unlike"] == ["depth"]
 
 
 def test_where_nothing_translates_the_loss_decides(tmp_path: Path) -> None:
     metrics = {"a": dev(4.0, bleu=0.3), "b": dev(4.5, bleu=0.9)}
     content = gather(read_runs([write_run(tmp_path / name, its) for name, its in metrics.items()]), None)
-    assert answer(content)[0] == "a stands best with a dev loss of 4.00, 0.50 less than b."
+    assert answer(content)[0] == "a is best, with a dev loss of 4.00, 0.50 less than b."
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_where_nothing_translates_the_loss_decides(tmp_path: Path) -> None:
         (10.0, "other.qhi", b"a\n", "Dev scores are not ranked: the dev sets"),
         (0.0, "other.qhi", b"a\n", "Dev scores are not ranked: the dev sets"),
         (0.0, "dev.qhi", b"b\n", "Dev losses, which are per token, are not ranked: the vocabularies"),
-        (0.0, "dev.qhi", b"a\n", "a stands best with a dev loss"),
-        (10.0, "dev.qhi", b"b\n", "b stands best with a dev BLEU"),
+        (0.0, "dev.qhi", b"a\n", "a is best, with a dev loss"),
+        (10.0, "dev.qhi", b"b\n", "b is best, with a dev BLEU"),
     ],
 )
 def test_only_what_can_be_compared_is_ranked(
@@ -210,7 +210,7 @@ def test_runs_of_unlike_length_and_size_are_ranked_with_a_word_on_it(
         ({"model": {"d_model": 32}}, b"b\n", ["wide", "vocabularies"]),
     ],
 )
-def test_differences_are_told_before_a_method_is_praised(
+def test_differences_are_reported_before_a_method_is_praised(
     tmp_path: Path, changes: dict[str, Any], vocabulary: bytes, said: list[str]
 ) -> None:
     mine = tiny_experiment(tmp_path)
@@ -232,7 +232,7 @@ def test_what_did_not_train_is_not_ranked(tmp_path: Path) -> None:
     assert len(answer(content)) == 1
     content = gather(read_runs([runs["a"], runs["c"]]), None)
     assert [standing.verdict for standing in content.standings] == ["did not train", "trains"]
-    assert not any("stands best" in sentence for sentence in answer(content))
+    assert not any("is best" in sentence for sentence in answer(content))
 
 
 def test_a_distilled_students_dev_loss_has_the_dev_text_as_its_yardstick(tmp_path: Path) -> None:

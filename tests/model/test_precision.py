@@ -176,7 +176,7 @@ def test_auto_is_the_faster_one_and_notices_name_it(rates: dict[str, float]) -> 
     assert decoding_notice("float32", "float32", CPU, WIDTHS) == ""
     assert precision_notice("fp32", CPU, WIDTHS).startswith("products on this CPU: fp32 2, bf16 1 GFLOP/s")
     assert "slower in bf16 than in fp32 (fp32 2, bf16 1 GFLOP/s per thread)" in precision_notice("bf16", CPU, WIDTHS)
-    assert settled("bfloat16", CPU, WIDTHS, []) == "bfloat16", "what the user asked for is taken"
+    assert settled("bfloat16", CPU, WIDTHS, []) == "bfloat16", "the user's choice stays"
     said = decoding_notice("bfloat16", "bfloat16", CPU, WIDTHS)
     assert "float32 products are 2.0 times as fast as bfloat16" in said
     rates |= {"bf16": 4e9, "bfloat16": 4e9}

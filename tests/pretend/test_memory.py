@@ -1,4 +1,4 @@
-"""The memory of an update by arithmetic, against the bytes of tensors that the pretend accelerator counts in one."""
+"""The calculated memory of an update agrees with the bytes of tensors that the pretend accelerator counts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WIDTHS = ["model.d_model=32", "model.d_ff=96"]
 
 
 def counted_peak(config: Experiment) -> int:
-    """Return the most bytes on the pretend accelerator in the second update."""
+    """Return the peak of bytes on the pretend accelerator in the second update."""
     before = memory()
     training, rng = config.training, np.random.default_rng(1)
     model = build_model(config.model, V, V)
@@ -47,7 +47,7 @@ def counted_peak(config: Experiment) -> int:
 
 
 def memory() -> int:
-    """Return the bytes that tests before have left on the device."""
+    """Return the bytes that earlier tests left on the device."""
     gc.collect()
     with counted() as counts:
         return counts.peak
@@ -98,6 +98,7 @@ def test_memory_is_what_is_counted(name: str) -> None:
     assert sum(update.at_peak.values()) == update.peak
 
 
+@pytest.mark.slow
 def test_the_largest_batches_fill_their_devices() -> None:
     depths, widths = ["model.encoder.layers=1", "model.decoder.layers=1"], ["model.d_model=512", "model.d_ff=2048"]
     config, shape = experiment(*depths, *widths, "training.loss.chunk_tokens=65536"), BatchShape(1, 28, 22)

@@ -1,4 +1,4 @@
-"""Folders of the suite on the pretend accelerator, which `auto` means there: what holds on a CPU holds on it, too."""
+"""Folders of the suite pass on the pretend accelerator, too, which `auto` chooses there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
     "part", ["test_composition.py", "test_unequal_depths.py", "model", "train", "translate", "inspect", "serve"]
 )
 def test_a_part_of_the_suite_passes_on_it(part: str) -> None:
-    """In a process that has the device from its start; tests that are about a CPU say so (`pytest.mark.cpu`)."""
+    """They run in a process that has the device from the start; tests about a CPU say so (`pytest.mark.cpu`)."""
     command = [sys.executable, "-m", "pytest", "--pretend", "-p", "no:cacheprovider", f"tests/{part}"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-8000:]

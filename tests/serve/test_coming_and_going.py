@@ -265,7 +265,7 @@ def test_every_file_of_a_model_is_part_of_its_version(changing: Path) -> None:
 
 
 def test_a_shortlist_is_part_of_the_version(changing: Path, tmp_path: Path) -> None:
-    """This holds wherever it is, and whether the model's configuration names it or the server's."""
+    """This is so wherever the file is, and whether the model's configuration or the server's names it."""
     (shortlist := tmp_path / "elsewhere").write_bytes(b"a")
     plain, named = served(changing), served(changing, decoding={"shortlist": str(shortlist)})
     before = {plain.version(), named.version()}

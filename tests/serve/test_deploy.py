@@ -1,4 +1,4 @@
-"""The files of deploy/: their commands are run as far as possible without Docker and systemd's own process."""
+"""The files of deploy/: their commands run, except those that need Docker or systemd's own process."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_other_paths(serve: Serve) -> None:
 
 
 def test_a_model_from_a_language_into_itself(serve: Serve, vocabularies: Path, tmp_path: Path) -> None:
-    """For example one that corrects text. Nothing leads to another language, and the page is told."""
+    """It may, for example, correct text. It offers no other target language, and tells the page so."""
     write_model(tmp_path, vocabularies, "de", "de", seed=4)
     client = serve(models=[{"path": str(tmp_path), "threads": 1}])
     german = {"code": "de", "name": "German"}

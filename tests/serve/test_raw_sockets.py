@@ -41,7 +41,7 @@ CASES: dict[str, tuple[bytes, list[int]]] = {
     "length and chunks": (head(JSON, LENGTH, "Transfer-Encoding: chunked") + b"0\r\n\r\n" + head(path="/x"), [400]),
     "two lengths": (head(JSON, LENGTH, "Content-Length: 3") + ASKED, [400]),
     "a negative length": (head(JSON, "Content-Length: -1") + ASKED, [400]),
-    "a length that is no number": (head(JSON, "Content-Length: 0x10") + ASKED, [400]),
+    "a length that is not a number": (head(JSON, "Content-Length: 0x10") + ASKED, [400]),
     "a length beyond all numbers": (head(JSON, f"Content-Length: {'9' * 30}") + ASKED, [400]),
     "chunks of no size": (head(JSON, "Transfer-Encoding: chunked") + b"zz\r\nabc\r\n0\r\n\r\n", [400]),
     "a chunk beyond all numbers": (head(JSON, "Transfer-Encoding: chunked") + b"f" * 30 + b"\r\nabc", [400]),
@@ -160,7 +160,7 @@ def test_expecting_a_word_before_the_body_gets_it(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_who_takes_too_long_is_told(server: Server) -> None:
+def test_who_takes_too_long_is_reported(server: Server) -> None:
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as idle:
         drop, answer = head(JSON, LENGTH, CLOSE), b""

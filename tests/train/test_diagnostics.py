@@ -114,7 +114,7 @@ def test_what_is_too_large_for_memory_is_said_once(
     said = io.StringIO()
     experiment = tiny_experiment(tiny_folder, diagnostics=EVERY)
     train(tmp_path / "run", experiment, console=Console(file=said, width=400))
-    assert said.getvalue().count("depth not measured, memory is short") == 1
+    assert said.getvalue().count("depth not measured for lack of memory") == 1
     assert read_records(tmp_path / "run") == []
 
 

@@ -133,7 +133,7 @@ RNMT = small_config(2, 2, family="rnmt", embedding={"positions": "none", "sharin
 
 @pytest.mark.parametrize("config", [RNMT, *map(model, covering(1))])
 def test_a_healthy_model_shows_no_fault(config: ModelConfig) -> None:
-    """Whatever it is made of: no bias of -inf is taken for a fault."""
+    """Whatever its parts are: a bias of -inf does not count as a fault."""
     assert fault(build_model(config, 20, 20)).startswith("run again, every state and gradient is finite")
 
 

@@ -178,7 +178,7 @@ def test_the_budget_found_is_that_of_the_run_and_of_its_resumption(
     assert final_bytes(run, 4) == final_bytes(tmp_path / "plain", 4)
 
 
-def test_a_run_goes_on_with_what_was_found_when_it_began(
+def test_a_run_continues_with_what_was_found_when_it_began(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call with the original configuration, as from pipelines, does not repeat the search."""
@@ -210,7 +210,7 @@ def found(experiment: Experiment) -> tuple[Experiment, str]:
 def test_a_search_that_cannot_succeed_says_why(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only_fits(monkeypatch, 100)
     with pytest.raises(
-        TrainingError, match=r"the largest to come, does not fit into memory: 1\.0 MiB more wanted, with"
+        TrainingError, match=r"the largest to come, does not fit into memory: 1\.0 MiB more needed, with"
     ):
         found(tiny_experiment(tiny_folder, batch={"fit": True}))
     experiment = tiny_experiment(tiny_folder, batch={"fit": True, "fit_limit": 256})
@@ -287,7 +287,7 @@ def test_sizes_are_readable() -> None:
         "3.0 GiB",
     ]
     assert str(Shortage(None, 1 << 30, message="could not")) == "could not, with 1.0 GiB in use"
-    assert "2.0 GiB more wanted, with 1.0 GiB in use" in str(Shortage(2 << 30, 1 << 30))
+    assert "2.0 GiB more needed, with 1.0 GiB in use" in str(Shortage(2 << 30, 1 << 30))
     assert replace(Shortage(None, 0), in_use=1 << 20).in_use == 1 << 20
 
 

@@ -63,7 +63,7 @@ def settled(listener: Listener) -> None:
     assert not listener._thread.is_alive()
 
 
-def test_everything_told_arrives_in_order() -> None:
+def test_everything_reported_arrives_in_order() -> None:
     fake = Fake()
     listener = Listener("fake", lambda: fake)
     listener.scalars(1, {"a": 1.0})
@@ -86,7 +86,7 @@ def test_a_tracker_that_raises_is_dropped_and_said_once(tmp_path: Path, error: B
         metrics.write("train", update, {"loss": 3.0})
     metrics.close()
     log.close()
-    assert said.getvalue().count("Bad is left out from here on") == 1
+    assert said.getvalue().count("Bad is left out from now on") == 1
     assert f"{type(error).__name__}" in said.getvalue()
     assert "no route" in said.getvalue() or not isinstance(error, RuntimeError)
     assert (len(bad.told), bad.closed) == (2, 1)
@@ -105,8 +105,8 @@ def test_a_tracker_that_cannot_start_or_close_is_said(tmp_path: Path) -> None:
     settled(absent)
     metrics.write("train", 1, {"loss": 1.0})
     metrics.close()
-    assert said.getvalue().count("Absent is left out from here on; training goes on: ConnectionError: offline") == 1
-    assert "Rude is left out from here on; training goes on: ValueError: closing fails, too" in said.getvalue()
+    assert said.getvalue().count("Absent is left out from now on; training continues: ConnectionError: offline") == 1
+    assert "Rude is left out from now on; training continues: ValueError: closing fails, too" in said.getvalue()
 
 
 def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pyte
     never.set()
 
 
-def test_a_slow_tracker_is_told_of_once_it_is_over(tmp_path: Path) -> None:
+def test_a_slow_tracker_is_reported_once_it_is_over(tmp_path: Path) -> None:
     go_on, fake = threading.Event(), Fake()
 
     def start() -> Fake:

@@ -104,7 +104,7 @@ def test_averages_are_means(tiny_folder: Path, tmp_path: Path) -> None:
     model = open_model(out).model
     name = "encoder.layers.0.ffn.in_proj.weight"
     torch.testing.assert_close(model.get_parameter(name).detach(), (each[1][name] + each[2][name]) / 2)
-    with pytest.raises(CheckpointError, match="3 of the 4 checkpoints wanted are kept"):
+    with pytest.raises(CheckpointError, match="3 of the 4 requested checkpoints are kept"):
         average_run(run, CheckpointSelection("last", 4))
 
 
@@ -269,7 +269,7 @@ def test_every_update_is_in_one_record(tiny_folder: Path, tmp_path: Path, monkey
     assert "update 6  epoch" in log
 
 
-def test_what_is_left_out_of_a_window_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_out_of_a_window_is_not_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("ziggurat.train.progress.time.perf_counter", lambda: now[0])
     window = RecordWindow(SimpleNamespace(waited_seconds=0.0), SimpleNamespace(waited_seconds=0.0))  # type: ignore[arg-type]

@@ -144,7 +144,7 @@ def test_before_its_first_checkpoint_it_begins_again_with_its_own_copy(
 
 
 def test_with_another_base_it_is_another_model(adapted: Path, tmp_path: Path) -> None:
-    """It is one to jobs, pipelines and exports, and its size on disk is that of both files."""
+    """Jobs, pipelines and exports treat it as another model, and its size on disk is that of both files."""
     run = tmp_path / "run"
     shutil.copytree(adapted, run, symlinks=True)
     before = ModelChoice((str(run),)).identified()

@@ -242,7 +242,7 @@ def about_to_roll_back(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_damaged_good_checkpoint_ends_the_run_which_goes_on_when_it_can_be_read_or_is_gone(
+def test_a_damaged_good_checkpoint_ends_the_run_which_continues_when_it_can_be_read_or_is_gone(
     about_to_roll_back: tuple[Path, Experiment], tmp_path: Path
 ) -> None:
     run, longer = about_to_roll_back
@@ -258,7 +258,9 @@ def test_a_damaged_good_checkpoint_ends_the_run_which_goes_on_when_it_can_be_rea
         with pytest.raises(CheckpointError) as error:
             go(run, longer, resume=True)
         assert f"{good / 'model.safetensors'}: damaged" in str(error.value)
-        assert f"to {good}. If the disk was only disturbed, `--resume` again; if the folder is " in str(error.value)
+        assert f"to {good}. If the disk failed only for a moment, `--resume` again; if the folder is " in str(
+            error.value
+        )
         assert "damaged, remove it, and `--resume` goes back to the checkpoint before it" in str(error.value)
     assert checkpoint_folders(run) == there
 
@@ -360,7 +362,7 @@ def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
 
 
 @pytest.mark.slow
-def test_nan_in_one_layer_ends_the_run_with_its_name_and_a_resumed_run_goes_on(
+def test_nan_in_one_layer_ends_the_run_with_its_name_and_a_resumed_run_continues(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This is the default. The checkpoints are whole and have finite weights, so a run without the fault can
@@ -449,7 +451,7 @@ def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many
         poison(patch, planned(experiment, 2, 3), LAYER, no_memory)
         _, said = go(tmp_path / "run", experiment)
     assert "update 3: out of memory on " in said
-    assert "4.0 KiB more wanted, with " in said
+    assert "4.0 KiB more needed, with " in said
     assert "update skipped (2 in all, 2 in a row)" in said
     before, after, later = (weights_of(tmp_path / "run", update) for update in (1, 3, 4))
     assert all(torch.equal(before[name], after[name]) for name in before)

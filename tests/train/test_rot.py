@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -114,6 +115,19 @@ def test_an_edited_configuration_is_refused_as_an_override_is(old: str, new: str
     assert text.count(old) == 1, text
     path.write_text(text.replace(old, new))
     with pytest.raises(ConfigError, match=rf"config\.yaml: changed since step-00000004 was written: {said}\. .*back"):
+        reopen_run(run, [])
+
+
+def test_a_run_without_its_configuration_says_where_a_copy_is(run: Path) -> None:
+    (run / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"config\.yaml: missing.*`configuration`.*meta\.json"):
+        reopen_run(run, [])
+    newest = max((run / "checkpoints").iterdir())
+    kept = json.loads((newest / "meta.json").read_text())["configuration"]
+    (run / "config.yaml").write_text(json.dumps(kept))
+    assert reopen_run(run, []).model_dump(mode="json") == kept
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(ConfigError, match="checkpoints: no such folder"):
         reopen_run(run, [])
 
 

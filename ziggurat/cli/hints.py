@@ -31,8 +31,8 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 def hints(verb: str) -> Mapping[str, str]:
     """Return another toolkit's options -> what to write here, for a verb; empty if it has none.
 
-    Names have no leading hyphens, and hyphens for underscores. In the values, VALUE stands for the value that was
-    typed, and VERB for the verb.
+    Names have no leading hyphens, and hyphens instead of underscores. In the values, VALUE stands for the value that
+    was typed, and VERB for the verb.
     """
     import yaml  # imported here, since only an error needs it
 

@@ -79,8 +79,8 @@ def translate(
         typer.Option(
             "--document",
             metavar="FILE",
-            help="Word, OpenDocument, PowerPoint, EPUB, HTML, subtitles, XLIFF, ...: translated whole; the name's "
-            "ending tells the kind; repeat for more, with a folder as --output.",
+            help="Word, OpenDocument, PowerPoint, EPUB, HTML, subtitles, XLIFF, ...: translated whole, by the "
+            "ending of its name; repeat for more, with a folder as --output.",
             rich_help_panel=WHAT,
         ),
     ] = None,

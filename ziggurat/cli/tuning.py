@@ -215,7 +215,7 @@ def _other_batch(batch: BatchConfig, tried: int) -> str | None:
         has = f"`training.batch` has {tokens:,} (`max_tokens` times `accumulate`)"
     return (
         f"WARNING: an update had {tried:,} tokens here, but {has}: larger batches usually tolerate higher rates; "
-        "`--tokens` tries others, as far as memory allows"
+        "`--tokens` tries others that fit into memory"
     )
 
 

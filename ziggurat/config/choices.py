@@ -288,7 +288,7 @@ def refused_with(choice: NamedChoice) -> dict[str, str]:
         if other.value is None or not other.keys[0].startswith("model.") or other.keys[0] in choice.keys:
             continue
         for key in other.keys:
-            if key.count(".") == other.keys[0].count("."):  # a single stack's is refused like that of both
+            if key.count(".") == other.keys[0].count("."):  # a key of a single stack is refused as the one of both is
                 alone = _written(other, key)
                 reason = _refusal({**alone, **mine, key: other.value})
                 if reason is not None and _refusal(alone) is None:

@@ -119,8 +119,8 @@ class CheckpointConfig(Section):
     keep_best: Count = Field(default=1, ge=0)
     """Best checkpoints kept, by `training.validation.metric`."""
     keep_around_best: Count | None = Field(default=None, ge=3)
-    """Also keep the best checkpoint and its neighbours, this many in total, with equally many before and after it (so
-    an odd number), to score all of them (`ziggurat evaluate RUN --checkpoints around-best:21`); null: none."""
+    """Also keep the best checkpoint and its neighbours, this many in total: an odd number, half of the rest before it
+    and half after it, to score all of them (`ziggurat evaluate RUN --checkpoints around-best:21`); null: none."""
     keep_best_per_direction: Count = Field(default=0, ge=0)
     """Best checkpoints kept for each direction of translation, with links such as `best-en-de`, if the dev set has
     several directions (docs/fine-tuning.md#many-languages)."""

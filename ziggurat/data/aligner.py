@@ -197,7 +197,9 @@ def parse_links(line: str, source_words: int | None, target_words: int | None, p
     """
     text = line.strip(" \t")
     if not _LINKS.fullmatch(text):
-        raise DataError(f"{place}: no word alignment: {printable(line, 80)}; wanted: links such as `0-0 1-2`, from 0")
+        raise DataError(
+            f"{place}: not a word alignment: {printable(line, 80)}; expected links such as `0-0 1-2`, from 0"
+        )
     links = list(dict.fromkeys((int(i), int(j)) for i, _, j in (link.partition("-") for link in text.split())))
     for side, words, number in (("source", source_words, 0), ("target", target_words, 1)):
         worst = max(links, key=lambda link: link[number], default=None)

@@ -150,10 +150,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         whole = has_checksum(manifest)
     except FileNotFoundError:
         if kind := folder_kind(path):
-            raise DataError(f"{path}: no store of `ziggurat prepare`, but {kind}") from None
+            raise DataError(f"{path}: not a store of `ziggurat prepare`, but {kind}") from None
         what = "an unfinished store" if path.is_dir() and any(path.glob("*.arrow")) else "no store"
         # A resumed run, for example, keeps a relative path that was given in another folder.
-        place = "" if path.is_absolute() else f" in {path.absolute()}; name it by `data.store=FOLDER` where it is, or"
+        place = "" if path.is_absolute() else f" in {path.absolute()}; give its path, `data.store=FOLDER`, or"
         raise DataError(f"{path}: {what} (no {MANIFEST}){place or ';'} run `ziggurat prepare` first") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise refuse_store(file, "damaged") from None

@@ -326,7 +326,7 @@ def _found(split: str, key: str, config: CorpusConfig, languages: tuple[str, str
     if len(paths) != len(reader.files):
         raise DataError(
             f"{key}: {config.alignment} matches {len(paths)} files, but the corpus has {len(reader.files)}; they are "
-            "paired in sorted order, so there must be equally many",
+            "paired in sorted order, so the numbers must agree",
             key=key,
         )
     corpus.alignments = AlignmentFiles(paths, config.alignment_column)
@@ -419,7 +419,7 @@ def exchanged_by_name(corpus: CorpusConfig, languages: tuple[str, str], key: str
         return None
     return Problem(
         key,
-        f"{key}: by their names {corpus.source} is in `{target}` and {corpus.target} in `{source}`:",
+        f"{key}: judging by their names, {corpus.source} is in `{target}` and {corpus.target} in `{source}`:",
         "exchange `source` and `target`, or `source_language` and `target_language`",
         severity="warning",
     )

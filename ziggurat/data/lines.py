@@ -35,7 +35,7 @@ def refuse_records(path: Path, option: str) -> None:
     ending = (path.with_suffix("") if compression_of(path) else path).suffix.lower()
     if ending in _RECORDS:
         raise DataError(
-            f"{option}: {printable(str(path), 4096)} holds records, and this reads lines of text: give the text alone "
+            f"{option}: {printable(str(path), 4096)} holds records, not lines of text: give the text alone "
             f"({_RECORDS[ending]})",
             key=option,
         )

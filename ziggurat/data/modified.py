@@ -238,7 +238,7 @@ class PairModifier:
                 rows = rows[~recased[rows]]
                 recased[rows] = True
             ids = self._table.pairs(indices[rows]) if name in _EVERY_WORD else ([], [])
-            for side in (0, 1):  # added up: factors upon factors would plan far too much or too little
+            for side in (0, 1):  # summed: the product of factors would plan far too much or too little
                 rooms[side][rows] += (
                     whole[side][rows] * (predicted[side].ratio(ids[side]) - 1) + predicted[side].constant
                 )

@@ -72,10 +72,10 @@ def sample_sentences(
 ) -> Iterator[str]:
     """Yield the normalised sentences that the subword model is trained on, in file order, in constant memory.
 
-    A random choice (a function of the counts alone) of at most `subword.sample_pairs` pairs, equally many from each
-    corpus as far as it has them. Pairs that the filters drop are left out, except those that they compare with others:
-    duplicates stay. `side` is `source`, `target`, or `joint` for both. Raises DataError: the filters leave none of the
-    sampled pairs.
+    They are a random choice (a function of the counts alone) of at most `subword.sample_pairs` pairs, the same number
+    from each corpus that has enough. Pairs that the filters drop are left out, except those that they compare with
+    others: duplicates stay. `side` is `source`, `target`, or `joint` for both. Raises DataError: the filters leave none
+    of the sampled pairs.
     """
     cleaners = cleaners_of(config, corpora, scorers)
     counts: Counter[str] = Counter()

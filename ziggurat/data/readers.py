@@ -26,7 +26,7 @@ BLOCK_PAIRS = 16_384
 """Most pairs in a block; blocks of text files also end after about 1 MiB."""
 
 PairBlock = tuple[list[str], list[str]]
-"""Source and target lines of a block, equally many: as in the file, without line ends."""
+"""Source and target lines of a block, the same number of each: as in the file, without line ends."""
 
 _FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
@@ -98,7 +98,7 @@ class CorpusReader:
         if len(source) != len(target):
             raise DataError(
                 f"{key}: {config.source} matches {len(source)} files but {config.target} matches {len(target)}; "
-                "the sides are paired in sorted order, so both patterns need equally many"
+                "the sides are paired in sorted order, so both patterns must match the same number"
             )
         return cls(name, list(zip(source, target, strict=True)), "text", (0, 1))
 
@@ -203,7 +203,7 @@ def _line_blocks(path: Path, notes: ReadNotes) -> Iterator[tuple[int, list[str]]
 
 
 def _tsv_blocks(path: Path, columns: Columns, notes: ReadNotes) -> Iterator[PairBlock]:
-    """Yield two columns of tab-separated lines, all with equally many columns; quotes and backslashes are text."""
+    """Yield two columns of tab-separated lines of the same number of columns; quotes and backslashes are text."""
     source, target = map(int, columns)
     expected = 0
     for first, lines in _line_blocks(path, notes):
@@ -212,7 +212,7 @@ def _tsv_blocks(path: Path, columns: Columns, notes: ReadNotes) -> Iterator[Pair
             expected = len(rows[0])
             if expected <= max(source, target):
                 raise DataError(
-                    f"{path}, line 1: {expected} columns, but column {max(source, target)} (from 0) is wanted; "
+                    f"{path}, line 1: {expected} columns, but column {max(source, target)} (from 0) is needed; "
                     f"the line is: {printable(lines[0])}"
                 )
         for number, row in enumerate(rows, first):
@@ -245,8 +245,8 @@ def _unlike_record(error: Exception, where: str, line: str, names: tuple[str, st
         reason, record = f"no field {error}", json.loads(line)
         hint = nested_hint(names, {key: list(its) for key, its in record.items() if isinstance(its, dict)})
     return DataError(
-        f"{where}: {printable(reason, 120)}; wanted: a JSON object with the texts {names[0]!r} and {names[1]!r}{hint}; "
-        f"the line is: {printable(line)}"
+        f"{where}: {printable(reason, 120)}; expected a JSON object with the texts {names[0]!r} and {names[1]!r}"
+        f"{hint}; the line is: {printable(line)}"
     )
 
 
@@ -353,7 +353,7 @@ def _found(score: ScoreConfig, key: str, reader: CorpusReader) -> ScoreColumn:
         if len(paths) != len(reader.files):
             raise DataError(
                 f"{key}: {score.path} matches {len(paths)} files, but the corpus has {len(reader.files)}; they are "
-                "paired in sorted order, so there must be equally many"
+                "paired in sorted order, so the numbers must agree"
             )
         kinds = {_format(path) or "text" for path in paths}
         if len(kinds) > 1:

@@ -170,7 +170,7 @@ def sign_notices(
     for key, signs in corpora.items():
         if signs.headers:
             rows = "; ".join(signs.headers[:3]) + (f"; and {len(signs.headers) - 3} more" * (len(signs.headers) > 3))
-            said = f"{key}: the first row looks like the names of columns ({rows}), and is taken for a pair:"
+            said = f"{key}: the first row looks like column names ({rows}), but is read as a pair:"
             notices.append(Problem(key, said, "remove it, with `tail -n +2`, say", "warning"))
         for name, side in zip(SIDES, signs.sides, strict=True):
             many = f"{key}: {{}} of {side.lines:,} {name} lines"

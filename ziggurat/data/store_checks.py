@@ -215,7 +215,7 @@ def unlike_store(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
 def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
     """Return the corpora's paths, by dotted name, in which `config` differs from those of a store.
 
-    Two spellings of one path are equal. Corpora are compared only if both name equally many.
+    Two spellings of one path are equal. Corpora are compared only if both name the same number.
     """
 
     def absolute(path: str) -> str:  # as find_files takes it

@@ -181,7 +181,7 @@ def _of_folder(folder: Path, target: str | None, unicode: UnicodeForm, tags: lis
 def _read(name: str, key: str, kind: str, unicode: UnicodeForm, tags: list[str]) -> Tokenizer:
     found = find_files(name, key)
     if len(found) != 1:
-        raise DataError(f"{key}: {name} matches {len(found)} files; one is wanted", key=key)
+        raise DataError(f"{key}: {name} matches {len(found)} files, but must match one", key=key)
     path: Path = found[0]
     check_file(path)
     try:

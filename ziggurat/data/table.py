@@ -5,7 +5,7 @@ train-00000.arrow ...       record batches: source, target (lists of int32 ids),
 train-source-lengths.npy train-target-lengths.npy   int32 [pairs]: pieces, tag included, eos not
 train-corpora.npy           uint16 [pairs]: number of each pair's corpus
 
-Arrow trusts the offsets in a file, where one beyond its buffer is a crash and no error: they are checked.
+Arrow trusts the offsets in a file, and one beyond its buffer would crash the process, so they are checked.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ShardBatch:
         offsets, values = self._links
         numbers = values[offsets[row] : offsets[row + 1]]
         if len(numbers) % 4 or (numbers[::2] < 0).any() or (numbers[::2] > numbers[1::2]).any():
-            raise refuse_damaged(self.path, "a word alignment that is none")
+            raise refuse_damaged(self.path, "an impossible word alignment")
         return numbers.reshape(-1, 4)
 
     def _lists(self, name: str) -> Lists:

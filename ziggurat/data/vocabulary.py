@@ -127,7 +127,7 @@ def read_listing(content: bytes) -> Iterator[Listed]:
     except UnicodeDecodeError as error:
         bad_line = content.count(b"\n", 0, error.start) + 1
         raise DataError(f"line {bad_line}: not valid UTF-8 (byte {error.start} of the file, from 0)") from None
-    # Not by `splitlines`: U+2028 and U+0085 are tokens of vocabularies of the web.
+    # Not by `splitlines`: vocabularies made from web text have U+2028 and U+0085 as tokens.
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         counted = _COUNTED.fullmatch(line.rstrip())
         found = counted[1] if counted else _ENDS_TOKEN.split(line, maxsplit=1)[0]

@@ -83,8 +83,8 @@ def splitting(
         notice = f"the reference is {script} text without blanks, {whose}: BLEU uses sacreBLEU's tokenizer `{chosen}`"
     elif chosen in _BY_BLANKS:
         notice = (
-            f"the reference is {script} text without blanks, and BLEU's tokenizer `{chosen}` makes one word of "
-            "a line: BLEU will be near 0 however good the translation is; `char` counts characters"
+            f"the reference is {script} text without blanks, and BLEU's tokenizer `{chosen}` treats "
+            "a line as one word: BLEU will be near 0 however good the translation is; `char` counts characters"
         )
     if by_character:
         ter = "TER counts Chinese and Japanese characters one by one (norm:yes and asian:yes in its signature)"

@@ -152,7 +152,7 @@ def _counted(side: VocabularySide) -> list[str]:
 
 
 def _gives_all(side: VocabularySide, pieces: frozenset[str]) -> bool:
-    """Return whether hardly a token of the dictionary is missing among the pieces of the side's own segmenter."""
+    """Return whether nearly all tokens of the dictionary are among the pieces of the side's own segmenter."""
     counted = _counted(side)
     return sum(token not in pieces for token in counted) <= MOST_UNMATCHED * len(counted)
 

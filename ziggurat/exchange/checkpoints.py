@@ -18,7 +18,7 @@ from ziggurat.system.errors import DataError, ExportError, ZigguratError, out_of
 from ziggurat.system.files import folder_kind
 from ziggurat.system.small_files import check_regular
 
-_CONVERTED = "`ziggurat translate` runs what `{}` makes of it"
+_CONVERTED = "`ziggurat translate` runs what `{}` turns it into"
 _RETRAIN = "let {} translate a corpus, and train a model here on that (docs/students.md)"
 
 _WAYS = {
@@ -95,7 +95,7 @@ def refuse_folder(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     ours = "config.yaml" in names or ("export.json" in names and "config.json" not in names)
     if ours and (kind := folder_kind(folder)):
-        raise DataError(f"{folder}: no model of another toolkit, but {kind}")
+        raise DataError(f"{folder}: not a model of another toolkit, but {kind}")
     vocabularies = ("shared_vocabulary", "source_vocabulary", "target_vocabulary", "source_1_vocabulary")
     if "model.bin" in names and _any(names, *vocabularies):
         raise refusal_of(folder, "CTranslate2")
@@ -111,7 +111,7 @@ def refuse_folder(folder: Path) -> None:
         raise DataError(f"{folder}: name the checkpoint itself, such as {folder / printable(checkpoints[0])}")
     beside = printable(", ".join(sorted(names)), 200) or "nothing"
     raise DataError(
-        f"{folder}: no model: neither config.json of transformers nor an .npz file of Marian; it has {beside}"
+        f"{folder}: not a model: neither config.json of transformers nor an .npz file of Marian; it has {beside}"
     )
 
 

@@ -182,7 +182,7 @@ class ForeignModel:
         return _rows(self.source, self.source_ids, reading), _rows(self.target, self.target_ids, self.control)
 
     def sharing(self) -> Sharing:
-        """Return which matrices of the other model are shared, as far as our vocabularies allow it.
+        """Return which matrices of the other model are shared, where our vocabularies allow it.
 
         Begin-of-sentence is a separate token in our vocabularies. Its row is read as the decoder's first input, so it
         cannot also be written as another of their tokens, unless the bias rules that token out as it does in our own

@@ -49,7 +49,7 @@ _NEVER = -1e9
 """_NEVER is the output bias of tokens that are not text."""
 _NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 _SEPARATE = "decoder_ff_logit_out_Wt"
-"""_SEPARATE is the output matrix of a model in which it is no embedding."""
+"""_SEPARATE is the output matrix of a model in which it is not an embedding."""
 MODEL_FILE, SEARCH_FILE = "model.npz", "decoder.yml"
 """MODEL_FILE and SEARCH_FILE are the files of the weights and of the search."""
 
@@ -79,7 +79,7 @@ def marian_reasons(experiment: Experiment) -> Iterator[str]:
     if config.activation not in _NAMES:
         yield f"`activation: {config.activation}`: Marian has {', '.join(_NAMES)}"
     if config.encoder_width != config.d_model or config.encoder_heads != config.heads:
-        yield "`encoder.d_model` and `encoder.heads`: Marian's stacks are equally wide and have equally many heads"
+        yield "`encoder.d_model` and `encoder.heads`: Marian's stacks have the same width and number of heads"
     if config.embedding.shared_bias:
         yield "`embedding.shared_bias`: Marian adds no vector to embeddings"
     if data.train:  # the weights of an imported model show it themselves
@@ -115,8 +115,8 @@ def write_marian(folder: Path, model: ExportedModel, decoding: DecodingConfig) -
     arrays, options = marian_parameters(model)
     if _SEPARATE in arrays:
         warnings.warn(
-            "`embedding.sharing: none`: `pymarian convert --gemm-type intgemm8` spoils an output matrix that is no "
-            "embedding, even in models that Marian trained; for int8 train with `sharing: decoder` or `all`",
+            "`embedding.sharing: none`: `pymarian convert --gemm-type intgemm8` damages an output matrix that is not "
+            "an embedding, even in models that Marian trained; for int8 train with `sharing: decoder` or `all`",
             stacklevel=2,
         )
     names = _write_vocabularies(folder, model)
@@ -127,11 +127,16 @@ def write_marian(folder: Path, model: ExportedModel, decoding: DecodingConfig) -
         "vocabs": list(names),
         "beam-size": decoding.beam_size,
         "normalize": decoding.length_penalty.alpha if decoding.length_penalty.kind == "power" else 0.0,
-        "word-penalty": 0,
+        "word-penalty": decoding.length_penalty.word_penalty,
         "mini-batch": 32,
         "maxi-batch": 100,
         "maxi-batch-sort": "src",
     }
+    longest = decoding.max_length
+    if longest.ratio and longest.extra == math.ceil(longest.ratio):  # for end-of-sentence, which Marian counts
+        search["max-length-factor"] = longest.ratio
+    if decoding.unknown:
+        search["allow-unk"] = True
     write_atomically(folder / SEARCH_FILE, yaml.safe_dump(search, sort_keys=False).encode())
 
 

@@ -105,7 +105,7 @@ def read_binary(path: Path) -> tuple[dict[str, Array], dict[str, int]]:
             counts.update([_QUANTISED[kind].name] if kind in _QUANTISED else [])
             arrays[name] = _array(name, kind, shape, data)
     except (ValueError, struct.error) as error:
-        raise DataError(f"{path}: damaged, or no binary model of Marian ({printable(str(error), 120)})") from None
+        raise DataError(f"{path}: damaged, or not a binary model of Marian ({printable(str(error), 120)})") from None
     return arrays, dict(counts)
 
 

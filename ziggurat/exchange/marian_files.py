@@ -39,8 +39,6 @@ ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 
 
 _YAML = (".yml", ".yaml")
-WITH_IDS = (*_YAML, ".json")
-"""WITH_IDS are the suffixes of vocabularies that name each token's id; in other files it is the line's number."""
 
 
 @dataclass(frozen=True)
@@ -228,13 +226,13 @@ def _final(folder: Path) -> Path:
     ]
     left = [name for name in names if name not in others]
     if len(left) != 1:
-        missing = "holds no model of Marian" if not left else f"has {_several(left)}; name the file of one"
+        missing = "holds no Marian model" if not left else f"has {_several(left)}; name the file of one"
         raise DataError(f"{folder}: {missing}")
     if others:
-        warnings.warn(f"{folder}: {left[0]} is taken, the last of its training, not {', '.join(others)}", stacklevel=5)
+        warnings.warn(f"{folder}: {left[0]} is used, the last of its training, not {', '.join(others)}", stacklevel=5)
     if binary := [file.name for file in _binary_in(folder) if file not in models]:
         warnings.warn(
-            f"{folder}: {left[0]} is taken, whose weights are not rounded, not {', '.join(binary)}", stacklevel=5
+            f"{folder}: {left[0]} is used, whose weights are not rounded, not {', '.join(binary)}", stacklevel=5
         )
     return inside(folder, left[0])
 
@@ -274,7 +272,7 @@ def _vocabulary(folder: Path, start: Path, name: str, written: Path) -> Path:
         return beside
     if beside.is_file() or named.is_absolute() or ".." in named.parts or not below.is_file():
         if beside.is_file() and len(named.parts) > 1:
-            warnings.warn(f"{written}: names {printable(name)}; {beside} is taken", stacklevel=6)
+            warnings.warn(f"{written}: names {printable(name)}; {beside} is used", stacklevel=6)
         return beside
     return below
 
@@ -319,10 +317,10 @@ def unknown_and_end(ids: Mapping[str, int], path: Path) -> tuple[int, int]:
     return unk, eos
 
 
-def refuse_shifted(
+def refuse_beyond(
     path: Path, vocabularies: Sequence[Path], ids: Sequence[Mapping[str, int]], rows: Sequence[int]
 ) -> None:
-    """Raise ExportError for ids beyond a matrix, and for fewer tokens than rows if their ids are line numbers.
+    """Raise ExportError for ids beyond a matrix.
 
     Args:
         path: file of the weights, for the message.
@@ -333,7 +331,7 @@ def refuse_shifted(
     reasons = [
         f"{side}: {file} has {max(known.values()) + 1:,} tokens, the model {count:,} rows"
         for side, file, known, count in zip(("source", "target"), vocabularies, ids, rows, strict=True)
-        if max(known.values()) >= count or (plain_suffix(file) not in WITH_IDS and len(known) != count)
+        if max(known.values()) >= count
     ]
     if reasons:
         raise ExportError(f"{path}: {'; '.join(dict.fromkeys(reasons))}; is it the vocabulary of this model?")

@@ -73,7 +73,7 @@ def _ports_of(model: Seq2Seq, longest: int) -> Ports:
 
 
 class _TransformerPorts:
-    """Layout per layer: keys and values of the memory, and those of the target so far or else a sum or cells."""
+    """Layout with, for each layer, keys and values of the memory, and those of the target so far, a sum, or cells."""
 
     def __init__(self, decoder: Decoder, longest: int) -> None:
         self.longest = longest

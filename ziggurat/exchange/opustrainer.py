@@ -132,12 +132,12 @@ class _File:
             return None
         number = self._number(fields, ("num_fields",))
         if number < 2 or not number.is_integer():
-            raise self._fault(("num_fields",), f"wanted: 2, or 3 with alignments; not {printable(str(fields), 60)}")
+            raise self._fault(("num_fields",), f"expected 2, or 3 with alignments; not {printable(str(fields), 60)}")
         return int(number)
 
     def _corpus(self, name: str, file: Any, aligned: bool, fields: int | None) -> dict[str, Any]:
         if not isinstance(file, str):
-            raise self._fault(("datasets", name), "wanted: the path of a TSV file")
+            raise self._fault(("datasets", name), "expected the path of a TSV file")
         path = str(self._path.parent / file)
         corpus: dict[str, Any] = {"path": path, "format": "tsv", "name": name}
         corpus |= {} if fields is None else {"row_columns": fields}
@@ -154,7 +154,7 @@ class _File:
                 raise self._fault((name, key), f"a stage has no `{printable(str(key), 60)}`; it has: {known}")
         mix, place = (found.get("mix"), (name, "mix")) if extended else (found, (name,))
         if not isinstance(mix, list) or not mix or not all(isinstance(line, str) for line in mix):
-            raise self._fault(place, "wanted: lines such as `clean 0.8`, the last one `until clean 2`")
+            raise self._fault(place, "expected lines such as `clean 0.8`, the last one `until clean 2`")
         shares: dict[str, float] = {}
         for number, line in enumerate(mix[:-1]):
             corpus, share = self._words(line, 2, (*place, number), "a data set and its share, such as `clean 0.8`")
@@ -168,12 +168,12 @@ class _File:
         last = (*place, len(mix) - 1)
         until, corpus, epochs = self._words(mix[-1], 3, last, "`until`, a data set and epochs, such as `until clean 2`")
         if until != "until" or not shares.get(corpus):
-            raise self._fault(last, "wanted: `until`, a data set that the stage reads, and epochs or `inf`")
+            raise self._fault(last, "expected `until`, a data set that the stage reads, and epochs or `inf`")
         stage: dict[str, Any] = {"mix": shares, "until": {"corpus": corpus}}
         if epochs != "inf":
             count = self._number(epochs, last)
             if count < 1 or not count.is_integer():
-                raise self._fault(last, f"wanted: whole epochs, from 1, or `inf`; not {printable(epochs, 60)}")
+                raise self._fault(last, f"expected whole epochs, from 1, or `inf`; not {printable(epochs, 60)}")
             stage["until"]["epochs"] = int(count)
         if extended and "modifiers" in found:
             stage["modifiers"] = self._modifiers(found, (name,))
@@ -181,7 +181,7 @@ class _File:
 
     def _words(self, line: str, count: int, place: tuple[str | int, ...], wanted: str) -> list[str]:
         if len(words := line.split()) != count:
-            raise self._fault(place, f"wanted: {wanted}; not {printable(repr(line), 60)}")
+            raise self._fault(place, f"expected {wanted}; not {printable(repr(line), 60)}")
         return words
 
     def _number(self, text: Any, place: tuple[str | int, ...]) -> float:
@@ -223,7 +223,7 @@ class _File:
         for side, how in options.items():
             if side not in _SIDES or not isinstance(how, dict) or not how.keys() <= {"detokenize", "tokenize"}:
                 said = f"`src` and `trg`, each with `detokenize` and `tokenize`; not {printable(str(side), 40)}"
-                raise self._fault(place, f"`{_RETOKENIZE}`: wanted: {said}")
+                raise self._fault(place, f"`{_RETOKENIZE}`: expected {said}")
             for key, kinds in (("detokenize", ("spaces", "moses")), ("tokenize", ("spaces", "moses", "spm"))):
                 if (spec := str(how.get(key, "spaces"))).partition(":")[0] not in kinds:
                     known = ", ".join(kinds)
@@ -239,8 +239,8 @@ class _File:
         """Return the error for an option according to which the files are tokenised."""
         return self._fault(
             place,
-            f"{option}: {printable(how, 60)} changes the text, which is not done here: detokenise the files, align "
-            "their words again (`ziggurat align`), and leave this out",
+            f"{option}: {printable(how, 60)} changes the text, which is not supported here: detokenise the files, "
+            "align their words again (`ziggurat align`), and leave this out",
         )
 
     def _pieces_without_effect(self, place: tuple[str | int, ...], option: str) -> None:

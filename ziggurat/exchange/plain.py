@@ -153,7 +153,7 @@ class _Stack:
         if not self.decoder and self.config.encoder.solver != "euler":
             self._refuse(f"`encoder.solver: {self.config.encoder.solver}` computes layers several times")
         if self.config.wiring.gpas and any("wiring.gpas" in RESIDUALS[kind].options for kind in self.kinds):
-            self._refuse("`wiring.gpas` has no plain form: its gates stand on the stream")
+            self._refuse("`wiring.gpas` has no plain form: its gates act on the stream")
         kind, foldings = self.kinds[-1], {RESIDUAL[kind].folding for kind in self.kinds}
         if len(set(self.kinds)) > 1 and not foldings <= {"pre", "branch_vector", "norm_constant"}:
             self._refuse("`ranges`: layers of several kinds have no plain form, unless each becomes pre-norm")
@@ -263,7 +263,7 @@ class _Stack:
         """Return which part of the stack's input cannot be multiplied by a vector; "" if all of it can."""
         embedding = self.config.embedding
         if embedding.positions == "sinusoidal":
-            return "`embedding.positions: sinusoidal` are no weights"
+            return "`embedding.positions: sinusoidal` are not weights"
         if embedding.sharing == "all":
             return "with `embedding.sharing: all` both stacks read one matrix"
         return "`embedding.shared_bias` is one vector for both stacks" if embedding.shared_bias else ""
@@ -333,7 +333,7 @@ class _Stack:
 
 
 SearchRules = Callable[[DecodingConfig], Collection[str]]
-"""SearchRules maps a search's settings to the keys that a toolkit supports beyond the plain beam search."""
+"""SearchRules maps a search's settings to the keys of them that a toolkit supports beyond the plain beam search."""
 
 
 @dataclass(frozen=True)
@@ -394,13 +394,13 @@ class ExportedModel:
         """Return the experiment with other toolkits' search: a beam, `power` penalties, and only the rules `also`."""
         decoding, usual = self.experiment.decoding, DecodingConfig()
         kept = also(decoding)
-        changes: dict[str, object] = {"endings": "beam", "shortlist": None}
+        changes: dict[str, object] = {"shortlist": None} | ({} if "endings" in kept else {"endings": "beam"})
         changes |= {key: getattr(usual, key) for key in unsupported_keys(dict(decoding)) if key not in kept}
         if decoding.search == "sample":  # there may be more samples than the beam has hypotheses
             changes["n_best"] = 1
         none = {"kind": "none", "alpha": 0.0, "coverage": 0.0}
         kind = {} if decoding.length_penalty.kind == "power" else none
-        changes["length_penalty"] = {**kind, "word_penalty": 0.0}
+        changes["length_penalty"] = kind | ({} if "word_penalty" in kept else {"word_penalty": 0.0})
         decoding = change_section(decoding, changes, "decoding")
         return self.experiment.model_copy(update={"decoding": decoding})
 
@@ -411,11 +411,11 @@ class ExportedModel:
         found = [text for key, text in unsupported_keys(dict(decoding)).items() if key not in kept]
         if decoding.shortlist is not None and "shortlist" not in kept:
             found.append(f"`decoding.shortlist: {decoding.shortlist}`")
-        if decoding.endings in ("fairseq", "marian"):
+        if decoding.endings in ("fairseq", "marian") and "endings" not in kept:
             found.append(f"`decoding.endings: {decoding.endings}` (the export stops by its toolkit's own rule)")
         if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage):
             found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (the export has no penalty)")
-        if penalty.word_penalty:
+        if penalty.word_penalty and "word_penalty" not in kept:
             found.append(f"`decoding.length_penalty.word_penalty: {penalty.word_penalty}`")
         return found
 
@@ -429,7 +429,7 @@ def not_plain(
     embeddings. `attentions` are the kinds that the decoder may have.
     """
     if config.family == "rnmt":
-        return ["`family: rnmt` is no Transformer"]
+        return ["`family: rnmt` is not a Transformer"]
     return [*_shape(config, attentions), *_unfoldable(config, {} if scaled_input else None)]
 
 

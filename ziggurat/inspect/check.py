@@ -133,7 +133,7 @@ def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
     learned = trial.unigram - nll
     encoder, decoder = (_stack(side, trial) for side in ("encoder", "decoder"))
     fed = encoder.healthy and decoder.healthy
-    # The fall of the loss in the second half of the trial; at this pace, as many updates again give twice as much
+    # The loss fell by this much in the second half of the trial; as many updates again would double it at this pace.
     pace = trial.points[sorted(trial.points)[-2]]["nll"] - nll
     arriving = nll - 2 * pace <= trial.unigram - reference.bar
     evens = {side: evenness(last["gradient_norm"][side]) for side in ("encoder", "decoder")}
@@ -339,7 +339,7 @@ def check_depth(
         changes = {} if verdict.label in ("trains", "too early to tell") else _changes(experiment)
         if remedies and changes:
             count, took = len(changes), duration(time.perf_counter() - started)
-            say(f"depth check: {verdict.label}, in {took}; now {count} remedies, as long each (`--no-remedies`: none)")
+            say(f"depth check: {verdict.label}, in {took}; now {count} remedies, each as long (`--no-remedies`: none)")
             for name, (remedy, changed) in changes.items():
                 tried = judge(run_trial(changed, store, unigram, settings, begun(name, settings.updates)), reference)
                 outcomes.append(TriedRemedy(remedy, tried, changed))

@@ -129,8 +129,8 @@ def with_base(experiment: Experiment, base: Size) -> Experiment:
     """
     if experiment.training.lora is not None:
         raise ConfigError(
-            "`training.lora`: a sweep trains all weights of small models from the start, and the best rate of that is "
-            "none for low-rank updates of a trained model"
+            "`training.lora`: a sweep trains all weights of small models from the start, and their best rate does not "
+            "suit low-rank updates of a trained model"
         )
     kind = experiment.training.schedule.kind
     if kind not in _PEAKED:

@@ -112,11 +112,11 @@ def _passed_over(run: Path) -> str:
         if not has_checksum(document):
             raise ValueError
         score = AverageScore(*(document[key] for key in ("metric", "value", "rival", "rival_value")))
-        return f"{AVERAGED}/ is worse: {score.said()}; `--which {AVERAGED}` takes it" if score.worse else ""
+        return f"{AVERAGED}/ is worse: {score.said()}; `--which {AVERAGED}` uses it" if score.worse else ""
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
-            f"{path}: damaged; name the weights to take (`--which {AVERAGED}`, `--which best`), or remove the file, "
-            f"and {AVERAGED}/ is taken whatever its score"
+            f"{path}: damaged; name the weights to use (`--which {AVERAGED}`, `--which best`), or remove the file, "
+            f"and {AVERAGED}/ is used whatever its score"
         ) from None
 
 

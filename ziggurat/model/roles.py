@@ -130,7 +130,7 @@ def _slots_of(module: nn.Module) -> Iterable[Slot]:
 
 
 def table_slots(module: nn.Module, roles: Roles, *, cross: bool = False) -> Iterator[Slot]:
-    """Yield the slots of the parameters and linear maps that `roles` names, as far as `module` has them."""
+    """Yield the slots of the parameters and linear maps that `roles` names, if `module` has them."""
     for name, role in roles.items():
         held = getattr(module, name)
         if isinstance(held, nn.Parameter):

@@ -88,7 +88,7 @@ def refuse_replaced(run: Path) -> None:
     if run in _LOCKS and not is_same(run / _LOCK, _LOCKS[run]):
         raise TrainingError(
             f"{run}: this folder was moved, removed or replaced while a process trained in it; nothing more is written "
-            "there. Where it was moved to, resume it with `ziggurat train --run FOLDER --resume`"
+            "there. At its new path, resume it with `ziggurat train --run FOLDER --resume`"
         )
 
 

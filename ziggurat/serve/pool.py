@@ -90,7 +90,7 @@ class ModelSource:
         return None if name is None else Path(name).expanduser()
 
     def has_shortlist(self) -> bool:
-        """Return whether the search uses a shortlist, as far as the folder shows right now."""
+        """Return whether the search uses a shortlist, judging by the folder as it is now."""
         try:
             return self.shortlist() is not None
         except CheckpointError:  # being replaced
@@ -224,7 +224,7 @@ class ModelPool:
         """The languages that can be translated, each with the sorted list of those it can be translated into."""
 
     def route(self, source: str, target: str) -> list[Model] | None:
-        """Return the models that lead from one language to the other, at most two; None if there is no way."""
+        """Return the models that lead from one language to the other, at most two; None if there are none."""
         if (direct := self.pairs.get((source, target))) is not None:
             return [direct]
         # In the order in which the models were given: the pivot listed first is used.

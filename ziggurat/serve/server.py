@@ -286,7 +286,7 @@ def connections_within(files: int, most: int = CONNECTIONS) -> int:
 
 
 def _files() -> int:
-    """Return how many more files can be opened, with the soft limit raised as far as is useful."""
+    """Return how many more files can be opened, after raising the soft limit as much as is useful."""
     used = len(os.listdir("/dev/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = used + CONNECTIONS + 2 * _SPARE

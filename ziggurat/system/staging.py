@@ -429,7 +429,7 @@ def discard(folder: Path) -> None:
 
 
 def sweep(folder: Path, *, deep: bool = False) -> None:
-    """Remove temporary files and folders of dead processes, but none of living ones, as far as they can be removed.
+    """Remove temporary files and folders of dead processes, but none of living ones; those that cannot be removed stay.
 
     Only ziggurat may write to `folder`, because other programs use such names as well. `deep`: also in all folders
     under it.

@@ -111,7 +111,7 @@ def selected_checkpoints(run: Path, config: TrainingConfig, selection: Checkpoin
         if selection.kind == "last-epochs":
             ends = " that end an epoch (`training.checkpoint.every_epochs`)"
         raise CheckpointError(
-            f"{run}: {len(folders)} of the {selection.count} checkpoints wanted{ends} are kept (those that an "
+            f"{run}: {len(folders)} of the {selection.count} requested checkpoints{ends} are kept (those that an "
             "interruption left or the clock asked for, and those of another depth, do not count); ask for fewer, or "
             "raise `training.checkpoint.keep_last` and train on"
         )
@@ -322,9 +322,7 @@ def _measured(setup: Setup, p: RunProgress, score: AverageScore, metrics: Metric
     setup.processes.first_does(lambda: write_score(folder, found))
     said = f": {result.line()}  [{duration(seconds)}]"
     if found.worse:
-        said += (
-            f"; WORSE than {found.rival} ({found.said()}), which is taken unless `--which {AVERAGED}` says otherwise"
-        )
+        said += f"; WORSE than {found.rival} ({found.said()}), which is used unless `--which {AVERAGED}` says otherwise"
     return said
 
 

@@ -187,7 +187,7 @@ class DepthProbe:
         self._spent, self._latest = self._spent + seconds, seconds
 
     def _affordable(self) -> bool:
-        """True when one more measurement, as long as the latest, stays within the allowed share of the time so far."""
+        """True when another measurement, if as long as the latest, would stay within the allowed share of the time."""
         share = self._config.max_share
         return share is None or self._spent + self._latest <= share * (time.perf_counter() - self._began)
 
@@ -212,7 +212,7 @@ class DepthProbe:
 
             found = within_memory(work, learner.device)
         if isinstance(found, Shortage):
-            self._complain(f"update {update}: depth not measured, memory is short ({found}); training goes on")
+            self._complain(f"update {update}: depth not measured for lack of memory ({found}); training continues")
         else:
             self._complain(_append(self._path, found))
             self._tell(found)

@@ -52,7 +52,7 @@ class Shortage:
     def __str__(self) -> str:
         if not self.here:
             return "another process ran out of memory"
-        more = f"{readable(self.wanted)} more wanted" if self.wanted is not None else self.message or "more wanted"
+        more = f"{readable(self.wanted)} more needed" if self.wanted is not None else self.message or "more needed"
         return f"{more}, with {readable(self.in_use)} in use"
 
 

@@ -194,7 +194,7 @@ def grow_model(
     sizes = [("--layers", layers), ("--decoder-layers", decoder_layers)]
     deeper = [word for pair in sizes if pair[1] is not None for word in pair]
     again = made_by("grow", path, *deeper, "--copy", strategy, *chosen, "--out", out, "--force")
-    # All parts are trained, because frozen layers may have new numbers now.
+    # Nothing is frozen, because frozen layers may have new numbers now.
     grown_experiment = _with_guided_layer(_of_depth(opened.experiment, config, freeze=[]), plan)
     write_model_directory(out, weights(grown), grown_experiment, opened.directory, again=again)
     return config, count_parameters(grown)
@@ -462,8 +462,8 @@ def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> P
         return Replicated(model, config.loss, config.precision, processes, bucket_mib=bucket_mib, layer_drop=layer_drop)
     if layer_drop:
         raise ConfigError(
-            "`training.distributed.kind: fsdp` gathers every layer in all processes, but with `layer_drop` each would "
-            "leave out others; use `ddp`",
+            "`training.distributed.kind: fsdp` gathers every layer in all processes, but with `layer_drop` each "
+            "would skip different layers; use `ddp`",
             key="training.distributed.kind",
         )
     return Sharded(model, config.loss, config.precision, processes)

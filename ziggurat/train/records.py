@@ -353,7 +353,9 @@ class MetricsWriter:
         """Return the trackers that have not failed; log once why one has."""
         for tracker in self._trackers:
             if tracker.failure is not None:
-                self._log.say(f"{tracker.name} is left out from here on; training goes on: {tracker.failure}", "yellow")
+                self._log.say(
+                    f"{tracker.name} is left out from now on; training continues: {tracker.failure}", "yellow"
+                )
         self._trackers = [tracker for tracker in self._trackers if tracker.failure is None]
         return self._trackers
 

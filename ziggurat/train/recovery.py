@@ -350,7 +350,7 @@ class Recovery:
             older = any(other.name < folder.name for other in checkpoint_folders(self._run))
             back = "remove it, and `--resume` goes back to the checkpoint before it" if older else "start a new run"
             raise CheckpointError(
-                f"{error}. The run has to roll back to {folder}. If the disk was only disturbed, `--resume` again; if "
-                f"the folder is damaged, {back}",
+                f"{error}. The run has to roll back to {folder}. If the disk failed only for a moment, `--resume` "
+                f"again; if the folder is damaged, {back}",
                 named=[Remedy.RESUME],
             ) from None

@@ -30,6 +30,7 @@ from ziggurat.model.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
     ENVIRONMENT_FILE,
+    META_FILE,
     checkpoint_folders,
     locked,
     read_meta,
@@ -131,8 +132,16 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
     Raises ConfigError when there is no run, or an override would change the model, the data, or the MLflow experiment
     of an existing run.
     """
-    if not (run / CONFIG_FILE).is_file() or not (run / CHECKPOINTS).is_dir():
+    has_config, has_checkpoints = (run / CONFIG_FILE).is_file(), (run / CHECKPOINTS).is_dir()
+    if not has_config and not has_checkpoints:
         raise ConfigError(f"{run}: no run to resume (leave out `--resume` to start one)", named=[Remedy.RESUME])
+    if not has_config:
+        raise ConfigError(
+            f"{run / CONFIG_FILE}: missing, and a run resumes by it; restore it, for example from the key "
+            f"`configuration` of a checkpoint's {META_FILE}"
+        )
+    if not has_checkpoints:
+        raise ConfigError(f"{run / CHECKPOINTS}: no such folder; restore it, or start a new run in another folder")
     before = load_experiment(run / CONFIG_FILE)
     after = load_experiment(run / CONFIG_FILE, overrides)
     _refuse_edited(run, before)

@@ -418,14 +418,14 @@ class Saver:
         if self._kept.on_error == "stop":
             raise error
         self._log.say(f"CHECKPOINT NOT WRITTEN: {error}", "bold red")
-        self._log.say("training goes on, as `training.checkpoint.on_error: continue` says", "bold red")
+        self._log.say("training continues, as `training.checkpoint.on_error: continue` says", "bold red")
 
     def _warn_of_replaced_store(self) -> None:
         """Log once that another store is in the place of the run's."""
         replaced = self._watch.check()
         if replaced is not None and self._replaced is None:
             self._log.say(
-                f"THE STORE WAS REPLACED: {replaced}. This process still has the old data and goes on with it; to "
+                f"THE STORE WAS REPLACED: {replaced}. This process still has the old data and continues with it; to "
                 "resume the run, put the old store back",
                 "bold red",
             )

@@ -252,7 +252,7 @@ class _DecodingClock:
         self._spent = self._latest = 0.0
 
     def affordable(self) -> bool:
-        """True when one more decoding, as long as the latest, is short or stays within the allowed share."""
+        """True if another decoding as long as the latest would be short or within the allowed share of the time."""
         if self._share is None or self._latest < _SHORT_SECONDS:
             return True
         passed = time.perf_counter() - self._started

@@ -327,7 +327,7 @@ def read_converted(folder: Path, segmenters: Sequence[Path | None] = (None, None
     if config.decoder_start_token is None:
         raise ConfigError(
             f"{folder}: its `decoder_start_token` is null: each translation begins with a token that the caller gives, "
-            "as the code of a language, which is not done here; CTranslate2 itself takes it as `target_prefix`"
+            "for example a language code, which is not supported here; CTranslate2 itself takes it as `target_prefix`"
         )
     tokenizers = []
     for side, given, other in zip(("source", "target"), segmenters, reversed(segmenters), strict=True):
@@ -344,8 +344,8 @@ def read_converted(folder: Path, segmenters: Sequence[Path | None] = (None, None
     if config.of_transformers and sum(not tag.startswith(_SOURCE_TAGS) for tag in target.tags) > 1:
         raise ConfigError(
             f"{folder}: a model of many languages as transformers has them ({printable(', '.join(target.tags), 80)}): "
-            "it wants the code of the source before the text and that of the target as the first token written, which "
-            "is not done here; CTranslate2 itself takes them (`target_prefix`)"
+            "it expects the source's code before the text and the target's as the first token of the translation, "
+            "which is not supported here; CTranslate2 itself takes them (`target_prefix`)"
         )
     after = (config.eos_token,) if config.of_transformers else ()
     return ConvertedFolder(source, target, after, _positions(folder / EXPORT_FILE) - config.add_source_bos)
@@ -379,7 +379,7 @@ def _warn_of_segmenters(folder: Path, source: ConvertedTokenizer, target: Conver
 def _vocabulary(folder: Path, side: str) -> list[str]:
     """Return the tokens of a side. Raises CheckpointError if there is no list of them, or several."""
     if next(folder.glob("source_1_vocabulary.*"), None) is not None:
-        raise CheckpointError(f"{folder}: its sources have features besides words, which nothing here gives")
+        raise CheckpointError(f"{folder}: its sources have features besides words, which are not supported here")
     for name in (f"{side}_vocabulary", "shared_vocabulary"):
         path = inside(folder, f"{name}.json")
         if path.exists():

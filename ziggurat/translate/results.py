@@ -87,7 +87,7 @@ def refuse_single(**given: Any) -> None:
     """Raise TypeError for a single string, which would be read letter by letter, and for items that are not text."""
     for name, texts in given.items():
         if wrong := [each for each in texts if not hasattr(each, "__len__")] if isinstance(texts, list) else []:
-            raise TypeError(f"{name}: {printable(repr(wrong[0]), 60)} is no text")
+            raise TypeError(f"{name}: {printable(repr(wrong[0]), 60)} is not text")
         if isinstance(texts, str):
             raise TypeError(f"{name}: give a list of texts, such as [text]: a string is a sequence of characters")
 
@@ -125,7 +125,8 @@ def count_untagged(tagged: bool, texts: Sequence[str], tokenizer: Tokenizer, not
         for kind, message in signs.items():
             notices.add(kind, f"{message}; the line is: {printable(text, 80)}")
         if len(languages) > 1 and "tag_as_text" not in signs:
-            notices.add("untagged", f"a line without a tag, in whatever language: `tag` can be {', '.join(languages)}")
+            known = ", ".join(languages)
+            notices.add("untagged", f"a line without a tag, so its output language is arbitrary: `tag` can be {known}")
 
 
 def in_parts(

@@ -193,11 +193,11 @@ def test_without_a_network_the_message_says_where_to_put_the_file(tmp_path: Path
 def test_a_file_put_there_by_hand_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "h").mkdir()
     (tmp_path / "h/a.tgz").write_bytes(b"<!DOCTYPE html>")
-    with pytest.raises(DataError, match=r"a\.tgz: what came is not what the name says"):
+    with pytest.raises(DataError, match=r"a\.tgz: the content does not match the name"):
         Downloads(tmp_path, offline=True).get(Remote(url="http://h/a.tgz"))
 
 
-def test_notes_that_are_damaged_are_no_checksums(server: Server, tmp_path: Path, network: Network) -> None:
+def test_notes_that_are_damaged_are_not_checksums(server: Server, tmp_path: Path, network: Network) -> None:
     downloads = Downloads(tmp_path, network=network)
     remote = Remote(url=server.add("a", CONTENT))
     notes = downloads.get(remote).path.with_name("a.origin.json")

@@ -186,19 +186,22 @@ def test_where_an_address_is_known_from_is_asked_of_no_user(tmp_path: Path) -> N
     [
         (("licence: mine", "license: mine"), "license"),
         (("title: Mine", "title: [Mine]"), "line 4: corpora.mine/{a}-{b}.title"),
-        (("{a}-{b}.tsv", "{a}-{c}.tsv"), r"{c} in http://example.invalid/{a}-{c}.tsv is no part of the name"),
-        (("layout: tsv", "layout: text"), "2 files wanted for the layout text"),
+        (("{a}-{b}.tsv", "{a}-{c}.tsv"), r"{c} in http://example.invalid/{a}-{c}.tsv is not a part of the name"),
+        (("layout: tsv", "layout: text"), "2 files needed for the layout text"),
         (("mine/{a}-{b}:", "mine {a}-{b}:"), "a name has slashes and {a}"),
         (
             ("mine/{a}-{b}:", "mine/{a}-{b}/{a}:"),
-            "each part of a name is a word in braces, such as {version}, and there",
+            "each part of a name is a word in braces, such as {version}, and occurs",
         ),
         (("mine/{a}-{b}:", "mine/{1}/{a}-{b}:"), "each part of a name is a word in braces"),
-        (("title: Mine", "title: Mine {year}"), "{year} in Mine {year} is no part of the name"),
-        (("licence: mine", "licence: mine\n    terms: http://x/{year}"), "{year} in http://x/{year} is no part"),
+        (("title: Mine", "title: Mine {year}"), "{year} in Mine {year} is not a part of the name"),
+        (("licence: mine", "licence: mine\n    terms: http://x/{year}"), "{year} in http://x/{year} is not a part"),
         (("layout: tsv", "layout: tsv\n    columns: [1]"), "`columns` needs two entries, one for each language"),
         *(
-            ((_OF_TWO, _OF_TWO.replace("-{b}", "").replace("layout: tsv", key)), f"`{key.split(':')[0]}` is of two")
+            (
+                (_OF_TWO, _OF_TWO.replace("-{b}", "").replace("layout: tsv", key)),
+                f"`{key.split(':')[0]}` is for two languages",
+            )
             for key in ("pairs: de-en", "languages: de en", "sorted: true", "layout: tmx")
         ),
         (("layout: tsv", "layout: tsv\n    pairs: de-en\n    languages: de en"), "not both"),
@@ -216,7 +219,7 @@ def test_registries_that_are_wrong(change: tuple[str, str], says: str, tmp_path:
     assert str(path) in str(caught.value)
 
 
-def test_a_registry_that_is_no_text(tmp_path: Path) -> None:
+def test_a_registry_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\xff\xfe")
     for name in ("a", "none", "."):
         with pytest.raises(ConfigError, match=re.escape(str(tmp_path / name))):

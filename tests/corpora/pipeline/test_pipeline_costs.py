@@ -106,9 +106,9 @@ def test_training_takes_no_more_updates_than_it_has(
          "400 of 800 updates are done, in 40 s; the rest at that speed"),
         ("running", Expected(40.0), StepProgress(0.25, "1 of 4 lines"), Spent(), 30.0, "1 of 4 lines are done"),
         ("begun", Expected(41.0, said="9 pairs"), None, Spent(60.0, 1), 41.0,
-         "9 pairs; all of it, on which 1:00 were spent already"),
+         "9 pairs; for the whole step, on which 1:00 were already spent"),
         ("after", Expected(), None, Spent(16.0, 1), 16.0, "what it took before"),
-        ("page", Expected(said="9 lines"), None, Spent(16.0, 1), 16.0, "9 lines; at most what all of it took"),
+        ("page", Expected(said="9 lines"), None, Spent(16.0, 1), 16.0, "9 lines; at most what the whole step took"),
         ("after", Expected(5.0, said="rough"), None, Spent(16.0, 1), 5.0, "rough"),
     ],
 )  # fmt: skip
@@ -241,7 +241,7 @@ def test_of_what_is_still_to_be_fetched_nothing_is_known_but_its_limit(
     assert said["backtranslate"].startswith("at most 9 lines")
 
 
-def test_lines_of_other_files_are_told_by_their_size_and_rows_of_tables_are_read(
+def test_lines_of_other_files_are_reported_by_their_size_and_rows_of_tables_are_read(
     place: Path, expected: Callable[..., dict[str, str]]
 ) -> None:
     Path("a.gz").write_bytes(b"x" * 2000)

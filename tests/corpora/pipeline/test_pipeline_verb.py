@@ -85,7 +85,7 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     assert "depends on the output of student" in out
 
 
-def test_a_folder_is_no_file_of_that_name(place: Path, ziggurat: Call) -> None:
+def test_a_folder_is_not_a_file_of_that_name(place: Path, ziggurat: Call) -> None:
     for name in ("demo", "starter"):  # as `ziggurat demo` leaves one
         Path(name).mkdir()
         assert ziggurat("pipeline", name, "--print")[:2] == (0, embedded_text(name))
@@ -141,7 +141,7 @@ def test_errors_of_what_the_file_names_have_its_line(place: Path, ziggurat: Call
     assert f"my.yaml, line {line}: `student.stages.0.mix`: no corpus nothing" in err
 
 
-def test_folders_of_others_are_told_before_any_work(place: Path, ziggurat: Call) -> None:
+def test_folders_of_others_are_reported_before_any_work(place: Path, ziggurat: Call) -> None:
     Path("my.yaml").write_text(small())
     Path("w/clean").mkdir(parents=True)
     Path("w/clean/notes.txt").touch()
@@ -167,7 +167,10 @@ def test_files_named_for_each_other_s_language_are_refused_at_once(place: Path, 
     for more in (["--dry-run"], ["--status"], []):
         status, _, err = ziggurat("pipeline", "my.yaml", *more)
         assert status == 2
-        assert "bitext.train.0: by their names data/train.qhi is in `qhi` and data/train.qlo in `qlo`: exchange" in err
+        assert (
+            "bitext.train.0: judging by their names, data/train.qhi is in `qhi` and data/train.qlo in `qlo`: exchange"
+            in err
+        )
     assert not Path("w/clean").exists()
 
 
@@ -192,7 +195,9 @@ def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch
         "ziggurat.corpora.pipeline.costs.Costs.training", lambda *args: Expected(7200.0, None, "4 updates")
     )
     _, out, _ = ziggurat("pipeline", "my.yaml", "--dry-run")
-    assert re.search(r"about 2:00:00  resumes where it was .*\n +4 updates; all of it, on which .* spent already", out)
+    assert re.search(
+        r"about 2:00:00  resumes where it was .*\n +4 updates; for the whole step, on which .* already spent", out
+    )
     assert "2 steps to do: about 2:00:00" in out
     _, _, err = ziggurat("pipeline", "my.yaml", "--force", "clean", "--force", "report")
     assert "stopped in step student; what is done is kept, and the same command without `--force clean` resumes" in err

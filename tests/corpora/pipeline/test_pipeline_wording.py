@@ -44,8 +44,8 @@ PIECES = "data.filters.max_pieces"
         (Problem("training.checkpoint.keep_last", "make room (or lower `training.checkpoint.keep_last`), then "
                  "`--resume`", named=(Remedy.RESUME,)),
          "backward", "make room (or lower `backward.training.checkpoint.keep_last`), then the same command"),
-        (Problem("data.source_language", "data.source_language: german is no code"), "backward",
-         "target_language: german is no code"),
+        (Problem("data.source_language", "data.source_language: german is not a code"), "backward",
+         "target_language: german is not a code"),
         (Problem("training.loss", "w/training.loss/best/model.safetensors: damaged"), "student",
          "w/training.loss/best/model.safetensors: damaged"),
     ],

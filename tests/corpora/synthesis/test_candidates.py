@@ -32,7 +32,7 @@ CANDIDATES = {
 
 
 class Candidates(StandIn):
-    """Has the candidates above for each text."""
+    """A stand-in that answers each text with the candidates above."""
 
     target_language = "en"
 

@@ -95,12 +95,12 @@ def test_parts_and_their_merge(ziggurat: Ziggurat, reverse: Path, mono: Path, tm
         (["--input", "x", "--out", "o", "--tag", "bt"], "tag"),
         (["--input", "x", "--out", "o", "--weight", "0"], "weight"),
         (["--input", "x", "--out", "o"], "--input: no such file: x"),
-        (["--input", "{mono}", "--out", "{mono}"], "exists and is no folder of a `backtranslate`"),
+        (["--input", "{mono}", "--out", "{mono}"], "exists and is not a folder of a `backtranslate`"),
         (["--input", "{mono}", "--out", "o", "beams=4"], "unknown key `decoding.beams`"),
         (["--input", "{mono}", "--out", "o", "seed=4"], "`--seed`"),
     ],
 )
-def test_mistakes_are_told(
+def test_mistakes_are_reported(
     arguments: list[str], said: str, ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -204,7 +204,7 @@ def test_killed_twenty_times_it_makes_the_same_corpus(reverse: Path, long_text: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_stopped_by_a_signal_it_leaves_no_process_and_goes_on(
+def test_stopped_by_a_signal_it_leaves_no_process_and_continues(
     number: signal.Signals, reverse: Path, long_text: Path, tmp_path: Path
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "bt"

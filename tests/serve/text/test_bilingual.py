@@ -148,7 +148,7 @@ def test_any_html_comes_back(parts: list[str], cdata: bool) -> None:
         (' maxwidth="many" size-unit="char"', False),
     ],
 )
-def test_a_target_beyond_its_limit_is_told(attributes: str, is_long: bool) -> None:
+def test_a_target_beyond_its_limit_is_reported(attributes: str, is_long: bool) -> None:
     outcome = read('<source>a &amp; <g id="1">bold</g></source>', upper, attributes)[1]
     assert outcome.notices == ({"too_long": 1} if is_long else {})
     assert outcome.notices.places == ({"too_long": "unit u"} if is_long else {})
@@ -243,7 +243,7 @@ def test_what_trados_marks_as_deleted_stays_out() -> None:
 
 
 @pytest.mark.parametrize("inside", ["Alt text", '<g id="2">Alt</g>', ""])
-def test_text_inside_of_native_codes_is_told(inside: str) -> None:
+def test_text_inside_native_codes_is_reported(inside: str) -> None:
     code = f'<ph id="1">&lt;img alt="<sub>{inside}</sub>"></ph>'
     found, outcome = read(f"<source>A {code} word</source>")
     assert (len(found), target(outcome)) == (1, f"a {code} WORD")
@@ -277,7 +277,7 @@ def test_an_empty_variant_is_filled(variant: str, said: str | None) -> None:
     assert found == (text.replace(f"{variant}</tu>", f"{said}</tu>") if said is not None else text)
 
 
-def test_units_of_other_languages_are_told() -> None:
+def test_units_of_other_languages_are_reported() -> None:
     units = '<tu><tuv xml:lang="fr"><seg>mots</seg></tuv></tu><tu><tuv xml:lang="en"><seg>words</seg></tuv></tu>'
     text = f'<tmx version="1.4"><header srclang="fr"/><body>{units}</body></tmx>'
     assert run(document(text.encode(), "a.tmx", SETTINGS), upper).notices == {"other_languages": 1}

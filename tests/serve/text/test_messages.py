@@ -353,7 +353,7 @@ def test_a_file_of_messages_is_known_by_its_shape(name: str, before: object, aft
     assert in_json(before, faithful, name) == after
 
 
-def test_text_beside_the_keys_that_are_known_is_told() -> None:
+def test_text_next_to_the_keys_that_are_known_is_reported() -> None:
     content = {"a": {"message": "Hi", "description": "Note"}, "b": {"message": "Yo", "extra": "Other"}}
     (record,) = run(document(json.dumps(content).encode(), "a.json", SETTINGS), upper).notices.records()
     assert (record["kind"], record["place"], record["count"]) == ("not_read", "key b.extra", 1)
@@ -525,7 +525,7 @@ def test_plural_forms_are_translated_one_by_one_between_tags() -> None:
 
 
 @pytest.mark.parametrize("kept", ["{{price|currency}}", "{{ a | b }}", "${user | upper}", "[[a|b]]"])
-def test_a_bar_inside_of_a_template_divides_no_forms(kept: str) -> None:
+def test_a_bar_inside_a_template_divides_no_forms(kept: str) -> None:
     asked: list[str] = []
 
     def noted(sentences: list[str]) -> list[SentenceTranslation]:
@@ -602,7 +602,7 @@ NUMBERED = st.recursive(
 
 
 @given(st.lists(NUMBERED, max_size=3).map(" and ".join), st.booleans())
-def test_tags_with_numbers_are_elements_beside_others(text: str, is_branch: bool) -> None:
+def test_tags_with_numbers_are_elements_next_to_others(text: str, is_branch: bool) -> None:
     message = f"{{n, plural, other {{{text}}}}}" if is_branch else text
     assert in_json([message], identity) == [message]
     (said,) = in_json([message], permuting(3, change=swapped))

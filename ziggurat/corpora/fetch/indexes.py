@@ -137,7 +137,7 @@ def _sacrebleu(rest: str) -> RegisteredCorpus:
     if known is None or type(known).__name__ not in _SACREBLEU:
         sets = [one for one in DATASETS if one.split("/")[0] == rest.split("/")[0]] or list(DATASETS)
         raise ConfigError(
-            f"sacrebleu/{printable(rest, 200)}: wanted is sacrebleu/SET/PAIR, such as sacrebleu/wmt14/full/en-de; sets "
+            f"sacrebleu/{printable(rest, 200)}: expected sacrebleu/SET/PAIR, such as sacrebleu/wmt14/full/en-de; sets "
             f"are {', '.join(sets)}"
         )
     if pair not in known.langpairs:

@@ -209,7 +209,9 @@ def read(corpus: RegisteredCorpus, files: Sequence[Path], counts: Counts) -> Ite
         counts.pairs += len(block[0])
         yield block
     if counts.pairs == before:
-        raise DataError(f"{files[0]}: nothing in it of the layout `{corpus.layout}`; did the corpus change its form?")
+        raise DataError(
+            f"{files[0]}: contains nothing in the layout `{corpus.layout}`; has the corpus changed its form?"
+        )
 
 
 def clean(text: str) -> str:

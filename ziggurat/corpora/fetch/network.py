@@ -102,7 +102,7 @@ class Network:
     def __post_init__(self) -> None:
         if self.proxy and not re.match(r"https?://[^/]", self.proxy):
             raise ConfigError(
-                f"proxy {printable(self.proxy, 200)}: wanted is an address such as http://host:3128; other kinds are "
+                f"proxy {printable(self.proxy, 200)}: expected an address such as http://host:3128; other kinds are "
                 "not supported"
             )
 
@@ -129,7 +129,7 @@ class Network:
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
-    """Handler that follows redirects, but not from https to http, which anyone on the way can change."""
+    """Handler that follows redirects, but not from https to http, which anyone in between can tamper with."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str

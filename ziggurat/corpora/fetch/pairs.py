@@ -139,7 +139,9 @@ def _there(target: PairFiles, corpora: Sequence[RegisteredCorpus]) -> Origin | N
             raise DataError(f"{path}: changed since it was fetched; `--force` writes it again")
     names = [part.name for part in origin.parts]
     if names != [corpus.name for corpus in corpora]:
-        raise DataError(f"{target.record}: is of {', '.join(names)}; `--force` writes it again from those named now")
+        raise DataError(
+            f"{target.record}: was made from {', '.join(names)}; `--force` writes it again from those named now"
+        )
     return origin if len(there) == len(target.files) else None
 
 
@@ -148,7 +150,7 @@ def _refuse_foreign(target: PairFiles, force: bool) -> None:
     there = [path for path in target.files.values() if path.exists()]
     if there and not force and read_origin(target.record) is None:
         raise DataError(
-            f"{there[0]}: is there, but not with a record that it was fetched whole ({target.record.name}); remove it, "
+            f"{there[0]}: exists, but no record says that it was fetched whole ({target.record.name}); remove it, "
             "or give `--force` to replace it"
         )
 
@@ -191,8 +193,8 @@ def _read_parts(corpus: RegisteredCorpus, held: Sequence[Held], counts: Counts, 
     if 0 in numbers.values() or len(set(numbers.values())) > 1:
         said = ", ".join(f"{printable(pattern, 120)}: {number}" for pattern, number in numbers.items())
         raise DataError(
-            f"{archives}: wanted are equally many files for each side, found {said}; the languages or the version may "
-            "not be in it, or it has another layout than the registry says"
+            f"{archives}: expected the same number of files for each side, found {said}; the languages or the version "
+            "may not be in it, or its layout is not the one in the registry"
         )
     for group in zip(*members.values(), strict=True):
         try:
@@ -209,7 +211,7 @@ def _read_parts(corpus: RegisteredCorpus, held: Sequence[Held], counts: Counts, 
 def _by_language(corpus: RegisteredCorpus, block: Block, target: PairFiles) -> Block:
     """Return the sides of a block in the order of the target's languages. Raises DataError for other languages."""
     if sorted(corpus.languages) != sorted(target.files):
-        raise DataError(f"{corpus.name}: is {'-'.join(corpus.languages)}, wanted is {'-'.join(target.files)}")
+        raise DataError(f"{corpus.name}: is {'-'.join(corpus.languages)}, not {'-'.join(target.files)}")
     return tuple(block[corpus.languages.index(language)] for language in target.files)
 
 
@@ -336,7 +338,7 @@ def tasks_of_config(data: DataConfig, names: Names, where: str) -> list[FetchTas
             wanted.setdefault((folder, extra), {code: folder / f"{extra}.{end}" for code, end in ending.items()})
     for (folder, name), files in list(wanted.items()):
         for whole, its in names.registry.folders[folder.name].sets.items():
-            if its.hold_out is not None and its.hold_out.set == name:  # made with the set it is taken from
+            if its.hold_out is not None and its.hold_out.set == name:  # written together with the set it comes from
                 wanted.setdefault((folder, whole), {language: folder / f"{whole}.{language}.zst" for language in files})
     return [
         _task(names.registry.folders[folder.name].sets[name], folder, name, wanted, names)
@@ -369,7 +371,7 @@ def _task(
     if described.by_hand is not None or own:
         return FetchTask(target, (), own=own, by_hand=described.by_hand)
     if len(files) != 2:
-        raise ConfigError(f"{folder}: the set {name} is of two languages, and the configuration names one side of it")
+        raise ConfigError(f"{folder}: the set {name} has two languages, but the configuration names only one side")
     first, second = sorted(files)  # so that recipes of both directions name one corpus
     corpora = tuple(names.find(one.replace("{a}", first).replace("{b}", second)) for one in described.of)
     if (hold_out := described.hold_out) is None:

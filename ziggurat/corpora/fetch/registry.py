@@ -321,11 +321,13 @@ def _check(path: Path, name: str, entry: RegistryEntry) -> None:
     sides = 2 if "b" in parts else 1
     if len(parts) < len(found) or not all(map(str.isidentifier, found)):
         raise ConfigError(
-            f"{path}: {name}: each part of a name is a word in braces, such as {{version}}, and there once"
+            f"{path}: {name}: each part of a name is a word in braces, such as {{version}}, and occurs once"
         )
     for text in (*(file.url for file in entry.files), *entry.take, entry.title, entry.terms or ""):
         if unknown := set(re.findall(r"\{(\w+)\}", text)) - parts:
-            raise ConfigError(f"{path}: {name}: {{{unknown.pop()}}} in {printable(text, 120)} is no part of the name")
+            raise ConfigError(
+                f"{path}: {name}: {{{unknown.pop()}}} in {printable(text, 120)} is not a part of the name"
+            )
     both_sides = entry.layout in ("tmx", "wmt-xml")
     both = both_sides or entry.layout == "tsv"
     count = len(entry.take) if entry.take else len(entry.files)
@@ -333,19 +335,19 @@ def _check(path: Path, name: str, entry: RegistryEntry) -> None:
         raise ConfigError(f"{path}: {name}: a name has slashes and {{a}}, for two languages {{a}}-{{b}}, and no blanks")
     for key, known in (("pairs", entry.pairs), ("languages", entry.languages)):
         if isinstance(known, dict) and [set(known)] != [set(values.split()) for values in entry.where.values()]:
-            raise ConfigError(
-                f"{path}: {name}: `{key}` by values needs one part in `where`, and the values that it has"
-            )
+            raise ConfigError(f"{path}: {name}: `{key}` by values needs one part in `where`, with exactly its values")
     if entry.pairs is not None and entry.languages is not None:
         raise ConfigError(f"{path}: {name}: give `pairs`, or `languages` of which any two are a pair, not both")
     of_two = {"pairs": entry.pairs, "languages": entry.languages, "sorted": entry.sorted, "layout": both_sides}
     if sides == 1 and (wrong := next((key for key, given in of_two.items() if given), None)):
-        raise ConfigError(f"{path}: {name}: `{wrong}` is of two languages, and the name has one: {{a}}-{{b}}")
+        raise ConfigError(
+            f"{path}: {name}: `{wrong}` is for two languages, but the name has only one: write {{a}}-{{b}}"
+        )
     if entry.columns and len(entry.columns) < sides:
         raise ConfigError(f"{path}: {name}: `columns` needs two entries, one for each language")
     if count != (1 if both else sides):
         raise ConfigError(
-            f"{path}: {name}: {'one file with both sides' if both else f'{sides} files'} wanted for the layout "
+            f"{path}: {name}: {'one file with both sides' if both else f'{sides} files'} needed for the layout "
             f"{entry.layout} (in `files`, or in `take`), {count} given"
         )
 

@@ -96,7 +96,7 @@ class Part:
         try:
             if self.total is not None and (found := os.fstat(self.file.fileno()).st_size) != self.total:
                 raise DataError(
-                    f"{self.path}: has {found:,} bytes, wanted are {self.total:,}; it was dropped, run this again"
+                    f"{self.path}: has {found:,} bytes instead of {self.total:,}; it was discarded, run this again"
                 )
             check(Path(self.file.name))
         except DataError:
@@ -130,12 +130,12 @@ _BRING = "or fetch it by other means and put it into a mirror (`--mirror`, docs/
 
 _PASSING = {408, 421, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524}
 _MEANING = {
-    401: "it wants a login",
-    402: "it wants to be paid",
+    401: "it requires a login",
+    402: "it requires payment",
     403: "it refuses access: the corpus may need a licence or a login, or the file has moved",
     404: "there is no such file; it has moved, or the name of the version or languages is wrong",
-    407: "the proxy wants a login: `--proxy http://USER:PASSWORD@HOST:PORT`",
-    410: "the file was taken away",
+    407: "the proxy requires a login: `--proxy http://USER:PASSWORD@HOST:PORT`",
+    410: "the file was removed",
     451: "the file is withheld for legal reasons",
 }
 _MAGIC = {
@@ -166,7 +166,7 @@ def _refuse_answer(url: str, status: int, retry_after: str | None) -> float:
     """Return the seconds to wait after a transient error answer. Raises DataError for any other."""
     if status in _PASSING:
         return float(retry_after) if retry_after and re.fullmatch(r"\d{1,5}", retry_after) else 0.0
-    meaning = _MEANING.get(status, "an answer that asking again does not change")
+    meaning = _MEANING.get(status, "asking again will not change that")
     raise DataError(
         f"{url}: the server answered {status}: {meaning}; give the new address in a registry of your own "
         f"(`--registry`), {_BRING}"
@@ -198,7 +198,7 @@ def refuse_content(name: str, head: bytes, remark: str = "") -> None:
     magic = _magic(name)
     if magic is not None and not head.startswith(magic):
         raise DataError(
-            f"{name}: what came is not what the name says: it begins with {printable(repr(head[:16]), 60)}{remark}; "
+            f"{name}: the content does not match the name: it begins with {printable(repr(head[:16]), 60)}{remark}; "
             f"open it in a browser, {_BRING}"
         )
 
@@ -271,7 +271,9 @@ def read_small(url: str, network: Network) -> bytes:
                     blocks.append(block)
                     size += len(block)
                     if size > _SMALL_BYTES:
-                        raise DataError(f"{url}: longer than {_SMALL_BYTES >> 20} MiB, which no such answer is")
+                        raise DataError(
+                            f"{url}: longer than {_SMALL_BYTES >> 20} MiB, which is too much for such an answer"
+                        )
             return b"".join(blocks)
         except _Dropped as dropped:
             failures += 1
@@ -391,7 +393,7 @@ def _answered(
             response = error  # type: ignore[assignment]
         except (ValueError, http.client.InvalidURL) as error:  # such as UnicodeError: `www..example.org`
             raise DataError(
-                f"{url}: leads to an address that cannot be ({printable(str(error), 120)}); give the right one in a "
+                f"{url}: leads to an impossible address ({printable(str(error), 120)}); give the right one in a "
                 f"registry of your own (`--registry`), {_BRING}"
             ) from None
         with response:
@@ -410,7 +412,7 @@ def _answered(
     except OSError as error:
         if error.errno not in _AWAY:  # the disk's, for example
             raise
-        raise _Dropped(f"the network went away ({os.strerror(error.errno)})") from None
+        raise _Dropped(f"the network was lost ({os.strerror(error.errno)})") from None
 
 
 def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:

@@ -125,7 +125,7 @@ def _known(path: Path, verb: str) -> dict[str, Any] | None:
         if not folder.exists() or (folder.is_dir() and all(passing(p.name) for p in folder.iterdir())):
             return None
         if not path.exists():  # a call for another part may have written it, and its lock, before we looked around
-            raise DataError(f"{folder}: exists and is no folder of a `{verb}`; name another one")
+            raise DataError(f"{folder}: exists and is not a folder of a `{verb}`; name another one")
     try:
         plan: dict[str, Any] = parse_json(read_bounded(path), str(path))
         if plan["format"] == _FORMAT:

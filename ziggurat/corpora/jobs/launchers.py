@@ -347,8 +347,8 @@ def _by_actors(
         elif time.monotonic() - worked >= _SILENT_SECONDS:
             worked = time.monotonic()
             warnings.warn(
-                f"no worker on the Ray cluster has started for {_SILENT_SECONDS:g} s: others take the room (see "
-                "`ray status`), or processes end as they start (see the logs of the nodes); still waiting",
+                f"no worker on the Ray cluster has started for {_SILENT_SECONDS:g} s: others occupy it (see "
+                "`ray status`), or processes end right after they start (see the logs of the nodes); still waiting",
                 stacklevel=2,
             )
         ended, _ = ray.wait([*working, *waking], num_returns=1, timeout=_WAIT_SECONDS)
@@ -389,8 +389,8 @@ def _unable(error: Exception) -> ConfigError:
 
 def _none_left(error: Exception) -> DataError:
     return DataError(
-        f"the last worker on the Ray cluster was ended for good ({_last_line(error)}). What was done is kept; run the "
-        "same command again"
+        f"the last worker on the Ray cluster is gone and will not restart ({_last_line(error)}). What was done is "
+        "kept; run the same command again"
     )
 
 
@@ -401,6 +401,6 @@ def _last_line(error: Exception) -> str:
 
 def _deadly(shard: Shard[Any]) -> DataError:
     return DataError(
-        f"shard {shard.index} ended its worker {_MOST_DEATHS} times, perhaps for want of memory: give workers more, or "
+        f"shard {shard.index} ended its worker {_MOST_DEATHS} times, perhaps for lack of memory: give workers more, or "
         "take a smaller `batch_tokens`. What was done is kept"
     )

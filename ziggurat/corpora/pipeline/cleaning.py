@@ -105,8 +105,9 @@ class HeldOutPairs:
     def nothing_left(self, dropped: int) -> DataError:
         """Return the error for no pair left to train on, of `dropped` pairs that passed cleaning."""
         return DataError(
-            f"bitext.hold_out: all {dropped:,} pairs that cleaning leaves have a side of the {self._wanted:,} that are "
-            "held out, so nothing is left to train on; hold out fewer, or name sets of your own (`bitext.dev`, `test`)"
+            f"bitext.hold_out: all {dropped:,} pairs that cleaning leaves share a side with the {self._wanted:,} that "
+            "are held out, so nothing is left to train on; hold out fewer, or name sets of your own (`bitext.dev`, "
+            "`test`)"
         )
 
     def notices(self, dropped: int, left: int) -> list[str]:

@@ -92,7 +92,7 @@ class FetchStep(Step):
     def __init__(self, context: PipelineContext) -> None:
         self._context, self._how, self._names = context, context.config.fetch, fetched_names(context)
         self.title = f"fetches public corpora: {len(self._names)}"
-        self.settings = {"names": self._names}  # the way and the place a corpus is fetched from do not affect it
+        self.settings = {"names": self._names}  # how and from where a corpus is fetched does not affect it
 
     def inputs(self) -> dict[str, list[Path]]:
         """Return the registries."""

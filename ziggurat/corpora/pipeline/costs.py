@@ -240,7 +240,7 @@ class Costs:
             now = f"now an update takes at least {cost.time.delay:.1f} times as long as on an idle machine"
             busy = f"; {busy_notice(cost.time.others)}, and {now}"
         if updates is None:
-            unknown = f"{cost.time.seconds:.3g} s an update; how many there will be is not known"
+            unknown = f"{cost.time.seconds:.3g} s an update; how many is not known"
             return Expected(limit, memory, unknown + busy)
         seconds = self._until(name, updates)
         stop, timed = training.stop, limit is not None and limit < seconds

@@ -160,13 +160,13 @@ class Pipeline:
             status, manifests[step.name] = self._look(step, selection, manifests, self.steps.index(step) in chosen)
             if busy and status.spent.running is not None and not status.finished:
                 same = status.state == "begun"
-                why = "is running" if same else f"is running as another call wants it; this one: {status.why}"
+                why = "is running" if same else f"is running with other settings; with those of this call: {status.why}"
                 status = replace(status, state="running" if same else status.state, why=why)
             found.append(status)
         return found
 
     def run(self, selection: Selection | None = None, say: Callable[[str], object] = lambda text: None) -> PipelineEnd:
-        """Do those of the chosen steps that are not done, in order; interrupted steps resume.
+        """Run the chosen steps that are not done yet, in order; interrupted steps resume.
 
         Raises ConfigError for an unknown step. Raises DataError if another process is at work in the folder, files are
             missing, or foreign files are in a step's folder. Also raises the errors of the steps; finished steps stay.
@@ -311,7 +311,7 @@ class Pipeline:
         aside.mkdir(exist_ok=True)
         number = next(n for n in itertools.count(1) if not os.path.lexists(aside / f"{step.name}-{n}"))
         kept = folder.rename(aside / f"{step.name}-{number}")
-        say(f"{step.name}: what is there took {duration(seconds)}; it is kept in {kept}")
+        say(f"{step.name}: the earlier result took {duration(seconds)}; it is kept in {kept}")
 
 
 _BEGINNING = ".parts.lock"

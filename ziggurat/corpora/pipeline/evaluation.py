@@ -150,7 +150,7 @@ class EvaluateStep(Step):
 
         usable = [system for system in self._systems if system.settings != _INT8 or available("int8")]
         if len(usable) < len(self._systems):
-            self._context.say("this CPU has no products of bytes (VNNI): int8 by our own engine is left out")
+            self._context.say("this CPU cannot multiply bytes (VNNI): int8 with our own engine is left out")
         with in_fresh_state():
             self._evaluate(folder, usable)
 

@@ -234,7 +234,7 @@ def refuse_tags_alone(context: PipelineContext) -> None:
         if not learns_untagged and (reader := next(_readers_without_tag(context, name), None)) is not None:
             raise ConfigError(
                 f"`bitext.train.0.tag`: each corpus that the {name} learns from has a tag, so it would never see a "
-                f"sentence without one, as `{reader}` has them; leave out the `tag` of one corpus at least"
+                f"sentence without one, as `{reader}` has them; leave out the `tag` of at least one corpus"
             )
 
 
@@ -257,8 +257,9 @@ def refuse_any_language(context: PipelineContext) -> None:
             key = "bitext.train" if chosen.existing is None else f"{name}.existing"
             raise ConfigError(
                 f"`{key}`: the tags of the {said(name)} name several languages ({languages}), and `{reader}` gives it "
-                "sentences without one, which it would translate into whatever language; take a model of one language, "
-                "or make its corpus beforehand (`ziggurat backtranslate --model-tag TAG`) and give that as `bitext`"
+                "sentences without one, which it would translate into an arbitrary language; take a model of one "
+                "language, or make its corpus beforehand (`ziggurat backtranslate --model-tag TAG`) and give that as "
+                "`bitext`"
             )
 
 

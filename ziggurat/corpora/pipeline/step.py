@@ -469,14 +469,14 @@ class StepStatus:
             return _rest(self.step.cost(), done, spent)
         cost = self.step.cost()
         if cost.seconds is None and self.finished and self.spent.calls:
-            said = "at most what all of it took" if self.state == "page" else "what it took before"
+            said = "at most what the whole step took" if self.state == "page" else "what it took before"
             return replace(cost, seconds=self.spent.seconds, said=f"{cost.said}; {said}" if cost.said else said)
         return cost
 
 
 def _rest(cost: Expected, done: StepProgress | None, spent: float) -> Expected:
     if done is None or not done.share:
-        said = f"all of it, on which {duration(spent)} were spent already"
+        said = f"for the whole step, on which {duration(spent)} were already spent"
         return replace(cost, said=f"{cost.said}; {said}" if cost.said else said)
     rest, said = 1 - done.share, f"{done.said} are done"
     spent = spent if done.seconds is None else done.seconds

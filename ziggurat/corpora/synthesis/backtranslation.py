@@ -143,7 +143,7 @@ class BackTranslationJob(SynthesisJob):
 
 
 def _sentence_metric(name: Nearest, language: str) -> Any:
-    """Return sacreBLEU's metric for single sentences in a language; BLEU has an effective order.
+    """Return sacreBLEU's metric for single sentences in a language; BLEU uses the effective order.
 
     Raises ConfigError if the language's tokenizer is missing.
     """
@@ -194,8 +194,8 @@ def make_plan(job: BackTranslationJob) -> tuple[Plan, ModelChoice]:
     if source != target and {named_language(str(file)) for file in files} == {target.lower()}:
         wanted = f"text in `{source}`" if job.forward else f"a model from `{target}` to `{source}`"
         warnings.warn(
-            f"{job.models[0]} translates `{source}` into `{target}`, but by its name {', '.join(job.inputs)} is in "
-            f"`{target}` already: this takes {wanted}",
+            f"{job.models[0]} translates `{source}` into `{target}`, but judging by its name, {', '.join(job.inputs)} "
+            f"is in `{target}` already: this takes {wanted}",
             stacklevel=2,
         )
     return plan, found.choice

@@ -368,7 +368,7 @@ def overlap_notice(name: str, found: Overlap, *, of_pairs: bool, way_out: str | 
     return _contamination(
         name,
         f"{found.found:,} of {_sentences_of(name, found, of_pairs)} are in training pairs: both sides of "
-        f"{found.pairs:,}, one at least of {found.sides:,} pairs. Scores on it tell less than they seem to:",
+        f"{found.pairs:,} pairs, and at least one side of {found.sides:,}. Scores on it mean less than they seem to:",
         way_out,
     )
 

@@ -303,7 +303,7 @@ def addresses_differ(
     return drop
 
 
-# Plain ASCII text without entities needs no repair, so most lines of English are checked no further.
+# Plain ASCII text without entities needs no repair, so most English lines are checked no further.
 _SUSPICIOUS = regex.compile(r"[^\x20-\x7E\t]|&")
 
 

@@ -159,9 +159,9 @@ _WORTH = "What each layer is worth"
 def pruning_curve(runs: Sequence[ReportRun]) -> Figure | None:
     """Return the loss, and BLEU if measured, without the least valuable layers, with the effective depths."""
     caption = (
-        "Rise of the loss of one fixed batch, and BLEU of sentences of the dev set, without the n layers whose absence "
-        "alone costs least, at the last record. The effective depth is the number of layers that are left when the "
-        "loss has risen by 5 % of itself."
+        "Rise of the loss of one fixed batch, and BLEU of sentences of the dev set, without the n layers that cost "
+        "least when removed singly, at the last record. The effective depth is the number of layers that are left "
+        "when the loss has risen by 5 % of itself."
     )
     panels: list[Panel] = []
     for key, unit in (("pruning_curve", "added nats per token"), ("pruning_bleu", "BLEU")):
@@ -177,7 +177,7 @@ def pruning_curve(runs: Sequence[ReportRun]) -> Figure | None:
                 panels.append(Panel(title, "layers left out", unit, tuple(series)))
     lines = [line for run in runs for stack in STACKS for line in _depths_over_training(run, stack)]
     panels += training_panel("effective depth", "layers", lines)
-    return described("pruning-curve", _WORTH, "Without the layers worth least", caption, tuple(panels), _depths(runs))
+    return described("pruning-curve", _WORTH, "Without the least useful layers", caption, tuple(panels), _depths(runs))
 
 
 def _depths_over_training(run: ReportRun, stack: str) -> list[Series]:
@@ -222,7 +222,7 @@ _MAPS: dict[str, _Map] = {
     "angular_distance": _Map(
         "Angular distance of layers",
         "Mean angle between the states of layers i and j, as a share of 180° (0: the stack's input), at the last "
-        "record. Neighbours of little distance are layers that change little, and the first candidates for pruning.",
+        "record. Neighbours at a small distance are layers that change little, and the first candidates for pruning.",
         "share of 180°",
         "layer",
         0,
@@ -236,8 +236,8 @@ _MAPS: dict[str, _Map] = {
         1,
     ),
     "permutation_score": _Map(
-        "Layers in each other's place",
-        "Relative change of the loss with layers i and j in each other's place, at the last record. Blocks of small "
+        "Layers exchanged",
+        "Relative change of the loss with layers i and j exchanged, at the last record. Blocks of small "
         "values are layers whose order hardly matters. Blank: not measured.",
         "relative change",
         "layer",
@@ -261,8 +261,9 @@ def pair_map(runs: Sequence[ReportRun], key: str) -> Figure | None:
 def logit_lens(runs: Sequence[ReportRun]) -> Figure | None:
     """Return the decoder's results if it ended after each of its layers."""
     caption = (
-        "The decoder ended after layer l (0: before the first): its loss, and the share of words that are those of the "
-        "whole decoder, at the last record. Upper layers between which neither moves refine what is settled already."
+        "The decoder ended after layer l (0: before the first): its loss, and the share of words that are those of "
+        "the whole decoder, at the last record. Upper layers over which neither changes only refine what is already "
+        "settled."
     )
     panels: list[Panel] = []
     for part, unit in (("nll", "nats per token"), ("agreement", "share of words")):

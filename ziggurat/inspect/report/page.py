@@ -112,7 +112,7 @@ def _ahead_in_training(content: Content) -> str | None:
         if math.isclose(gap, 0.0, abs_tol=0.5 * 10**-digits):
             return f"No run is ahead: {runs[best].name} and {runs[second].name} have equal {name}."
         return (
-            f"{runs[best].name} stands best with a {name} of {known[best]:.{digits}f}, {gap:.{digits}f} "
+            f"{runs[best].name} is best, with a {name} of {known[best]:.{digits}f}, {gap:.{digits}f} "
             f"{'more' if sign > 0 else 'less'} than {runs[second].name}."
         )
     return None

@@ -107,7 +107,7 @@ class Combination(History):
         return HistoryState(self._joined(state.kept, state.depth + 1, y), y, state.depth + 1)
 
     def _joined(self, kept: tuple[Tensor, ...], k: int, y: Tensor) -> tuple[Tensor, ...]:
-        """Return `kept` with y_k as combinations read it, and without the output that leaves the window."""
+        """Return `kept` with y_k added, as combinations read it, and without the output that leaves the window."""
         source = self.norms[k](y) if self.options.norm_at == "sources" else y
         kept = (*kept, source)
         return kept if self.options.window is None else kept[-self.options.window :]

@@ -88,9 +88,7 @@ RESULT = Operation(DEEPL, (_DOCUMENT_KEY,), kinds={"*/*": "the document"}, notic
 class DeepLResources:
     """DeepL's paths for glossaries and documents.
 
-    deepl: identifies clients, languages and glossaries.
-        documents: the documents that are translated.
-        documents: those that are translated.
+    `deepl` identifies clients, languages and glossaries; `documents` are those that are translated.
     """
 
     def __init__(self, deepl: DeepL, documents: Documents) -> None:

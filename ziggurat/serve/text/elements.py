@@ -181,7 +181,7 @@ class Wishes:
         )
 
     def of(self, place: int) -> Literal["taken", "copied", "left"]:
-        """Return what becomes of a token: read, copied with its whole element, or left by itself."""
+        """Return how a token is treated: read, copied with its whole element, or left by itself."""
         while self._outer and self._outer[-1][0] < place:
             self.now = self._outer.pop()[1]
         token, before = self.tokens[place], self.now

@@ -115,7 +115,7 @@ def _end_of_raw_text(text: str, at: int, name: str, ends: dict[str, list[int]]) 
 
 
 # Where an element without an end tag ends: certain start tags end the elements open in between, up to the limits
-# (html.spec.whatwg.org, 13.2.6.4.7 to .16, as far as broken pages need it).
+# (html.spec.whatwg.org, 13.2.6.4.7 to .16, the parts that broken pages need).
 _CELLS, _ROWS = ("td", "th", "caption", "colgroup"), ("tbody", "thead", "tfoot")
 _CELLED = ("table", "td", "th", "caption")
 _FLOW = (*_CELLED, "template", "object", "button", "html")

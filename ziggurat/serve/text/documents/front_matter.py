@@ -137,7 +137,7 @@ def _is_text(key: str, value: str, notices: TextNotices) -> bool:
 
 
 def _read(load: Callable[[str], object], text: str) -> object:
-    """Return what `load` makes of a text; None if it raises, as parsers do for what is too deep, too."""
+    """Return the result of `load` for a text; None if it raises, as parsers also do for text nested too deeply."""
     try:
         return load(text)
     except (yaml.YAMLError, ValueError, RecursionError):

@@ -215,7 +215,7 @@ class _Parser:
             depth += (sign == "{") - (sign == "}")
             if depth < 0:
                 return
-        raise MessageError("a style without end")
+        raise MessageError("a style without an end")
 
 
 # Templates

@@ -38,7 +38,7 @@ def _is_empty(pieces: Sequence[Piece], number: int) -> bool:
 
 
 def _without_empty_marks(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the pieces without empty emphasis; what stood around it is one text, to be looked at as a whole."""
+    """Return the pieces without empty emphasis; the texts around it become one, which is examined as a whole."""
     kept: list[Piece] = []
     for number, piece in enumerate(pieces):
         if _is_empty(pieces, number) or _is_empty(pieces, number - 1):
@@ -172,7 +172,7 @@ class MarkdownForm:
         return template
 
     def _line_before(self, before: Template) -> str:
-        """Return what stands before a text, as far back as to the end of a line or the last that is no mark."""
+        """Return everything before a text, back to the end of a line or to the last piece that is not a mark."""
         line = ""
         for part in reversed(before):
             line = f"{part if isinstance(part, str) else '-'}{line}"
@@ -194,7 +194,7 @@ class MarkdownForm:
         if before_link:
             text = _BEGINS_IMAGE.sub(r"\\!", text)
         last = self._line_before(before)
-        if last.endswith("]") and text[:1] in ("(", "[", ":"):  # behind a note or citation, which is no link
+        if last.endswith("]") and text[:1] in ("(", "[", ":"):  # after a note or citation, which is not a link
             text = f"\\{text}"
         at = _BEGINS_LINE.search(last)
         lines = text.split("\n")

@@ -15,7 +15,7 @@ import regex
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.markdown_form import ENDS_LINK, MarkdownForm, Shortcut, flat
 from ziggurat.serve.text.documents.program_values import is_for_programs
-from ziggurat.serve.text.elements import HTML, OF_COMPONENTS, PAGES, MarkupRules, is_translated
+from ziggurat.serve.text.elements import HTML, OF_COMPONENTS, PAGES, MarkupRules, is_translated, names_in
 from ziggurat.serve.text.markup import (
     MarkupSlot,
     PlainForm,
@@ -181,8 +181,11 @@ class Inline:
 
 
 _PAGE = regex.compile(r"(?=.*[\-/.#_])\S+")
+_OF_MARKDOWN = names_in("attribution fig-alt fig-cap tbl-cap")
+"""_OF_MARKDOWN are attributes that hold text in MyST and Quarto only."""
+
 _TEXT_OF_TAG = regex.compile(
-    rf"""(?<![\w\-:.])(?i:{"|".join(sorted(PAGES.attributes | OF_COMPONENTS))})\s?=\s?
+    rf"""(?<![\w\-:.])(?i:{"|".join(sorted(PAGES.attributes | OF_COMPONENTS | _OF_MARKDOWN))})\s?=\s?
         (?:"(?P<text>[^"\\{{}}<>\n]{{1,1000}}+)"|'(?P<text>[^'\\{{}}<>\n]{{1,1000}}+)'|(?P<expression>\{{\s?["'`<]))""",
     flags=regex.VERBOSE,
 )

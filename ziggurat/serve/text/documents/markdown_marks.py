@@ -21,7 +21,7 @@ _ADMONITION = (
     "abstract|admonition|attention|bug|caution|danger|details|error|example|failure|hint|important|info|note|question|"
     "quote|seealso|spoiler|success|tip|todo|warning"
 )
-# Directives of MyST and its extensions that contain Markdown: with a title, and with anything else behind their name.
+# Directives of MyST and its extensions that contain Markdown: with a title, and with anything else after their name.
 _TITLED = (
     f"{_ADMONITION}|card|centered|definition|dropdown|exercise|grid-item-card|list-table|margin|proof|prf:[a-z]++|"
     "rubric|sidebar|solution|tab-item|table|theorem|topic"
@@ -134,7 +134,7 @@ class Marks:
         self.front = front_matter_end(bodies)
         self._is_myst = any(map(_OF_MYST.search, bodies))
         self._options = 0  # the line after the options of a directive
-        self._fence = ""  # the open fence around what is no Markdown
+        self._fence = ""  # the open fence around content that is not Markdown
         self._named: regex.Match[str] | None = None  # the directive that it belongs to
         self._opened: list[str] = []  # fences around text
         self._kept = 0  # remaining lines to preserve
@@ -172,7 +172,7 @@ class Marks:
             self._mark(number, line)
 
     def _inside(self, number: int, line: str) -> None:
-        """Take a line inside a fence around what is no Markdown."""
+        """Take a line inside a fence around content that is not Markdown."""
         closing = _CLOSING.match(line)
         self.parsed[number] = line
         if closing and closing[1].startswith(self._fence):
