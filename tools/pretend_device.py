@@ -365,7 +365,7 @@ def _copied_into(into: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
 
 
 def _moved(source: Tensor, to: str, non_blocking: bool, into: Tensor) -> None:
-    """Count a copy. Between devices it also waits, unless it is `non_blocking` and, if to the CPU, into pinned memory."""
+    """Count a copy. Between devices it waits, unless it is `non_blocking` and, to the CPU, into pinned memory."""
     if not _counting:
         return
     moves = source.device.type != to
