@@ -73,7 +73,7 @@ def fixed_bytes(size: Size, kind: str, count: int) -> list[float]:
     return [4 * share, 4 * share, 8 * share]
 
 
-def sent(size: Size, kind: str, count: int) -> float:
+def bytes_sent(size: Size, kind: str, count: int) -> float:
     """Return the bytes that a process sends: ddp per update, fsdp per batch."""
     ring = (count - 1) / count * 4
     return ring * (2 * size.parameters if kind == "ddp" else 3 * size.parameters - size.root)
@@ -162,18 +162,18 @@ def _shapes(model: Seq2Seq) -> list[torch.Size]:
     return [p.shape for stack in (model.encoder, model.decoder) for p in stack.parameters() if p.dim() == 2]
 
 
-def both(kind: str, precision: str = "fp32", recompute: Recompute = None) -> list[dict[str, Any]]:
+def measured_in_two_processes(kind: str, precision: str = "fp32", recompute: Recompute = None) -> list[dict[str, Any]]:
     return [json.loads(said) for said in run_together(HERE, "measure", 2, kind, precision, repr(recompute))]
 
 
 @pytest.mark.slow
 def test_ddp_holds_and_sends_what_is_said() -> None:
     size = counted(SMALL, 100)
-    for found in both("ddp"):
+    for found in measured_in_two_processes("ddp"):
         assert [found["weights"], found["gradients"], found["moments"]] == fixed_bytes(size, "ddp", 2)
         assert not found["outside of buckets"]  # nor those of the batches before the last
         # One of two batches is sent; each of two processes sends half of the sum, twice.
-        assert 4 * found["sent"]["allreduce_"] == sent(size, "ddp", 2)
+        assert 4 * found["sent"]["allreduce_"] == bytes_sent(size, "ddp", 2)
 
 
 @pytest.mark.slow
@@ -187,11 +187,11 @@ def test_ddp_holds_and_sends_what_is_said() -> None:
 )
 def test_fsdp_holds_and_sends_what_is_said(precision: str, recompute: Recompute) -> None:
     size = counted(SMALL, 100)
-    for found in both("fsdp", precision, recompute):
+    for found in measured_in_two_processes("fsdp", precision, recompute):
         assert [found["weights"], found["gradients"], found["moments"]] == fixed_bytes(size, "fsdp", 2)
         volume = found["sent"]["_allgather_base_"], found["sent"]["_reduce_scatter_base_"]
         assert volume == (2 * (2 * size.parameters - size.root), 2 * size.parameters)  # of both batches
-        assert 2 * sum(volume) == 2 * sent(size, "fsdp", 2)  # half of the 4 bytes: the other process has the rest
+        assert 2 * sum(volume) == 2 * bytes_sent(size, "fsdp", 2)  # half of the 4 bytes: the other process has the rest
         whole = found["narrow"] if precision == "bf16" else 0
         assert found["narrow in forward"] == [whole] * 2
         assert found["narrow before backward"] == [0 if recompute else whole] * 2

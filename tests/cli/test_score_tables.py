@@ -20,13 +20,13 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_siz
 VALUES = st.tuples(st.floats(0, 100), st.none() | st.floats(0, 10))
 
 
-def made(value: float, interval: float | None, metric: str = "BLEU") -> Score:
+def score_of(value: float, interval: float | None, metric: str = "BLEU") -> Score:
     return Score(metric, value, f"nrefs:1|of:{metric}", 9, "", interval=interval)
 
 
 @given(st.dictionaries(NAMES, st.tuples(VALUES, VALUES), min_size=1, max_size=4))
 def test_csv_has_every_number_in_a_cell(values: dict[str, tuple[tuple[float, float | None], ...]]) -> None:
-    table = scores_table({name: [made(*a), made(*b, "chrF2")] for name, (a, b) in values.items()}, "csv")
+    table = scores_table({name: [score_of(*a), score_of(*b, "chrF2")] for name, (a, b) in values.items()}, "csv")
     found = list(csv.DictReader(io.StringIO(table, newline="")))
     assert [(row["system"], row["metric"]) for row in found] == [
         (printable(n), m) for n in values for m in ("BLEU", "chrF2")
@@ -39,7 +39,7 @@ def test_csv_has_every_number_in_a_cell(values: dict[str, tuple[tuple[float, flo
 
 @given(st.dictionaries(NAMES, VALUES, min_size=1, max_size=4))
 def test_markdown_and_latex_have_a_row_for_each_name(values: dict[str, tuple[float, float | None]]) -> None:
-    scores = {name: [made(*value)] for name, value in values.items()}
+    scores = {name: [score_of(*value)] for name, value in values.items()}
     markdown = scores_table(scores, "markdown").split("\n\n")[0].splitlines()
     assert len(markdown) == 2 + len(values)
     for line, (value, spread) in zip(markdown[2:], values.values(), strict=True):

@@ -87,7 +87,7 @@ def started(
     return child  # type: ignore[return-value]
 
 
-def ended(arguments: list[str], output: Path, faults: dict[int, str]) -> tuple[int | None, str, str]:
+def run_ziggurat(arguments: list[str], output: Path, faults: dict[int, str]) -> tuple[int | None, str, str]:
     """Run `ziggurat`; return its status, its output and its messages."""
     child = started(arguments, output, faults, [])
     child.join(120)
@@ -95,11 +95,11 @@ def ended(arguments: list[str], output: Path, faults: dict[int, str]) -> tuple[i
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed_run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
     config = tiny_config(folder, tiny_folder, **SETTINGS)
-    assert ended(["train", str(config), "--run", str(folder / "run")], folder / "said", {})[0] == 0
+    assert run_ziggurat(["train", str(config), "--run", str(folder / "run")], folder / "said", {})[0] == 0
     return folder / "run"
 
 
@@ -109,17 +109,19 @@ def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("full", "No space left on device"), ("broken", "Broken pipe"), ("closed", "it is closed")],
 )
 def test_training_continues_without_standard_error(
-    fault: str, reason: str, whole: Path, tiny_folder: Path, tmp_path: Path
+    fault: str, reason: str, undisturbed_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     config, run = tiny_config(tmp_path, tiny_folder, **SETTINGS), tmp_path / "run"
-    status, printed, _ = ended(["train", str(config), "--run", str(run), "--json"], tmp_path / "said", {2: fault})
+    status, printed, _ = run_ziggurat(
+        ["train", str(config), "--run", str(run), "--json"], tmp_path / "said", {2: fault}
+    )
     assert status == 0
     assert json.loads(printed)["update"] == UPDATES
     log = (run / "log.txt").read_text()
     assert log.count(f"standard error cannot be written ({reason})") == 1
     assert f"stopped after update {UPDATES}" in log
-    same_records(whole, run)
-    weights = [folder / "last" / "model.safetensors" for folder in (run, whole)]
+    same_records(undisturbed_run, run)
+    weights = [folder / "last" / "model.safetensors" for folder in (run, undisturbed_run)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
@@ -128,43 +130,43 @@ def test_training_continues_without_standard_error(
 def test_training_without_standard_output(fault: str, status: int, tiny_folder: Path, tmp_path: Path) -> None:
     """If nobody reads the result, the status is that of training; a result cut off in a file is an error."""
     config = tiny_config(tmp_path, tiny_folder, **{**SETTINGS, "stop": {"updates": 1}})
-    found, _, said = ended(
+    found, _, said = run_ziggurat(
         ["train", str(config), "--run", str(tmp_path / "run"), "--json"], tmp_path / "said", {1: fault}
     )
     assert found == status, said
     assert "internal error" not in said
     assert ("the run itself is unharmed" if status == 0 else "standard output cannot be written: No space") in said
     quiet = ["train", "--run", str(tmp_path / "run"), "--resume"]
-    assert ended(quiet, tmp_path / "again", {1: fault, 2: fault})[0] == 0, "there is nothing to print"
+    assert run_ziggurat(quiet, tmp_path / "again", {1: fault, 2: fault})[0] == 0, "there is nothing to print"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_other_verbs_and_their_messages(fault: str, whole: Path, tiny_folder: Path, tmp_path: Path) -> None:
+def test_other_verbs_and_their_messages(fault: str, undisturbed_run: Path, tiny_folder: Path, tmp_path: Path) -> None:
     """What they print and write is complete, whatever happens to standard error; an error still has its status."""
     source = tmp_path / "source"
     source.write_text("".join(f"{line}\n" for line in (tiny_folder / "dev.qlo").read_text().splitlines()[:3]))
     verbs = {
-        "translate": ["translate", str(whole), "-i", str(source)],
+        "translate": ["translate", str(undisturbed_run), "-i", str(source)],
         "explain": ["explain", "training.schedule"],
         "prepare": ["prepare", str(tiny_config(tmp_path, tiny_folder)), f"data.store={tmp_path / 'store'}", "--json"],
         "wrong": ["translate", str(tmp_path / "nothing"), "-i", str(source)],
     }
     for name, arguments in verbs.items():
-        status, printed, _ = ended(arguments, tmp_path / name, {2: fault})
+        status, printed, _ = run_ziggurat(arguments, tmp_path / name, {2: fault})
         assert status == (2 if name == "wrong" else 0), name
         assert bool(printed) == (name != "wrong"), name
         if name == "translate":
             assert printed.count("\n") == 3
     assert (tmp_path / "store" / "manifest.json").is_file()
-    status, _, said = ended(verbs["explain"], tmp_path / "results", {1: fault})
+    status, _, said = run_ziggurat(verbs["explain"], tmp_path / "results", {1: fault})
     assert status == {"full": 2, "broken": 128 + signal.SIGPIPE, "closed": 2}[fault]
     assert "internal error" not in said
     assert {"full": "No space left", "broken": "", "closed": "standard output is closed"}[fault] in said
 
 
-def test_a_closed_standard_input_is_named(whole: Path, tmp_path: Path) -> None:
-    status, _, said = ended(["translate", str(whole)], tmp_path / "said", {0: "closed"})
+def test_a_closed_standard_input_is_named(undisturbed_run: Path, tmp_path: Path) -> None:
+    status, _, said = run_ziggurat(["translate", str(undisturbed_run)], tmp_path / "said", {0: "closed"})
     assert (status, "standard input is closed" in said) == (2, True), said
 
 

@@ -21,7 +21,9 @@ def counted(*often: int) -> NDArray[np.int64]:
     return np.array(often, np.int64)
 
 
-def told(source: NDArray[np.int64], target: NDArray[np.int64], size: int = 1200, **subword: Any) -> list[Problem]:
+def problems_found(
+    source: NDArray[np.int64], target: NDArray[np.int64], size: int = 1200, **subword: Any
+) -> list[Problem]:
     return rare_notices(SubwordConfig(vocabulary_size=size, **subword), (size, size), (source, target))
 
 
@@ -38,8 +40,8 @@ def test_counts_add_up_over_blocks(tmp_path: Path) -> None:
 def test_pieces_of_both_sides_count_where_the_vocabulary_is_joint() -> None:
     half, none = counted(*[5] * 600), counted()
     without_bytes = {"byte_fallback": False}
-    assert told(half, half, **without_bytes) == []  # ten occurrences of half of the pieces
-    said = str(*told(half, none, **without_bytes))
+    assert problems_found(half, half, **without_bytes) == []  # ten occurrences of half of the pieces
+    said = str(*problems_found(half, none, **without_bytes))
     assert said.startswith("1,200 of 1,200 pieces occur fewer than 10 times in the training text")
     assert "lower `data.subword.vocabulary_size` to about 500 and prepare again" in said
 
@@ -47,19 +49,19 @@ def test_pieces_of_both_sides_count_where_the_vocabulary_is_joint() -> None:
 def test_each_side_is_reported_by_its_own_key() -> None:
     rare, frequent = counted(*[10] * 500), counted(*[10] * 900)
     sizes = {"joint": False, "byte_fallback": False}
-    assert [problem.key for problem in told(rare, frequent, **sizes)] == ["data.subword.vocabulary_size"]
-    (problem,) = told(frequent, rare, target_vocabulary_size=1200, **sizes)
+    assert [problem.key for problem in problems_found(rare, frequent, **sizes)] == ["data.subword.vocabulary_size"]
+    (problem,) = problems_found(frequent, rare, target_vocabulary_size=1200, **sizes)
     assert problem.key == "data.subword.target_vocabulary_size"
     assert str(problem).startswith("700 of 1,200 target pieces")
 
 
 def test_bytes_do_not_count_nor_vocabularies_that_are_given_or_small() -> None:
     counts = counted(*[10] * 480)
-    assert told(counts, counted()) == []  # of 944 pieces that are not bytes
-    assert told(counts, counted(), byte_fallback=False)
-    assert told(counted(1), counted(1), size=999) == []
+    assert problems_found(counts, counted()) == []  # of 944 pieces that are not bytes
+    assert problems_found(counts, counted(), byte_fallback=False)
+    assert problems_found(counted(1), counted(1), size=999) == []
     given: dict[str, Any] = {"kind": "existing", "source_model": "some.spm"}
-    assert told(counted(1), counted(1), **given) == []
+    assert problems_found(counted(1), counted(1), **given) == []
 
 
 @pytest.mark.parametrize(("size", "notices"), [(1500, 1), (900, 0)])

@@ -41,18 +41,18 @@ def text(lines: int, seed: int) -> list[str]:
     return [" ".join(rng.choices(WORDS, k=rng.randint(4, 9))) for _ in range(lines)]
 
 
-def worse(lines: list[str], share: float, seed: int) -> list[str]:
+def damaged_lines(lines: list[str], share: float, seed: int) -> list[str]:
     """Lines with some words replaced."""
     rng = Random(seed)
     return [" ".join(rng.choice(WORDS) if rng.random() < share else w for w in line.split()) for line in lines]
 
 
 REFERENCES = text(40, 1)
-GOOD, POOR = worse(REFERENCES, 0.2, 2), worse(REFERENCES, 0.3, 3)
+GOOD, POOR = damaged_lines(REFERENCES, 0.2, 2), damaged_lines(REFERENCES, 0.3, 3)
 
 
 def trial(name: str, shares: tuple[float, float]) -> PerturbedScore:
-    found = [worse(GOOD, shares[0], 4), worse(POOR, shares[1], 5)]
+    found = [damaged_lines(GOOD, shares[0], 4), damaged_lines(POOR, shares[1], 5)]
     return PerturbedScore(name, f"what {name} is", REFERENCES, [REFERENCES], found, [GOOD, POOR])
 
 

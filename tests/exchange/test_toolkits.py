@@ -294,7 +294,7 @@ class Container:
         self.__dict__.update(state, _parent=None)
 
 
-def held(value: Any, kinds: dict[str, type], parent: Any = None) -> Any:
+def as_omegaconf(value: Any, kinds: dict[str, type], parent: Any = None) -> Any:
     """Return `value` as omegaconf stores it: children know their parent, and a container's description has the
     types.
     """
@@ -304,7 +304,7 @@ def held(value: Any, kinds: dict[str, type], parent: Any = None) -> Any:
     described = kinds["base.ContainerMetadata"](object_type=dict, element_type=list[int], resolver_cache=None)
     made = kind(_metadata=described, _parent=parent)
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    children = {key: held(child, kinds, made) for key, child in pairs}
+    children = {key: as_omegaconf(child, kinds, made) for key, child in pairs}
     made._content = children if isinstance(value, dict) else list(children.values())
     return made
 
@@ -343,7 +343,7 @@ REFERRING = NESTED | {key: f"${{task.{key}}}" for key in ("max_source_positions"
 def test_options_of_omegaconf_are_read_as_plain_values(
     model: dict[str, Any], task: Any, zipped: bool, kinds: dict[str, type], tmp_path: Path
 ) -> None:
-    content = {"args": None, "cfg": held({"model": model, "task": task}, kinds), "model": parameters((8, 8))}
+    content = {"args": None, "cfg": as_omegaconf({"model": model, "task": task}, kinds), "model": parameters((8, 8))}
     torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
     dictionary = words(tmp_path / "dict.txt", LINES)
     report = import_checkpoint(tmp_path / "model.pt", tmp_path / "out", dictionaries=[dictionary])
@@ -362,5 +362,5 @@ def test_options_of_omegaconf_are_read_as_plain_values(
     ],
 )
 def test_other_options_of_omegaconf_are_refused(given: Any, said: str, kinds: dict[str, type], tmp_path: Path) -> None:
-    torch.save({"args": None, "cfg": held(given, kinds), "model": parameters((8, 8))}, tmp_path / "model.pt")
+    torch.save({"args": None, "cfg": as_omegaconf(given, kinds), "model": parameters((8, 8))}, tmp_path / "model.pt")
     assert said in refused(tmp_path / "model.pt", tmp_path / "out")

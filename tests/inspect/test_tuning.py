@@ -113,30 +113,30 @@ def test_a_sweep_that_was_cut_off_continues_from_what_is_kept(
     monkeypatch.setattr(tuning, "_loss", loss)
     file, based = tmp_path / "trials.json", with_base(experiment, Size(16, 1, 1))
 
-    def go(based: Experiment = based, updates: int = 6) -> list[Tried]:
+    def run_sweep(based: Experiment = based, updates: int = 6) -> list[Tried]:
         sizes, rates = [Size(16, 1, 1)], (1e-3, 2e-3, 4e-3)
         return sweep(based, store, sizes, rates=rates, updates=updates, seeds=(1, 2), kept=KeptTrials(file))
 
     with pytest.raises(KeyboardInterrupt):
-        go()
+        run_sweep()
     first = [*trained]
     trained.clear()
-    found = go()
+    found = run_sweep()
     assert not {*first} & {*trained}, "nothing is trained twice"
     assert [*first, *trained] == [(rate, 1, seed) for rate in (1e-3, 2e-3, 4e-3) for seed in (1, 2)]
     assert [one.kept for one in found] == [True, False, False]
     assert found[1].loss == pytest.approx(1.5)
     trained.clear()
-    assert go() == found, "what failed is kept, too"
+    assert run_sweep() == found, "what failed is kept, too"
     assert not trained
-    assert all(one.kept for one in go())
+    assert all(one.kept for one in run_sweep())
     # A change in anything on which a loss depends makes it a different run.
     other = change_section(based.training, {"clip_norm": 0.5}, "training")
     for again in (
-        lambda: go(updates=7),
-        lambda: go(based.model_copy(update={"training": other})),
-        lambda: (monkeypatch.setattr(store, "fingerprint", "other data"), go()),
-        lambda: (monkeypatch.setattr("ziggurat.inspect.trial.__version__", "9"), go()),
+        lambda: run_sweep(updates=7),
+        lambda: run_sweep(based.model_copy(update={"training": other})),
+        lambda: (monkeypatch.setattr(store, "fingerprint", "other data"), run_sweep()),
+        lambda: (monkeypatch.setattr("ziggurat.inspect.trial.__version__", "9"), run_sweep()),
     ):
         trained.clear()
         with pytest.raises(KeyboardInterrupt):

@@ -30,28 +30,28 @@ CHOICES: dict[str, Any] = {
 }
 
 
-def made(residual: str) -> Seq2Seq:
+def growing_model(residual: str) -> Seq2Seq:
     choices = {**CHOICES, "residual": residual}
     return moved(built(**{key.replace(".", "__"): value for key, value in choices.items()}), 0.2)
 
 
-def ended(x: Tensor, stack: Any) -> Tensor:
+def final_output(x: Tensor, stack: Any) -> Tensor:
     return x if stack.final_norm is None else ln(x, stack.final_norm)
 
 
 @pytest.mark.parametrize("residual", ["pre", "post"])
 def test_the_upper_modules_read_the_embedding_and_each_its_own_memory(residual: str) -> None:
     """h1 = enc1(x), h2 = enc2(h1 + LN(x)); s1 = dec1(y, h1), s2 = dec2(s1 + LN(y), h2)."""
-    model: Any = made(residual)
+    model: Any = growing_model(residual)
     x = model.source_embedding(SOURCE)
     h = x
     for layer in model.encoder.layers[:P]:
         h = encoder_layer(residual, layer)(h)
-    memories = [ended(h, model.encoder)] * P
+    memories = [final_output(h, model.encoder)] * P
     h = h + ln(x, model.encoder.history.norm)
     for layer in model.encoder.layers[P:]:
         h = encoder_layer(residual, layer)(h)
-    memories += [ended(h, model.encoder)] * P
+    memories += [final_output(h, model.encoder)] * P
     outputs: list[Tensor] = []
     memory = model.encode(SOURCE, MASK, outputs)
     assert len(outputs) == 3
@@ -63,7 +63,7 @@ def test_the_upper_modules_read_the_embedding_and_each_its_own_memory(residual: 
         if number == P:
             s = s + ln(y, model.decoder.history.norm)
         s = decoder_layer(residual, layer, memories[number])(s)
-    torch.testing.assert_close(model.decode(TARGET, memory), ended(s, model.decoder), atol=1e-10, rtol=0)
+    torch.testing.assert_close(model.decode(TARGET, memory), final_output(s, model.decoder), atol=1e-10, rtol=0)
 
 
 def test_a_shallow_model_is_plain_and_lives_on_in_the_grown_one() -> None:

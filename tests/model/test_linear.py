@@ -20,7 +20,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def near(got: Tensor, expected: Tensor) -> None:
+def assert_near(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-5)
 
 
@@ -51,11 +51,11 @@ def test_a_linear_map_and_its_gradients(
     single = [part.detach().float().requires_grad_() for part in parts]
     with kernel(name):
         y = linear(*single)
-        near(y, expected)
+        assert_near(y, expected)
         got = torch.autograd.grad(y, single, above.float())
     for mine, reference in zip(got, gradients, strict=True):
         assert mine.shape == reference.shape
-        near(mine, reference)
+        assert_near(mine, reference)
     assert len(spied) == (3 if name == "onednn" and x.numel() else 0)
 
 
@@ -65,8 +65,8 @@ def test_the_gradient_comes_in_any_layout(name: Kernel) -> None:
     single = [part.float().requires_grad_() for part in (x.transpose(0, 1).contiguous().transpose(0, 1), weight)]
     with kernel(name):
         got = torch.autograd.grad(linear(*single), single, above.float())
-    near(got[0], above @ weight)
-    near(got[1], torch.einsum("bto,bti->oi", above, x))
+    assert_near(got[0], above @ weight)
+    assert_near(got[1], torch.einsum("bto,bti->oi", above, x))
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -77,7 +77,7 @@ def test_frozen_parts_get_no_gradient(name: Kernel) -> None:
         module(torch.randn(4, 8)).sum().backward()
         assert module.weight.grad is None
         assert module.bias.grad is not None
-        near(module.bias.grad, torch.full((6,), 4.0, dtype=torch.float64))
+        assert_near(module.bias.grad, torch.full((6,), 4.0, dtype=torch.float64))
         with torch.no_grad():
             assert not module(torch.randn(4, 8)).requires_grad
 
@@ -88,7 +88,7 @@ def test_products_of_transposed_views(name: Kernel, turned: tuple[bool, bool]) -
     a, b = drawn(7, 9), drawn(5, 9, seed=1)
     single = [f.t().contiguous().float().t() if t else f.float() for f, t in zip((a, b), turned, strict=True)]
     with kernel(name):
-        near(product(*single), a @ b.t())
+        assert_near(product(*single), a @ b.t())
 
 
 @pytest.mark.parametrize("name", ["auto", *KERNELS])
@@ -139,7 +139,7 @@ def test_no_product_is_left_to_the_plain_loop_of_onednn() -> None:
         product(y.detach(), whole.detach().t()[:3, :40])
     assert len(seen.given) == 4
     assert all(weight.is_contiguous() or weight.t().is_contiguous() for weight in seen.given)
-    near(y, drawn(5, 24).float().double() @ whole[:, :24].detach().double().T)
+    assert_near(y, drawn(5, 24).float().double() @ whole[:, :24].detach().double().T)
 
 
 @pytest.mark.parametrize(

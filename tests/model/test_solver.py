@@ -24,7 +24,7 @@ from ziggurat.train.diagnosis.gradients import Trace
 N = 3
 
 
-def made(solver: str, **choices: Any) -> Seq2Seq:
+def solver_model(solver: str, **choices: Any) -> Seq2Seq:
     return moved(built(encoder__solver=solver, encoder__layers=N, **choices), 0.2)
 
 
@@ -47,7 +47,7 @@ def stepped(solver: str, f: Any, y: Tensor, gate: Any) -> Tensor:
 @pytest.mark.parametrize("residual", ["pre", "post"])
 @pytest.mark.parametrize("solver", ["rk2", "rk2_gated", "rk4"])
 def test_a_layer_is_a_step(solver: str, residual: str) -> None:
-    model = made(solver, residual=residual)
+    model = solver_model(solver, residual=residual)
     encoder: Any = model.encoder
     outputs: list[Tensor] = []
     with Trace(model) as trace:
@@ -63,8 +63,8 @@ def test_a_layer_is_a_step(solver: str, residual: str) -> None:
 
 
 def test_only_the_gate_has_parameters_and_is_one_for_all_layers() -> None:
-    plain, gated = (made(solver) for solver in ("euler", "rk2_gated"))
-    assert count_parameters(made("rk4")) == count_parameters(plain)
+    plain, gated = (solver_model(solver) for solver in ("euler", "rk2_gated"))
+    assert count_parameters(solver_model("rk4")) == count_parameters(plain)
     width = small_model({}).encoder_width
     assert count_parameters(gated) - count_parameters(plain) == 2 * width + 1
     start = built(encoder__solver="rk2_gated").encoder.solver.gate.requires_grad_(False)  # type: ignore[union-attr]

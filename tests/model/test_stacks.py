@@ -59,13 +59,13 @@ def opened(kind: str, x: Tensor, stack: Any) -> Tensor:
 def closed(kind: str, x: Tensor, stack: Any, *, decoder: bool) -> Tensor:
     """Return the stack's output for the last layer's output."""
     if kind in STREAMS:
-        x = ended(kind, x, stack)
+        x = final_output(kind, x, stack)
     if kind == "fixup":
         return x + stack.final_norm.shift if decoder else (x + stack.final_norm.shift) * stack.final_norm.scale
     return ln(x, stack.final_norm) if kind in FINAL_NORM else x
 
 
-def ended(kind: str, x: Tensor, stack: Any) -> Tensor:
+def final_output(kind: str, x: Tensor, stack: Any) -> Tensor:
     """Return one stream from two, at the end of a stack."""
     one, other = x.unbind(-2)
     return ln(one, stack.end.x_norm) + ln(other, stack.end.y_norm) if kind == "siamese" else one + other
@@ -208,7 +208,7 @@ def plain(kind: str, model: Any, memory: Tensor | None = None) -> list[Tensor]:
     return outputs
 
 
-def same(got: Tensor, expected: Tensor) -> None:
+def assert_same(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
 
 
@@ -218,9 +218,9 @@ def test_an_encoder_is_its_equations(kind: str) -> None:
     outputs: list[Tensor] = []
     memory = model.encode(SOURCE, MASK, outputs)
     expected = plain(kind, model)
-    same(memory.of(0), closed(kind, expected[-1], model.encoder, decoder=False))
+    assert_same(memory.of(0), closed(kind, expected[-1], model.encoder, decoder=False))
     for got, layer in zip(outputs, expected[1:], strict=True):
-        same(got, layer.sum(-2) if kind in STREAMS else layer)
+        assert_same(got, layer.sum(-2) if kind in STREAMS else layer)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -228,7 +228,7 @@ def test_a_decoder_is_its_equations(kind: str) -> None:
     model = built(kind)
     memory = model.encode(SOURCE, MASK)
     expected = closed(kind, plain(kind, model, memory.of(0))[-1], model.decoder, decoder=True)
-    same(model.decode(TARGET, memory), expected)
+    assert_same(model.decode(TARGET, memory), expected)
 
 
 @pytest.mark.parametrize("kind", GATED)
@@ -237,9 +237,9 @@ def test_a_gate_of_each_layer_makes_the_stream_smaller(kind: str) -> None:
     gates = [name for name, _ in model.named_parameters() if name.endswith(".gate")]
     assert len(gates) == N + M, "one for all sub-layers of a layer"
     memory = model.encode(SOURCE, MASK)
-    same(memory.of(0), closed(kind, plain(kind, model)[-1], model.encoder, decoder=False))
+    assert_same(memory.of(0), closed(kind, plain(kind, model)[-1], model.encoder, decoder=False))
     expected = plain(kind, model, memory.of(0))[-1]
-    same(model.decode(TARGET, memory), closed(kind, expected, model.decoder, decoder=True))
+    assert_same(model.decode(TARGET, memory), closed(kind, expected, model.decoder, decoder=True))
 
 
 @pytest.mark.parametrize(("lower", "above"), [("post", "peri"), ("peri", "post")])
@@ -251,11 +251,11 @@ def test_kinds_may_differ_by_ranges_of_layers(lower: str, above: str) -> None:
     for kind, layer in zip((lower, above, "pre"), model.encoder.layers, strict=True):
         x = encoder_layer(kind, layer)(x)
     memory = model.encode(SOURCE, MASK)
-    same(memory.of(0), ln(x, model.encoder.final_norm))
+    assert_same(memory.of(0), ln(x, model.encoder.final_norm))
     y = opened(lower, model.target_embedding(TARGET), model.decoder)
     for kind, layer in zip((lower, "pre"), model.decoder.layers, strict=True):
         y = decoder_layer(kind, layer, memory.of(0))(y)
-    same(model.decode(TARGET, memory), ln(y, model.decoder.final_norm))
+    assert_same(model.decode(TARGET, memory), ln(y, model.decoder.final_norm))
 
 
 @pytest.mark.parametrize(
@@ -277,13 +277,13 @@ def test_sub_ln_has_a_norm_before_the_last_map_of_attention_and_feed_forward_net
     x = model.source_embedding(SOURCE)
     ffn, last = layer.ffn, layer.ffn.out_proj
     inner = ln(torch.relu(x @ ffn.in_proj.weight.T + ffn.in_proj.bias), last.norm)
-    same(ffn(x), inner @ last.map.weight.T + last.map.bias)
+    assert_same(ffn(x), inner @ last.map.weight.T + last.map.bias)
     attention, last = layer.self_attn, layer.self_attn.out_proj
     parts = (x @ attention.qkv_proj.weight.T + attention.qkv_proj.bias).chunk(3, -1)
     query, key, value = (part.unflatten(-1, (attention.heads, -1)).transpose(1, 2) for part in parts)
     weights = (query @ key.mT / query.shape[-1] ** 0.5 + HIDDEN.bias).softmax(-1)
     joined_heads = (weights @ value).transpose(1, 2).flatten(2)
-    same(attention(x, HIDDEN), ln(joined_heads, last.norm) @ last.map.weight.T + last.map.bias)
+    assert_same(attention(x, HIDDEN), ln(joined_heads, last.norm) @ last.map.weight.T + last.map.bias)
     above: Any = model.decoder.layers[0]
     assert isinstance(above.cross_attn.out_proj, nn.Linear)
 
@@ -320,7 +320,7 @@ def test_a_stack_without_residuals_ends_as_its_host_does(host: str, side: str) -
     last = plain("none", model, memory.of(0) if decoder else None)[-1]
     end = "none" if host in STREAMS else host  # the host's norm, but there is only one stream
     got = model.decode(TARGET, memory) if decoder else memory.of(0)
-    same(got, closed(end, last, getattr(model, side), decoder=decoder))
+    assert_same(got, closed(end, last, getattr(model, side), decoder=decoder))
 
 
 def combined(norm_at: str, kind: str, model: Any, memory: Tensor | None = None) -> Tensor:
@@ -351,8 +351,8 @@ def test_combinations_of_layers_normalise_where_the_residual_kind_does(kind: str
     by_kind = "consumers" if kind in CONSUMERS else "sources" if kind in SOURCES else "none"
     norm_at = by_kind if norm == "auto" else norm
     memory = model.encode(SOURCE, MASK)
-    same(memory.of(0), combined(norm_at, kind, model))
-    same(model.decode(TARGET, memory), combined(norm_at, kind, model, memory.of(0)))
+    assert_same(memory.of(0), combined(norm_at, kind, model))
+    assert_same(model.decode(TARGET, memory), combined(norm_at, kind, model, memory.of(0)))
 
 
 def test_every_kind_says_where_combinations_normalise() -> None:
@@ -368,4 +368,4 @@ def test_a_transparent_memory_mixes_the_layers_and_nothing_ends_the_encoder(kind
     shares = model.encoder.transparent.weight.softmax(-1)  # type: ignore[operator, union-attr]
     assert shares.shape == (M, N + 1)
     for reader, row in enumerate(shares):
-        same(memory.of(reader), sum(share * x for share, x in zip(row, streams, strict=True)))
+        assert_same(memory.of(reader), sum(share * x for share, x in zip(row, streams, strict=True)))

@@ -40,7 +40,7 @@ def ensemble(members: int, request: pytest.FixtureRequest) -> tuple[Path, ...]:
     return found
 
 
-def near(one: Any, other: Any) -> None:
+def assert_near(one: Any, other: Any) -> None:
     """Assert that two nested results agree, up to rounding of the numbers."""
     if isinstance(one, dict):
         assert one.keys() == other.keys()
@@ -48,7 +48,7 @@ def near(one: Any, other: Any) -> None:
     if isinstance(one, list | tuple):
         assert len(one) == len(other)
         for pair in zip(one, other, strict=True):
-            near(*pair)
+            assert_near(*pair)
     else:
         assert one == (pytest.approx(other, rel=2e-3, abs=2e-4, nan_ok=True) if isinstance(one, float) else other)
 
@@ -61,7 +61,7 @@ def test_the_depth_check_finds_the_same(tiny_folder: Path) -> None:
         for name in DEVICES
     )
     assert of_device.verdict.label == of_cpu.verdict.label
-    near(of_device.as_record()["trial"], of_cpu.as_record()["trial"])
+    assert_near(of_device.as_record()["trial"], of_cpu.as_record()["trial"])
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_diagnosis_measures_the_same(run: Path, tmp_path: Path) -> None:
     for name in DEVICES:
         copy = shutil.copytree(run, tmp_path / name)
         found.append([record.values for record in diagnose(copy, device=name, layers=True, translate=3)])
-    near(found[1], found[0])
+    assert_near(found[1], found[0])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_searches_find_the_same(columns: dict[str, Any], options: dict[str, Any]
 def test_scores_are_the_same(ensemble: tuple[Path, ...]) -> None:
     targets = ["Kras krounei.", "Shan", "Droul krar zanar toul."]
     scored = [opened(name, *ensemble).score(LINES, targets) for name in DEVICES]
-    near([vars(one) for one in scored[1]], [vars(one) for one in scored[0]])
+    assert_near([vars(one) for one in scored[1]], [vars(one) for one in scored[0]])
 
 
 @pytest.mark.parametrize("members", MEMBERS)
@@ -149,11 +149,11 @@ def test_every_decoder_searches_and_scores_the_same(kind: str) -> None:
             with counted() as counts:
                 results = search(scorer, sentences, replace(settings, device=name))
             found.append([[(one.tokens, one.score) for one in each] for each in results])
-        near(found[1], found[0])
+        assert_near(found[1], found[0])
         assert waits_of(counts)[1] == 1 + listed
     ids = {"bos": WANTED.bos, "eos": WANTED.eos, "pad": WANTED.pad}
     scored = [force_score(m, SOURCES, [[6, 8], [], [9]], **ids, device=name) for name, m in members.items()]
-    near([vars(one) for one in scored[1]], [vars(one) for one in scored[0]])
+    assert_near([vars(one) for one in scored[1]], [vars(one) for one in scored[0]])
 
 
 def test_a_server_answers_the_same(run: Path) -> None:

@@ -55,7 +55,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opened.set()
 
 
-def until(found: Any, seconds: float = 30) -> None:
+def wait_until(found: Any, seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < end
@@ -125,7 +125,7 @@ def test_a_request_is_let_in_whole_or_not_at_all(serve: Serve, gate: threading.E
     client = serve(limits={"waiting": 5, "seconds": 20})
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(client.post, "/translate", json={"q": [*LINES, "Ein Hund", "Zwei"], **DE_EN})
-        until(lambda: waiting(client)["de-en"] == 4)
+        wait_until(lambda: waiting(client)["de-en"] == 4)
         german, english = (
             "Das Haus steht am Fluss, und der Hund schläft.",
             "The house is near the river and the dog sleeps.",
@@ -191,7 +191,7 @@ def test_a_key_can_be_revoked(serve: Serve, tmp_path: Path) -> None:
     assert client.post("/translate", json={**asked, "api_key": old}).status_code == 200  # the old keys stay valid
     path.unlink()
     new = new_key(path, "new")
-    until(lambda: client.post("/translate", json={**asked, "api_key": old}).status_code == 403, 5)
+    wait_until(lambda: client.post("/translate", json={**asked, "api_key": old}).status_code == 403, 5)
     assert client.post("/translate", json={**asked, "api_key": new}).status_code == 200
 
 
@@ -318,12 +318,12 @@ def test_a_model_is_replaced_under_load(serve: Serve, changing: Path, monkeypatc
 
     with ThreadPoolExecutor(4) as pool:
         asking = [pool.submit(ask) for _ in range(4)]
-        until(lambda: (200, old) in seen)
+        wait_until(lambda: (200, old) in seen)
         for name in ("model.safetensors", "checksums.json"):
             if (fresh / name).exists():
                 os.replace(fresh / name, changing / name)
         try:
-            until(lambda: (200, new) in seen)
+            wait_until(lambda: (200, new) in seen)
             time.sleep(0.1)
         finally:
             ended.set()
@@ -365,7 +365,7 @@ main()
             answers = [
                 pool.submit(client.post, "/translate", json={**ASKED, "q": f"{LINES[0]} {n}"}) for n in range(20)
             ]
-            until(lambda: 'ziggurat_live_lines{model="de-en"} 0.0' not in client.get("/metrics").text)
+            wait_until(lambda: 'ziggurat_live_lines{model="de-en"} 0.0' not in client.get("/metrics").text)
             process.send_signal(number)
             assert [answer.result(60).status_code for answer in answers] == [200] * 20
         assert process.wait(30) in (0, 128 + number)
@@ -407,7 +407,7 @@ main()
             answers.append(pool.submit(client.post, "/translate_file", files=file, data=DE_EN))
             assert client.post("/v1/documents", files={"file": ("f.txt", b"long")}, data=DE_EN).status_code == 202
             held = re.compile(r'ziggurat_(?:live|waiting)_lines\{model="de-en"\} (\d+)')
-            until(lambda: sum(map(int, held.findall(client.get("/metrics").text))) == 8)
+            wait_until(lambda: sum(map(int, held.findall(client.get("/metrics").text))) == 8)
             process.send_signal(signal.SIGTERM)
             for answer in answers:
                 refused = answer.result(60)
@@ -457,7 +457,7 @@ def test_two_models_that_are_opened_at_once_keep_within_the_limit_of_memory(
         for model in pool.models.values():
             line = QueuedLine(LINES[0], "c", TranslateOptions(), time.monotonic() + 60, done.append)
             model.engine.queue.put([line])
-        until(lambda before=before: len(done) == before + 3)
+        wait_until(lambda before=before: len(done) == before + 3)
     assert pool.close(30)
     assert [type(each).__name__ for each in done].count("ModelFailed") == 1
     assert most == [1]

@@ -35,7 +35,7 @@ def translated(client: TestClient, **fields: Any) -> str:
     return str(answer.json()["translations"][0]["text"])
 
 
-def made(client: TestClient, entries: str, kind: str = "tsv", **fields: Any) -> Any:
+def create_glossary(client: TestClient, entries: str, kind: str = "tsv", **fields: Any) -> Any:
     given = {"name": "n", "entries": entries, "entries_format": kind, **EN_DE, **fields}
     return client.post("/v2/glossaries", json=given)
 
@@ -43,13 +43,13 @@ def made(client: TestClient, entries: str, kind: str = "tsv", **fields: Any) -> 
 def test_glossaries(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "glossaries.json"
     client = serve(glossaries=str(file))
-    answer = made(client, "dog\tHund\nbig house\tSchloss")
+    answer = create_glossary(client, "dog\tHund\nbig house\tSchloss")
     assert answer.status_code == 201
     told = answer.json()
     assert (told["name"], told["ready"], told["entry_count"]) == ("n", True, 2)
     assert (told["source_lang"], told["target_lang"]) == ("en", "de")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+\+00:00", told["creation_time"])
-    csv = made(client, 'a,"b, c"\r\nd,e,en,de\r\n', "csv").json()
+    csv = create_glossary(client, 'a,"b, c"\r\nd,e,en,de\r\n', "csv").json()
     path = f"/v2/glossaries/{csv['glossary_id']}"
     entries = client.get(f"{path}/entries", headers={"Accept": "text/tab-separated-values"})
     assert entries.text == "a\tb, c\nd\te"
@@ -78,7 +78,7 @@ def test_a_glossary_is_used(serve: Serve, folders: dict[tuple[str, str], Path], 
         told = own["glossary"][0]
         assert (told["found"], told["applied"], told["dropped"]) == (1, applied, 1 - applied)
         searched = translator.translate([text], constraints=[[wanted]], endings="candidates", beam_size=4)[0].text
-        name = made(client, f"little\t{wanted}").json()["glossary_id"]
+        name = create_glossary(client, f"little\t{wanted}").json()["glossary_id"]
         found = translated(client, text=text, glossary_id=name)
         assert found == own["text"] == (searched if applied else free)
         assert (wanted in found) == bool(applied)
@@ -87,7 +87,7 @@ def test_a_glossary_is_used(serve: Serve, folders: dict[tuple[str, str], Path], 
     )
     assert other.status_code == 400
     client = serve(models=[{"path": str(exported("en", "de")), "threads": 1}])
-    name = made(client, f"{text.split()[0]}\t{target}").json()["glossary_id"]
+    name = create_glossary(client, f"{text.split()[0]}\t{target}").json()["glossary_id"]
     assert target in translated(client, text=text, glossary_id=name)  # there it is hard
     own = {"text": text, "source": "en", "target": "de", "glossary": {text.split()[0]: target}}
     answer = client.post("/v1/translate", json=own)
@@ -138,7 +138,7 @@ def test_glossaries_belong_to_keys(serve: Serve, tmp_path: Path) -> None:
     ],
 )
 def test_glossaries_that_are_none(serve: Serve, fields: dict[str, str], said: str) -> None:
-    answer = made(serve(), **{"entries": "a\tb", **fields})
+    answer = create_glossary(serve(), **{"entries": "a\tb", **fields})
     assert (answer.status_code, said in answer.json()["message"]) == (400, True), answer.text
 
 

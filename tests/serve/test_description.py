@@ -109,7 +109,7 @@ def answers(client: TestClient) -> Iterator[tuple[str, str, Any]]:
     key = {"document_key": answer.json()["document_key"]}
     path = f"/v2/document/{answer.json()['document_id']}"
     yield "/v2/document/{id}", "post", client.post(path, json=key)
-    until(lambda: client.get(path, params=key).json()["status"] == "done")
+    wait_until(lambda: client.get(path, params=key).json()["status"] == "done")
     yield "/v2/document/{id}", "get", client.get(path, params=key)
     yield "/v2/document/{id}/result", "get", client.get(f"{path}/result", params=key)
     yield "/v2/document/{id}/result", "post", client.post(f"{path}/result", data=key)
@@ -117,7 +117,7 @@ def answers(client: TestClient) -> Iterator[tuple[str, str, Any]]:
     answer = client.post("/v1/documents", files=file, data={**EN_DE, **glossary})
     yield "/v1/documents", "post", answer
     path = f"/v1/documents/{answer.json()['id']}"
-    until(lambda: client.get(path).json()["status"] == "done")
+    wait_until(lambda: client.get(path).json()["status"] == "done")
     yield "/v1/documents/{id}", "get", client.get(path)
     yield "/v1/documents/{id}/file", "get", client.get(f"{path}/file")
     yield "/v1/documents/{id}", "delete", client.delete(path)
@@ -125,7 +125,7 @@ def answers(client: TestClient) -> Iterator[tuple[str, str, Any]]:
         yield path, "get", client.get(path)
 
 
-def until(done: Any) -> None:
+def wait_until(done: Any) -> None:
     end = time.monotonic() + 30
     while not done():
         assert time.monotonic() < end

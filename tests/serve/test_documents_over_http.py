@@ -62,7 +62,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opened.set()
 
 
-def until(client: TestClient, name: str, *statuses: str) -> dict[str, Any]:
+def wait_until(client: TestClient, name: str, *statuses: str) -> dict[str, Any]:
     end = time.monotonic() + 30
     while (found := client.get(f"/v1/documents/{name}").json())["status"] not in statuses:
         assert time.monotonic() < end, found
@@ -174,13 +174,13 @@ def test_progress(serve: Serve, wanted: bytes, gate: threading.Event) -> None:
     answer = client.post("/v1/documents", files={"file": ("f.txt", TEXT)}, data=DE_EN)
     assert answer.status_code == 202
     name = answer.json()["id"]
-    found = until(client, name, "translating")
+    found = wait_until(client, name, "translating")
     while found["total"] == 0:
-        found = until(client, name, "translating")
+        found = wait_until(client, name, "translating")
     assert (found["done"], found["total"], found["name"]) == (0, 2, "f.txt")
     assert client.get(f"/v1/documents/{name}/file").status_code == 409
     gate.set()
-    found = until(client, name, "done", "failed")
+    found = wait_until(client, name, "done", "failed")
     assert (found["status"], found["done"], found["total"], found["name"]) == ("done", 2, 2, "f_en.txt")
     assert client.get(f"/v1/documents/{name}/file").content == wanted
     assert client.delete(f"/v1/documents/{name}").status_code == 204
@@ -203,7 +203,7 @@ def test_a_place_is_taken_until_the_thread_of_a_document_that_was_given_up_ends(
     monkeypatch.setattr("ziggurat.serve.documents.read_bounded", slow)
     client = serve(documents={"at_once": 1})
     first = client.post("/v1/documents", files={"file": ("f.txt", b"first")}, data=DE_EN).json()["id"]
-    until(client, first, "translating")
+    wait_until(client, first, "translating")
     while not threads:
         time.sleep(0.01)
     assert client.delete(f"/v1/documents/{first}").status_code == 204
@@ -212,7 +212,7 @@ def test_a_place_is_taken_until_the_thread_of_a_document_that_was_given_up_ends(
     assert client.get(f"/v1/documents/{second}").json()["status"] == "waiting"
     assert threads == ["document"]
     ended.set()
-    assert until(client, second, "done", "failed")["status"] == "done"
+    assert wait_until(client, second, "done", "failed")["status"] == "done"
 
 
 def test_places_for_uploads_are_shared(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,14 +258,14 @@ def test_places_for_uploads_are_shared(serve: Serve, tmp_path: Path, monkeypatch
 def test_a_document_has_its_time(serve: Serve, gate: threading.Event) -> None:
     client = serve(documents={"seconds": 0.3})
     name = client.post("/v1/documents", files={"file": ("f.txt", TEXT)}, data=DE_EN).json()["id"]
-    assert until(client, name, "done", "failed")["error"] == "the deadline passed"
+    assert wait_until(client, name, "done", "failed")["error"] == "the deadline passed"
 
 
 def test_what_is_deleted_leaves_the_queue(serve: Serve, gate: threading.Event) -> None:
     client = serve()
     lines = "".join(f"A dog number {n} runs.\n" for n in range(200)).encode()
     name = client.post("/v1/documents", files={"file": ("f.txt", lines)}, data=DE_EN).json()["id"]
-    while until(client, name, "translating")["total"] == 0:
+    while wait_until(client, name, "translating")["total"] == 0:
         pass
     waiting = re.compile(r'ziggurat_waiting_lines\{model="de-en"\} (\d+)')
 
@@ -305,7 +305,7 @@ def test_a_client_that_removes_a_document_can_be_cancelled(tmp_path: Path) -> No
 def test_damaged_documents_fail_with_the_reason(serve: Serve) -> None:
     client = serve()
     name = client.post("/v1/documents", files={"file": ("a.docx", b"no zip")}, data=DE_EN).json()["id"]
-    found = until(client, name, "done", "failed")
+    found = wait_until(client, name, "done", "failed")
     assert found["status"] == "failed"
     assert "a.docx: not a zip archive" in found["error"]
 
@@ -322,7 +322,7 @@ def test_documents_are_bounded_in_number_and_size(serve: Serve, gate: threading.
     client.delete(f"/v1/documents/{second}")
     assert send(900).status_code == 429  # the first still waits, and its place is not taken
     gate.set()
-    until(client, first, "done")
+    wait_until(client, first, "done")
     answer = send(1001)
     assert (answer.status_code, "1,000 bytes" in answer.json()["error"]["message"]) == (413, True)
     assert client.get(f"/v1/documents/{first}").status_code == 200  # nothing is removed for what never fits
@@ -340,7 +340,7 @@ def test_nothing_is_removed_where_that_is_not_enough(serve: Serve, tmp_path: Pat
 
     names = [send(400, 0).json()["id"], send(400, 1).json()["id"]]
     for name in names:
-        until(client, name, "done")
+        wait_until(client, name, "done")
     answer = send(700, 0)  # for which the other's 400 leave no room
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "60")
     assert [client.get(f"/v1/documents/{name}").status_code for name in names] == [200, 200]
@@ -358,7 +358,7 @@ def test_characters_of_documents_count(serve: Serve, tmp_path: Path) -> None:
     def send(key: str, *lines: str) -> dict[str, Any]:
         given, bearer = "".join(f"{line}\n" for line in lines).encode(), {"Authorization": f"Bearer {names[key]}"}
         answer = client.post("/v1/documents", files={"file": ("f.txt", given)}, data=DE_EN, headers=bearer)
-        return until(client, answer.json()["id"], "done", "failed")
+        return wait_until(client, answer.json()["id"], "done", "failed")
 
     def used(key: str) -> int:
         answer = client.get("/v2/usage", headers={"Authorization": f"DeepL-Auth-Key {names[key]}"})
@@ -386,7 +386,7 @@ def test_characters_of_documents_count(serve: Serve, tmp_path: Path) -> None:
 def test_results_expire(serve: Serve, tmp_path: Path) -> None:
     client = serve(documents={"keep_seconds": 0.5, "folder": str(tmp_path)})
     name = client.post("/v1/documents", files={"file": ("f.txt", b"17")}, data=DE_EN).json()["id"]
-    until(client, name, "done")
+    wait_until(client, name, "done")
     end = time.monotonic() + 10
     while client.get(f"/v1/documents/{name}").status_code == 200:
         assert time.monotonic() < end
@@ -401,7 +401,7 @@ def test_a_glossary_and_the_language_of_a_document(serve: Serve) -> None:
     said = "Das Haus steht am Fluss, und der Hund schläft vor der Tür.\n".encode()
     form = {"source": "auto", "target": "en", "glossary": '[{"source": "Haus", "target": "XQZ", "mode": "hard"}]'}
     name = client.post("/v1/documents", files={"file": ("f.txt", said)}, data=form).json()["id"]
-    found = until(client, name, "done", "failed")
+    found = wait_until(client, name, "done", "failed")
     assert (found["source"], found["glossary"]) == (
         "de",
         [{"source": "Haus", "target": "XQZ", "mode": "hard", "found": 1, "applied": 1}],
@@ -416,7 +416,7 @@ def test_patterns_and_keys_of_a_document(serve: Serve) -> None:
     file = {"file": ("f.json", b'{"id": "Das Haus", "note": "Der Hund", "text": "Der Zorb Cloud ist da."}')}
     form = {**DE_EN, "protect": ["Zorb Cloud", "x{2}"], "leave": "no*"}
     name = client.post("/v1/documents", files=file, data=form).json()["id"]
-    found = until(client, name, "done", "failed")
+    found = wait_until(client, name, "done", "failed")
     assert ("left_by_key", 2, "key id") in [
         (each["kind"], each["count"], each.get("place")) for each in found["notices"]
     ]

@@ -132,7 +132,7 @@ DIFFERENT = {
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """Addresses of LibreTranslate and of our server."""
     python = os.environ.get("ZIGGURAT_LIBRETRANSLATE_PYTHON")
     if python is None:
@@ -174,7 +174,7 @@ def shape(value: Any, key: str = "") -> Any:
     return 0.0 if isinstance(value, (int, float)) else ""
 
 
-def seen(address: str, case: Case) -> Any:
+def answer_shape(address: str, case: Case) -> Any:
     """Return status, kind and shape of the answer."""
     for stream in (content[1] for content in case.more.get("files", {}).values()):
         stream.seek(0)
@@ -184,8 +184,8 @@ def seen(address: str, case: Case) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_answers_are_alike(name: str, both: tuple[str, str]) -> None:
-    theirs, ours = (seen(address, CASES[name]) for address in both)
+def test_the_answers_are_alike(name: str, addresses: tuple[str, str]) -> None:
+    theirs, ours = (answer_shape(address, CASES[name]) for address in addresses)
     if name in DIFFERENT:
         assert ours != theirs, f"no longer true: {DIFFERENT[name]}"
         assert ours[0] < 500

@@ -117,7 +117,7 @@ TYPED = """text => {
 """TYPED is typing without pauses, so that the machine's load does not matter."""
 
 
-def until(window: Shown, condition: Callable[[], bool]) -> None:
+def wait_until(window: Shown, condition: Callable[[], bool]) -> None:
     """Wait for what the server sees."""
     end = time.monotonic() + 60
     while not condition():
@@ -177,10 +177,10 @@ def test_further_typing_calls_off_what_is_under_way(visit: Visit, fake: FakeServ
     window.page.fill("#source", "Er bellt laut.")
     window.page.keyboard.press("Control+Enter")
     window.page.wait_for_selector("#target[aria-busy=true]")
-    until(window, lambda: len(fake.asked) == 1)
+    wait_until(window, lambda: len(fake.asked) == 1)
     fake.delay = 0.0
     translate(window, "Der Hund 🐕 läuft schnell.", "The dog 🐕 runs fast.")
-    until(window, lambda: fake.called_off == 1)
+    wait_until(window, lambda: fake.called_off == 1)
     shows(window, "The dog 🐕 runs fast.")
 
 
@@ -533,7 +533,7 @@ def test_a_document_is_dropped_and_given_up(visit: Visit, fake: FakeServer) -> N
     window.page.wait_for_selector("#uploads >> text=1 of 3 sentences")
     with window.page.expect_request(lambda request: request.method == "DELETE"):
         window.page.click("#uploads >> text=Cancel")
-    until(window, lambda: fake.documents == {})
+    wait_until(window, lambda: fake.documents == {})
     window.page.locator("#uploads li").first.wait_for(state="detached")
 
 

@@ -134,7 +134,7 @@ def client(tmp_path_factory: pytest.TempPathFactory, vocabularies: Path) -> Iter
         yield client
 
 
-def asked(client: TestClient, curl: str) -> tuple[int, str, str]:
+def send_curl(client: TestClient, curl: str) -> tuple[int, str, str]:
     """Send what curl would send; return status, kind and text of the answer."""
     found = re.fullmatch(r"(-X POST )?(/\S+) *(?:-d (.*)|(-F .*))?", curl, flags=re.DOTALL)
     assert found is not None, curl
@@ -168,7 +168,7 @@ def shape(value: Any, key: str = "") -> Any:
     return "flag" if isinstance(value, bool) else "number" if isinstance(value, (int, float)) else "text"
 
 
-def seen(status: int, kind: str, text: str) -> Any:
+def table_entry(status: int, kind: str, text: str) -> Any:
     """Return an answer in the table's format."""
     if kind.startswith("text/html"):
         return status, "a page"
@@ -178,7 +178,7 @@ def seen(status: int, kind: str, text: str) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_ours(name: str, client: TestClient) -> None:
-    assert seen(*asked(client, CASES[name].curl)) == CASES[name][1:]
+    assert table_entry(*send_curl(client, CASES[name].curl)) == CASES[name][1:]
 
 
 def recorded() -> Iterator[tuple[str, int, str, str]]:
@@ -200,4 +200,4 @@ def test_the_recording() -> None:
     for (curl, *answer), case in zip(every, CASES.values(), strict=True):
         ours = quoted.sub("", case.curl)
         assert quoted.sub("", curl) in (ours, ours.partition(',"source"')[0]), curl  # one is cut off in the recording
-        assert seen(*answer) == case[1:], curl
+        assert table_entry(*answer) == case[1:], curl

@@ -23,7 +23,7 @@ from ziggurat.translate.translator import load_translator
 COST = {"cheap": 1.0, "fair": 5.0, "dear": 50.0, "lost": float("inf")}
 
 
-def said(text: str, log_probability: float) -> Translation:
+def translation(text: str, log_probability: float) -> Translation:
     tokens = [f"\u2581{word}" for word in text.split()]
     return Translation("x", [Hypothesis(text, log_probability, log_probability, tokens, [], True)])
 
@@ -38,7 +38,7 @@ class Search:
     async def __call__(self, places: Sequence[int], phrases: Sequence[Sequence[str]]) -> list[Translation]:
         self.calls.append([list(own) for own in phrases])
         return [
-            said(
+            translation(
                 " ".join(["free", *(each for each in own if each != "lost")]),
                 -1.0 - sum(COST[each] for each in own if each != "lost") - self.together * (len(own) > 1),
             )
@@ -53,7 +53,7 @@ async def at_once(work: Callable[[], Any]) -> Any:
 def outcome(terms: list[list[str]], search: Search, free: str = "free") -> tuple[list[str], dict[int, list[str]]]:
     found, dropped = asyncio.run(
         constrained(
-            [said(free, -1.0) for _ in terms],
+            [translation(free, -1.0) for _ in terms],
             [[Term(f"s{target}", target) for target in own] for own in terms],
             search,
             at_once,
@@ -103,9 +103,9 @@ def test_the_loss_is_per_token_of_the_terms() -> None:
     two = Translation(
         "x", [Hypothesis("a black dog", -9.0, -9.0, ["\u2581a", "\u2581black", "\u2581d", "og"], [], True)]
     )
-    assert loss(said("a", -1.0), two, ["black dog"]) == pytest.approx(8 / 3)
-    assert loss(said("a", -1.0), two, ["cat"]) == float("inf")
-    assert loss(said("a", -20.0), two, ["black"]) == 0.0  # the free search missed it
+    assert loss(translation("a", -1.0), two, ["black dog"]) == pytest.approx(8 / 3)
+    assert loss(translation("a", -1.0), two, ["cat"]) == float("inf")
+    assert loss(translation("a", -20.0), two, ["black"]) == 0.0  # the free search missed it
 
 
 @pytest.mark.slow

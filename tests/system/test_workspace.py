@@ -39,7 +39,7 @@ def held_by_another(folder: Path, code: str) -> subprocess.Popen[str]:
     return process
 
 
-def ended(process: subprocess.Popen[str]) -> None:
+def kill_and_wait(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.communicate()
 
@@ -77,7 +77,7 @@ def test_what_is_set_aside_while_its_writer_lives_is_waited_for(tmp_path: Path) 
         sweep(tmp_path)
         assert (tmp_path / ".x.building.tmp" / "old" / "a").read_text() == "old"
     finally:
-        ended(other)
+        kill_and_wait(other)
     recover(tmp_path / "x")
     assert (tmp_path / "x" / "a").read_text() == "old"
 
@@ -123,7 +123,7 @@ def test_the_sweep_takes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> 
         }
         assert len([p for p in deep.iterdir() if p.name.startswith(".")]) == 2, "of the living"
     finally:
-        ended(other)
+        kill_and_wait(other)
     sweep(tmp_path / "run", deep=True)
     assert not list(deep.iterdir())
 

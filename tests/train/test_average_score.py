@@ -36,7 +36,7 @@ def short(folder: Path, updates: int = 12, metric: str = "loss", kind: str = "dd
 
 
 @pytest.fixture(scope="module")
-def ended(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def finished_run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A finished run, and its messages."""
     run, said = tmp_path_factory.mktemp("ended") / "run", io.StringIO()
     train(run, short(tiny_folder), console=Console(file=said, width=1000))
@@ -49,8 +49,8 @@ def score_of(run: Path) -> AverageScore:
     return AverageScore(**found)
 
 
-def test_an_average_that_is_worse_is_passed_over_and_everybody_says_so(ended: tuple[Path, str]) -> None:
-    run, said = ended
+def test_an_average_that_is_worse_is_passed_over_and_everybody_says_so(finished_run: tuple[Path, str]) -> None:
+    run, said = finished_run
     found = score_of(run)
     assert found.value is not None
     assert found.value > found.rival_value == records(run, "validation")[-1]["nll"]
@@ -69,10 +69,10 @@ def test_an_average_that_is_worse_is_passed_over_and_everybody_says_so(ended: tu
 
 
 def test_the_value_is_that_of_the_averaged_model_and_again_when_the_run_is_resumed(
-    ended: tuple[Path, str], tiny_folder: Path, tmp_path: Path
+    finished_run: tuple[Path, str], tiny_folder: Path, tmp_path: Path
 ) -> None:
     """A run whose only update starts from the average's weights finds the same loss on the same dev set."""
-    run = shutil.copytree(ended[0], tmp_path / "run", symlinks=True)
+    run = shutil.copytree(finished_run[0], tmp_path / "run", symlinks=True)
     before, found = outcome(run), score_of(run)
     (run / "averaged" / "validation.json").unlink()  # as of a run that was killed earlier
     train(run, short(tiny_folder), resume=True, console=QUIET)
@@ -109,15 +109,17 @@ def test_a_run_that_continues_has_the_records_of_one_that_never_stopped(tiny_fol
     ],
 )
 def test_the_better_one_is_taken(
-    metric: str, value: float | None, taken: str, ended: tuple[Path, str], tmp_path: Path
+    metric: str, value: float | None, taken: str, finished_run: tuple[Path, str], tmp_path: Path
 ) -> None:
-    run = shutil.copytree(ended[0], tmp_path / "run", symlinks=True)
+    run = shutil.copytree(finished_run[0], tmp_path / "run", symlinks=True)
     write_score(run / "averaged", AverageScore(metric, value, "best", 2.0))
     assert open_model(run).weights.parent.name == taken
 
 
-def test_a_damaged_score_is_an_error_and_an_average_by_hand_has_none(ended: tuple[Path, str], tmp_path: Path) -> None:
-    run = shutil.copytree(ended[0], tmp_path / "run", symlinks=True)
+def test_a_damaged_score_is_an_error_and_an_average_by_hand_has_none(
+    finished_run: tuple[Path, str], tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished_run[0], tmp_path / "run", symlinks=True)
     path = run / "averaged" / "validation.json"
     for content in ("", "[]", "{}", path.read_text().replace("best", "last")):
         path.write_text(content)
@@ -136,18 +138,18 @@ def test_a_metric_of_translations_is_measured_by_translating(tiny_folder: Path, 
     assert records(tmp_path / "run", "average")[0]["chrf"] == found.value
 
 
-def go(run: str, config: str) -> None:
+def train_in_process(run: str, config: str) -> None:
     """Run in every process: train with `config`."""
     train(Path(run), load_experiment(Path(config)), console=QUIET)
 
 
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_measure_it_together(
-    kind: str, ended: tuple[Path, str], tiny_folder: Path, tmp_path: Path
+    kind: str, finished_run: tuple[Path, str], tiny_folder: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(dump(short(tiny_folder, kind=kind)), encoding="utf-8")
-    run_together(HERE, "go", 2, str(tmp_path / "run"), str(config))
-    found, expected = score_of(tmp_path / "run"), score_of(ended[0])
+    run_together(HERE, "train_in_process", 2, str(tmp_path / "run"), str(config))
+    found, expected = score_of(tmp_path / "run"), score_of(finished_run[0])
     assert found.worse
     assert (found.value, found.rival_value) == pytest.approx((expected.value, expected.rival_value), rel=1e-2)

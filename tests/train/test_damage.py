@@ -49,7 +49,7 @@ def experiment(tiny_folder: Path) -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undamaged_run(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of six updates with checkpoints at updates 2, 4 and 6."""
     run = tmp_path_factory.mktemp("whole") / "run"
     train(run, experiment, console=QUIET)
@@ -101,10 +101,10 @@ def test_every_turned_bit_is_found(name: str, checkpoint: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", ["cut", "turned"])
 def test_a_run_continues_from_the_checkpoint_before(
-    name: str, how: str, experiment: Experiment, whole: Path, tmp_path: Path
+    name: str, how: str, experiment: Experiment, undamaged_run: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    shutil.copytree(undamaged_run, run, symlinks=True)
     file = run / "checkpoints" / "step-00000006" / name
     if how == "cut":
         file.write_bytes(file.read_bytes()[:-9])
@@ -115,21 +115,21 @@ def test_a_run_continues_from_the_checkpoint_before(
     assert f"CHECKPOINT DAMAGED: {file}" in said.getvalue()
     assert "the damaged checkpoint is" in said.getvalue()
     assert "resumed after update 4" in said.getvalue()
-    assert final_bytes(run, 6) == final_bytes(whole, 6)
+    assert final_bytes(run, 6) == final_bytes(undamaged_run, 6)
     assert [f.name[-1] for f in checkpoint_folders(run)] == ["2", "4", "6"]
 
 
-def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, whole: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
+def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, undamaged_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(undamaged_run, tmp_path / "run", symlinks=True)
     for folder in checkpoint_folders(run):
         (folder / "meta.json").write_text("{")
     with pytest.raises(CheckpointError, match="all 3 checkpoints are damaged"):
         train(run, experiment, resume=True, console=QUIET)
 
 
-def test_a_damaged_model_is_not_translated_with_or_averaged(whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_model_is_not_translated_with_or_averaged(undamaged_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    shutil.copytree(undamaged_run, run, symlinks=True)
     file = run / "checkpoints" / "step-00000006" / "model.safetensors"
     open_model(run, which="last")
     flip(file, -5)
@@ -139,9 +139,9 @@ def test_a_damaged_model_is_not_translated_with_or_averaged(whole: Path, tmp_pat
         mean_weights([run / "checkpoints" / "step-00000004" / "model.safetensors", file])
 
 
-def test_a_checkpoint_of_another_run_is_not_averaged_with_ours(whole: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_not_averaged_with_ours(undamaged_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    shutil.copytree(undamaged_run, run, symlinks=True)
     newest = checkpoint_folders(run)[-1]
     meta = {key: value for key, value in read_meta(newest).items() if key != "checksum"}
     meta["configuration"]["training"]["seed"] += 1  # like the other run's: of the same shape
@@ -178,10 +178,10 @@ def test_damaged_checkpoints_push_no_whole_one_out(tmp_path: Path) -> None:
     assert [f.name for f in checkpoint_folders(tmp_path)] == ["step-00000015"]
 
 
-def test_a_folder_in_the_place_of_a_link_is_named(experiment: Experiment, whole: Path, tmp_path: Path) -> None:
+def test_a_folder_in_the_place_of_a_link_is_named(experiment: Experiment, undamaged_run: Path, tmp_path: Path) -> None:
     """`cp -rL`, zip files and cloud storage follow links."""
     run = tmp_path / "run"
-    shutil.copytree(whole, run)
+    shutil.copytree(undamaged_run, run)
     with pytest.raises(CheckpointError, match=r"last: is a folder where the link .* belongs.*remove it \(`rm -r "):
         train(run, experiment, resume=True, console=QUIET)
     assert not list(run.glob(".last*"))
@@ -192,11 +192,11 @@ def test_a_folder_in_the_place_of_a_link_is_named(experiment: Experiment, whole:
 
 
 def test_an_average_that_somebody_else_makes_is_waited_for(
-    experiment: Experiment, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, undamaged_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In that case training has succeeded, and must not report otherwise."""
     run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    shutil.copytree(undamaged_run, run, symlinks=True)
     config = change_section(experiment.training, {"checkpoint": {"average_last": 3}}, "training")
     other = building(run / "averaged")
     other.__enter__()
@@ -213,10 +213,10 @@ def test_an_average_that_somebody_else_makes_is_waited_for(
 
 @pytest.mark.parametrize("kind", ["damaged", "full"])
 def test_an_average_that_cannot_be_made_is_not_a_failure_of_the_run(
-    kind: str, experiment: Experiment, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, experiment: Experiment, undamaged_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, said = tmp_path / "run", io.StringIO()
-    shutil.copytree(whole, run, symlinks=True)
+    shutil.copytree(undamaged_run, run, symlinks=True)
     if kind == "damaged":
         (run / "checkpoints" / "step-00000004" / "model.safetensors").write_bytes(b"")
     else:
@@ -229,11 +229,11 @@ def test_an_average_that_cannot_be_made_is_not_a_failure_of_the_run(
 
 
 def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(
-    experiment: Experiment, whole: Path, tmp_path: Path
+    experiment: Experiment, undamaged_run: Path, tmp_path: Path
 ) -> None:
     """The scores' own metric decides: the configuration's may have no score yet (`--resume` has changed it)."""
     run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    shutil.copytree(undamaged_run, run, symlinks=True)
     newest = run / "checkpoints" / "step-00000006"
     scores = {"step-00000002": 7.0, "step-00000004": 3.0, "step-00000006": 5.0}  # losses
     meta = read_meta(newest)
@@ -267,9 +267,9 @@ def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(
     assert lead()[0] == "step-00000004"
 
 
-def test_a_checkpoint_too_many_goes_when_the_run_is_resumed(whole: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_too_many_goes_when_the_run_is_resumed(undamaged_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    shutil.copytree(undamaged_run, run, symlinks=True)
     (run / "last").unlink()
     (run / "last").symlink_to("checkpoints/step-00000004")
     for name in (".environment.json.abcdefgh.tmp", "checkpoints/step-00000006/.meta.json.abcdefgh.tmp", ".shared"):
@@ -283,11 +283,11 @@ def test_a_checkpoint_too_many_goes_when_the_run_is_resumed(whole: Path, tmp_pat
 
 
 def test_errors_of_the_machine_are_not_damage(
-    experiment: Experiment, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, undamaged_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too many open files must not lead to setting the newest checkpoint aside."""
     run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    shutil.copytree(undamaged_run, run, symlinks=True)
     original = Path.open
 
     def opened(path: Path, *args: Any, **options: Any) -> Any:
@@ -307,4 +307,4 @@ def test_errors_of_the_machine_are_not_damage(
         patch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks available")))
         with pytest.raises(DataError, match="the file system there cannot lock files"):
             train(run, experiment, resume=True, console=QUIET)
-    assert [f.name for f in checkpoint_folders(run)] == [f.name for f in checkpoint_folders(whole)]
+    assert [f.name for f in checkpoint_folders(run)] == [f.name for f in checkpoint_folders(undamaged_run)]

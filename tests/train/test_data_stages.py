@@ -74,7 +74,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted_run(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("whole") / "run"
     result = train(run, experiment, console=QUIET)
     assert result.reason == "the last of `data.stages` is over"
@@ -82,8 +82,8 @@ def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.slow
-def test_each_stage_ends_as_it_says(experiment: Experiment, whole: Path) -> None:
-    known = [read_progress(folder) for folder in checkpoint_folders(whole)]
+def test_each_stage_ends_as_it_says(experiment: Experiment, uninterrupted_run: Path) -> None:
+    known = [read_progress(folder) for folder in checkpoint_folders(uninterrupted_run)]
     assert [p.stages_to_come for p in known] == sorted((p.stages_to_come for p in known), reverse=True)
     assert {p.stages_to_come for p in known} == {2, 1, 0, -1}
     last = known[-1]
@@ -93,12 +93,12 @@ def test_each_stage_ends_as_it_says(experiment: Experiment, whole: Path) -> None
     assert last.epoch == third + 1
     assert last.batch == 0
     # Early stopping: two validations in a row without a better one, counted from the beginning of the stage.
-    log = (whole / "log.txt").read_text()
+    log = (uninterrupted_run / "log.txt").read_text()
     begun, ended = (
         int(re.findall(rf"update (\d+): stage {stage} of 3 of the data begins", log)[0]) for stage in (2, 3)
     )
     best, misses = float("inf"), 0
-    for record in records(whole, "validation"):
+    for record in records(uninterrupted_run, "validation"):
         better = record["nll"] < best
         best = min(best, record["nll"])
         if begun < record["update"] <= ended:
@@ -107,10 +107,10 @@ def test_each_stage_ends_as_it_says(experiment: Experiment, whole: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_ends_the_same(experiment: Experiment, whole: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_the_same(experiment: Experiment, uninterrupted_run: Path, tmp_path: Path) -> None:
     """Stopped within each stage and resumed."""
     run = tmp_path / "run"
-    known = [read_progress(folder) for folder in checkpoint_folders(whole)]
+    known = [read_progress(folder) for folder in checkpoint_folders(uninterrupted_run)]
     updates = known[-1].update
     # At validations: a limit that is reached at any other update would add one, and patience counts them.
     stops = [min(p.update for p in known if len(p.data_stages) == stage) // 2 * 2 + 2 for stage in (1, 3)]
@@ -118,7 +118,7 @@ def test_an_interrupted_run_ends_the_same(experiment: Experiment, whole: Path, t
         training = change_section(experiment.training, {"stop": {"updates": stop}}, "training")
         part = experiment.model_copy(update={"training": training})
         train_part(str(run), part.model_dump_json(), "resume" if number else "")
-    found, expected = outcome(run), outcome(whole)
+    found, expected = outcome(run), outcome(uninterrupted_run)
     last = f"checkpoints/step-{updates:08d}"
     for side in (found, expected):
         side["tensors"] = {name: value for name, value in side["tensors"].items() if name.startswith(last)}

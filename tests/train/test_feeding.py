@@ -21,7 +21,7 @@ TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask")
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def events_of_feeding(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The order of events without a GPU."""
     events: list[str] = []
     current = ["main"]
@@ -71,22 +71,24 @@ def test_a_cpu_gets_the_loader_s_own_groups(tiny_folder: Path) -> None:
     assert [group.state_after for group in got] == [group.state_after for group in expected]
 
 
-def test_the_next_group_is_on_its_way_before_one_is_handed_out(tiny_folder: Path, said: list[str]) -> None:
+def test_the_next_group_is_on_its_way_before_one_is_handed_out(tiny_folder: Path, events_of_feeding: list[str]) -> None:
     loader = feeding.loader_of(tiny_experiment(tiny_folder), Store.open(str(tiny_folder / "store")))
     expected = list(islice(loader.groups(), 3))
     groups = feeding.send_ahead(iter(islice(loader.groups(), 9)), CPU)
     first = next(groups)
-    assert said == ["sent", "sent", "main waits for event 1", *["used by main"] * len(TENSORS)]
+    assert events_of_feeding == ["sent", "sent", "main waits for event 1", *["used by main"] * len(TENSORS)]
     rest = list(islice(groups, 2))
-    assert said.count("sent") == 4
-    assert [event for event in said if "waits" in event] == [f"main waits for event {n}" for n in (1, 2, 3)]
+    assert events_of_feeding.count("sent") == 4
+    assert [event for event in events_of_feeding if "waits" in event] == [
+        f"main waits for event {n}" for n in (1, 2, 3)
+    ]
     assert contents([first, *rest]) == contents(expected)
     assert [group.state_after for group in (first, *rest)] == [group.state_after for group in expected]
     assert first.batches[0].target_tokens == expected[0].batches[0].target_tokens
 
 
 def test_pages_are_locked_in_the_thread_on_the_run_s_own_gpu(
-    tiny_folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, events_of_feeding: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from threading import current_thread
 
@@ -94,7 +96,7 @@ def test_pages_are_locked_in_the_thread_on_the_run_s_own_gpu(
 
     def locked(self: Tensor) -> Tensor:
         threads.add(current_thread().name)
-        assert "its GPU" in said
+        assert "its GPU" in events_of_feeding
         return self
 
     monkeypatch.setattr(Tensor, "pin_memory", locked)

@@ -43,14 +43,14 @@ from ziggurat.train.update import UpdateResult, train_update
 from ziggurat.train.validate import Validation
 
 
-def go(folder: Path, run: Path, **training: object) -> TrainingResult:
+def train_run(folder: Path, run: Path, **training: object) -> TrainingResult:
     return train(run, tiny_experiment(folder, **training), console=QUIET)
 
 
 @pytest.mark.slow
 def test_a_run_holds_its_files_and_the_checkpoints_it_keeps(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    result = go(
+    result = train_run(
         tiny_folder,
         run,
         stop={"updates": 8},
@@ -93,7 +93,7 @@ def test_a_run_holds_its_files_and_the_checkpoints_it_keeps(tiny_folder: Path, t
 @pytest.mark.slow
 def test_averages_are_means(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    go(tiny_folder, run, stop={"updates": 3}, checkpoint={"every_updates": 1, "keep_last": 3})
+    train_run(tiny_folder, run, stop={"updates": 3}, checkpoint={"every_updates": 1, "keep_last": 3})
     files = [folder / "model.safetensors" for folder in checkpoint_folders(run)]
     each = [read_tensors(file) for file in files]
     for name, tensor in mean_weights(files).items():
@@ -114,7 +114,7 @@ def test_checkpoints_of_an_interruption_do_not_count(
 ) -> None:
     """A run that is stopped by a signal and resumed keeps and averages the same as without the stop."""
     settings = {"stop": {"updates": 6}, "checkpoint": {"every_updates": 2, "keep_last": 2, "average_last": 2}}
-    go(tiny_folder, tmp_path / "whole", **settings)
+    train_run(tiny_folder, tmp_path / "whole", **settings)
     run = tmp_path / "run"
     updates = 0
 
@@ -126,7 +126,7 @@ def test_checkpoints_of_an_interruption_do_not_count(
         return train_update(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr("ziggurat.train.loop.train_update", interrupted)
-    assert go(tiny_folder, run, **settings).signal == signal.SIGTERM
+    assert train_run(tiny_folder, run, **settings).signal == signal.SIGTERM
     assert [folder.name for folder in checkpoint_folders(run)] == [f"step-{n:08d}" for n in (2, 4, 5)]
     train(run, tiny_experiment(tiny_folder, **settings), resume=True, console=QUIET)
     assert [folder.name for folder in checkpoint_folders(run)] == [f"step-{n:08d}" for n in (4, 6)]
@@ -171,7 +171,7 @@ def test_the_best_is_the_highest_bleu_or_the_lowest_loss(
     )
     validation = {"every_updates": 1, "metric": metric}
     checkpoint = {"every_updates": 1, "keep_last": 1, "keep_best": 1}
-    result = go(tiny_folder, tmp_path / "run", stop={"updates": 3}, validation=validation, checkpoint=checkpoint)
+    result = train_run(tiny_folder, tmp_path / "run", stop={"updates": 3}, validation=validation, checkpoint=checkpoint)
     assert (result.best, result.best_update) == (values[1], best)
     assert (tmp_path / "run" / "best").resolve().name == f"step-{best:08d}"
     lines = (tmp_path / "run" / "log.txt").read_text("utf-8").splitlines()
@@ -185,11 +185,11 @@ def test_a_folder_with_other_things_is_refused(tiny_folder: Path, tmp_path: Path
     mine.mkdir()
     (mine / "config.yaml").write_text("# by hand")
     with pytest.raises(ConfigError, match="holds something other than a run"):
-        go(tiny_folder, mine, stop={"updates": 1})
+        train_run(tiny_folder, mine, stop={"updates": 1})
     assert [p.read_text() for p in mine.iterdir()] == ["# by hand"]
     run = tmp_path / "run"
     run.mkdir()  # an empty folder is as good as none
-    go(tiny_folder, run, stop={"updates": 1}, checkpoint={"every_updates": 1})
+    train_run(tiny_folder, run, stop={"updates": 1}, checkpoint={"every_updates": 1})
     with pytest.raises(ConfigError, match="holds something other than a model directory"):
         average_run(run, CheckpointSelection("last", 1), out=mine)
     average_run(run, CheckpointSelection("last", 1), out=tmp_path / "mean")
@@ -232,7 +232,7 @@ def test_the_best_checkpoint_stays_until_another_is_the_best(tmp_path: Path) -> 
 
 def test_the_last_update_is_validated(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    result = go(tiny_folder, run, stop={"updates": 3}, validation={"every_updates": 2, "max_sentences": 2})
+    result = train_run(tiny_folder, run, stop={"updates": 3}, validation={"every_updates": 2, "max_sentences": 2})
     validations = records(run, "validation")
     assert [r["update"] for r in validations] == [2, 3]
     assert all(isinstance(r["unfinished"], int) for r in validations)
@@ -254,7 +254,7 @@ def test_every_update_is_in_one_record(tiny_folder: Path, tmp_path: Path, monkey
         return result
 
     monkeypatch.setattr("ziggurat.train.loop.train_update", update)
-    assert go(tiny_folder, run, **settings).update == 6
+    assert train_run(tiny_folder, run, **settings).update == 6
     train(run, tiny_experiment(tiny_folder, **settings), resume=True, console=QUIET)
     found = [(r["update"], r.get("partial", False)) for r in records(run, "train")]
     assert found == [(4, False), (8, False), (10, True)], "the record of update 6 is taken back"
@@ -387,14 +387,14 @@ def test_every_limit_that_is_reached_has_to_be_raised(tiny_folder: Path, tmp_pat
     over = how_to_go_on(replace(progress, stages_to_come=-1), both, run)
     assert over == "start a new run with other `data.stages`: `training.start_from=a` takes the weights of this one"
     stop = {"updates": 100, "minutes": 1e-6}
-    go(tiny_folder, tmp_path / "run", stop=stop)
+    train_run(tiny_folder, tmp_path / "run", stop=stop)
     train(tmp_path / "run", tiny_experiment(tiny_folder, stop=stop), resume=True, console=QUIET)
     last = (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
     assert last.endswith(f"`ziggurat train --run {tmp_path / 'run'} --resume training.stop.minutes=...`")
 
 
 def test_early_stopping_counts_validations_without_a_better_score(tiny_folder: Path, tmp_path: Path) -> None:
-    result = go(
+    result = train_run(
         tiny_folder,
         tmp_path / "run",
         schedule={"kind": "constant", "peak": 1e-30, "warmup_updates": 0, "initial": 0.0},  # nothing ever improves
@@ -407,7 +407,7 @@ def test_early_stopping_counts_validations_without_a_better_score(tiny_folder: P
 
 @pytest.mark.slow
 def test_epochs_end_a_run(tiny_folder: Path, tmp_path: Path) -> None:
-    result = go(tiny_folder, tmp_path / "run", stop={"updates": None, "epochs": 2}, log_every_updates=1)
+    result = train_run(tiny_folder, tmp_path / "run", stop={"updates": None, "epochs": 2}, log_every_updates=1)
     assert "epochs" in result.reason
     log = (tmp_path / "run" / "log.txt").read_text()
     assert re.findall(r"(\S+) left", log)[0] != "?", "the part of an epoch counts"
@@ -422,7 +422,7 @@ def test_epochs_end_a_run(tiny_folder: Path, tmp_path: Path) -> None:
 
 def test_divergence_stops_with_a_diagnosis(tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="3 updates in a row had a non-finite loss") as error:
-        go(
+        train_run(
             tiny_folder,
             tmp_path / "run",
             schedule={"kind": "constant", "peak": 1e9, "warmup_updates": 0},
@@ -437,7 +437,7 @@ def test_validation_changes_nothing_in_training(tiny_folder: Path, tmp_path: Pat
     runs = []
     for number, every in enumerate((1, 1000)):
         run = tmp_path / str(number)
-        go(tiny_folder, run, stop={"updates": 4}, validation={"every_updates": every, "max_sentences": 3})
+        train_run(tiny_folder, run, stop={"updates": 4}, validation={"every_updates": every, "max_sentences": 3})
         runs.append(read_tensors(checkpoint_folders(run)[-1] / "model.safetensors"))
     for name in runs[0]:
         assert torch.equal(runs[0][name], runs[1][name])
@@ -449,7 +449,7 @@ def test_validation_changes_nothing_in_training(tiny_folder: Path, tmp_path: Pat
 )
 def test_other_optimisers_and_bf16_train(kind: str, precision: str, tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    go(
+    train_run(
         tiny_folder,
         run,
         optimiser={"kind": kind},

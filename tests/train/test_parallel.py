@@ -26,7 +26,7 @@ HERE = "tests.train.test_parallel"
 UPDATES = 6
 
 
-def go(run: str, config: str, resume: str = "") -> None:
+def train_in_process(run: str, config: str, resume: str = "") -> None:
     """Run in every process: train with `config`."""
     console = Console(file=io.StringIO())
     try:
@@ -40,7 +40,7 @@ def together(run: Path, experiment: Experiment, count: int, resume: bool = False
     """Train in `count` processes; returns the folder."""
     config = run.parent / f"{run.name}.yaml"
     config.write_text(dump(experiment), encoding="utf-8")
-    run_together(HERE, "go", count, str(run), str(config), "resume" if resume else "")
+    run_together(HERE, "train_in_process", count, str(run), str(config), "resume" if resume else "")
     return run
 
 

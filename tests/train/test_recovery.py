@@ -56,7 +56,7 @@ def settings(**changes: Any) -> dict[str, Any]:
     return {**SETTINGS, **changes}
 
 
-def go(run: Path, experiment: Experiment, **options: Any) -> tuple[TrainingResult, str]:
+def train_run(run: Path, experiment: Experiment, **options: Any) -> tuple[TrainingResult, str]:
     said = io.StringIO()
     result = train(run, experiment, console=Console(file=said, width=1000), **options)
     return result, said.getvalue()
@@ -72,7 +72,7 @@ def test_a_poisoned_update_changes_nothing_and_names_the_layer(
 ) -> None:
     experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 6}, checkpoint={"every_updates": 1}))
     poison(monkeypatch, planned(experiment, 5, 5), LAYER, nan)
-    _, said = go(tmp_path / "run", experiment)
+    _, said = train_run(tmp_path / "run", experiment)
     assert f"update 5: loss nan and gradient norm nan are not both finite: {LAYER}: output is NaN in the " in said
     assert "forward pass; update skipped (1 in all, 1 in a row)" in said
     before, after, later = (weights_of(tmp_path / "run", update) for update in (4, 5, 6))
@@ -85,7 +85,7 @@ def test_healthy_updates_are_not_looked_into(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.train.recovery.find_fault", lambda *_, **__: pytest.fail("run a second time"))
-    go(tmp_path / "run", tiny_experiment(tiny_folder, **settings(stop={"updates": 3})))
+    train_run(tmp_path / "run", tiny_experiment(tiny_folder, **settings(stop={"updates": 3})))
 
 
 @pytest.mark.slow
@@ -95,9 +95,9 @@ def test_looking_for_the_fault_leaves_training_as_it_is(
     """The same run with and without the search: equal weights, so equal random numbers afterwards."""
     experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 7}))
     poison(monkeypatch, planned(experiment, 3, 4), LAYER, nan)
-    go(tmp_path / "with", experiment)
+    train_run(tmp_path / "with", experiment)
     monkeypatch.setattr("ziggurat.train.recovery.find_fault", lambda *_, **__: Fault("somewhere", True))
-    go(tmp_path / "without", experiment)
+    train_run(tmp_path / "without", experiment)
     assert final_bytes(tmp_path / "with", 7) == final_bytes(tmp_path / "without", 7)
 
 
@@ -115,7 +115,7 @@ def test_rolling_back_is_the_old_weights_on_the_data_that_comes_next_at_a_lower_
 ) -> None:
     """Compare with updates made by hand from the checkpoint at update 4."""
     run = tmp_path / "run"
-    _, said = go(run, diverging)
+    _, said = train_run(run, diverging)
     assert (
         f"update 9: 3 bad updates in a row, first {LAYER}: output is NaN in the forward pass; rolled back to the "
         "weights after update 4, on to the data that comes next, at 0.5 times the rate (1 of 3 roll backs)"
@@ -151,7 +151,7 @@ def test_depth_is_measured_after_a_roll_back(
             original(self, progress, *rest)
 
         monkeypatch.setattr(owner, name, noted)
-    go(tmp_path / "run", diverging)
+    train_run(tmp_path / "run", diverging)
     assert done.index("after 9") == done.index("roll_back 9") + 1
 
 
@@ -169,23 +169,25 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, update: int, run: Path, experimen
     with monkeypatch.context() as patch:
         patch.setattr("ziggurat.train.loop.train_update", killed)
         with pytest.raises(KeyboardInterrupt):
-            go(run, experiment)
+            train_run(run, experiment)
 
 
 @pytest.mark.slow
 def test_killed_or_stopped_around_a_roll_back_and_resumed_it_ends_the_same(
     diverging: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go(tmp_path / "whole", diverging)
+    train_run(tmp_path / "whole", diverging)
     expected = final_bytes(tmp_path / "whole", UPDATES)
     for moment in (2, 8, 10):
         run = tmp_path / f"killed-{moment}"
         killed_at(monkeypatch, moment, run, diverging)
-        go(run, diverging, resume=True)
+        train_run(run, diverging, resume=True)
         assert final_bytes(run, UPDATES) == expected, f"killed at update {moment}"
     run = tmp_path / "stopped"
     for stop in (6, 8, UPDATES):  # before, within and after the bad updates
-        go(run, tiny_experiment(Path(diverging.data.store).parent, **settings(stop={"updates": stop})), resume=stop > 6)
+        train_run(
+            run, tiny_experiment(Path(diverging.data.store).parent, **settings(stop={"updates": stop})), resume=stop > 6
+        )
     assert final_bytes(run, UPDATES) == expected
 
 
@@ -196,7 +198,7 @@ def test_before_the_first_checkpoint_it_rolls_back_to_the_start(
     changes = {"stop": {"updates": 6}, "checkpoint": {"every_updates": 5}, "patience": {"non_finite": 2}}
     experiment = tiny_experiment(tiny_folder, **settings(**changes))
     poison(monkeypatch, planned(experiment, 2, 3), LAYER, nan)
-    _, said = go(tmp_path / "run", experiment)
+    _, said = train_run(tmp_path / "run", experiment)
     assert "rolled back to the weights after update 0" in said
     folders = [folder.name for folder in checkpoint_folders(tmp_path / "run")]
     assert folders == ["step-00000005", "step-00000006"]  # the start was replaced by the first good one
@@ -215,7 +217,7 @@ def test_where_no_checkpoint_could_be_written_there_is_none_to_roll_back_to(
     poison(monkeypatch, planned(experiment, 2, 3), LAYER, nan)
     monkeypatch.setattr("ziggurat.train.saving.save_checkpoint", full)
     with pytest.raises(TrainingError, match="holds no whole checkpoint from before them"):
-        go(tmp_path / "run", experiment)
+        train_run(tmp_path / "run", experiment)
 
 
 @pytest.mark.slow
@@ -226,7 +228,7 @@ def test_checkpoints_written_while_updates_fail_are_not_rolled_back_to(
     changes = {"stop": {"updates": 9}, "checkpoint": {"every_updates": 2, "keep_last": 1}}
     experiment = tiny_experiment(tiny_folder, **settings(**changes, patience={"non_finite": 5}))
     poison(monkeypatch, planned(experiment, 3, 7), LAYER, nan)
-    _, said = go(tmp_path / "run", experiment)
+    _, said = train_run(tmp_path / "run", experiment)
     assert "update 7: 5 bad updates in a row" in said
     assert "rolled back to the weights after update 2," in said
 
@@ -236,7 +238,7 @@ def about_to_roll_back(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     """A run of 8 updates, the last two of them bad, and its longer form, whose update 9 rolls back to update 6."""
     experiment = tiny_experiment(tiny_folder, **settings(checkpoint={"every_updates": 2}, stop={"updates": 8}))
     poison(monkeypatch, planned(experiment, 7, 9), LAYER, nan)
-    go(tmp_path / "run", experiment)
+    train_run(tmp_path / "run", experiment)
     longer = settings(checkpoint={"every_updates": 2}, stop={"updates": 12})
     return tmp_path / "run", tiny_experiment(tiny_folder, **longer)
 
@@ -247,7 +249,7 @@ def test_a_damaged_good_checkpoint_ends_the_run_which_continues_when_it_can_be_r
 ) -> None:
     run, longer = about_to_roll_back
     shutil.copytree(run, tmp_path / "whole", symlinks=True)
-    _, said = go(tmp_path / "whole", longer, resume=True)
+    _, said = train_run(tmp_path / "whole", longer, resume=True)
     assert "rolled back to the weights after update 6," in said
     good = run / "checkpoints" / "step-00000006"
     content = bytearray((good / "model.safetensors").read_bytes())
@@ -256,7 +258,7 @@ def test_a_damaged_good_checkpoint_ends_the_run_which_continues_when_it_can_be_r
     there = checkpoint_folders(run)
     for _ in range(2):  # the second time with what the first left
         with pytest.raises(CheckpointError) as error:
-            go(run, longer, resume=True)
+            train_run(run, longer, resume=True)
         assert f"{good / 'model.safetensors'}: damaged" in str(error.value)
         assert f"to {good}. If the disk failed only for a moment, `--resume` again; if the folder is " in str(
             error.value
@@ -266,13 +268,13 @@ def test_a_damaged_good_checkpoint_ends_the_run_which_continues_when_it_can_be_r
 
     shutil.copytree(run, tmp_path / "without", symlinks=True)
     shutil.rmtree(tmp_path / "without" / "checkpoints" / good.name)
-    _, said = go(tmp_path / "without", longer, resume=True)
+    _, said = train_run(tmp_path / "without", longer, resume=True)
     assert "step-00000006 is gone; rolling back to the checkpoint before it" in said
     assert "rolled back to the weights after update 4," in said
 
     content[-3] ^= 1
     (good / "model.safetensors").write_bytes(content)
-    go(run, longer, resume=True)
+    train_run(run, longer, resume=True)
     assert final_bytes(run, 12) == final_bytes(tmp_path / "whole", 12)
 
 
@@ -285,7 +287,7 @@ def test_the_newest_checkpoint_that_cannot_be_rolled_back_to_is_made_again(
     changes = {"checkpoint": {"every_updates": 2}, "patience": {"non_finite": 2}, "stop": {"updates": 10}}
     experiment = tiny_experiment(tiny_folder, **settings(**changes))
     poison(monkeypatch, planned(experiment, 7, 8), LAYER, nan)
-    go(tmp_path / "whole", experiment)
+    train_run(tmp_path / "whole", experiment)
 
     def damaged(folder: Path) -> Checkpoint:
         (folder / "model.safetensors").write_bytes(b"")
@@ -295,11 +297,11 @@ def test_the_newest_checkpoint_that_cannot_be_rolled_back_to_is_made_again(
     with monkeypatch.context() as patch:
         patch.setattr("ziggurat.train.recovery.load_checkpoint", damaged)
         with pytest.raises(CheckpointError, match="goes back to the checkpoint before it"):
-            go(run, experiment)
+            train_run(run, experiment)
     assert checkpoint_folders(run)[-1].name == "step-00000006"
     if removed:
         shutil.rmtree(run / "checkpoints" / "step-00000006")
-    _, said = go(run, experiment, resume=True)
+    _, said = train_run(run, experiment, resume=True)
     assert "resumed after update 4" in said
     assert "rolled back to the weights after update 6," in said
     assert final_bytes(run, 10) == final_bytes(tmp_path / "whole", 10)
@@ -318,8 +320,8 @@ def test_the_only_checkpoint_to_roll_back_to_is_not_to_be_removed(
     with monkeypatch.context() as patch:
         patch.setattr("ziggurat.train.recovery.load_checkpoint", unreadable)
         with pytest.raises(CheckpointError, match=r"`--resume` again; if the folder is damaged, start a new run$"):
-            go(tmp_path / "run", experiment)
-    _, said = go(tmp_path / "run", experiment, resume=True)
+            train_run(tmp_path / "run", experiment)
+    _, said = train_run(tmp_path / "run", experiment, resume=True)
     assert "rolled back to the weights after update 0" in said
 
 
@@ -339,7 +341,7 @@ def test_an_infinite_good_checkpoint_is_passed_over(
     next(iter(weights.values())).view(-1)[0] = math.inf
     checksum = write_tensors(file, weights)
     write_meta(good, {**meta, "checksums": {**meta["checksums"], file.name: checksum}})
-    _, said = go(run, longer, resume=True)
+    _, said = train_run(run, longer, resume=True)
     assert f"rolled back to the weights after update {update}," in said
 
 
@@ -373,11 +375,11 @@ def test_nan_in_one_layer_ends_the_run_with_its_name_and_a_resumed_run_continues
         poison(patch, planned(experiment, 6, 14), LAYER, nan)
         message = rf"3 updates in a row.*the first of them update 6; first {LAYER}: output is NaN in the forward pass"
         with pytest.raises(TrainingError, match=message):
-            go(tmp_path / "run", experiment)
+            train_run(tmp_path / "run", experiment)
     newest = load_checkpoint(checkpoint_folders(tmp_path / "run")[-1])
     assert (newest.progress.update, newest.progress.skipped_in_a_row) == (8, 3)
     assert all(torch.isfinite(t).all() for t in (*newest.weights.values(), *newest.optimiser.values()))
-    result, _ = go(tmp_path / "run", experiment, resume=True)
+    result, _ = train_run(tmp_path / "run", experiment, resume=True)
     progress = read_progress(tmp_path / "run" / "last")
     assert (result.update, progress.skipped, progress.skipped_in_a_row, progress.fault) == (UPDATES, 3, 0, None)
 
@@ -389,12 +391,12 @@ def test_a_grown_encoder_rolls_back_to_the_depth_of_the_checkpoint_and_grows_aga
     growth = {"stages": [{"layers": 1, "updates": 5}], "keep_stages": False}
     experiment = tiny_experiment(tiny_folder, **settings(growth=growth))
     poison(monkeypatch, planned(experiment, 6, 8), "decoder.layers.0.ffn.in_proj", nan)
-    _, said = go(tmp_path / "run", experiment)
+    _, said = train_run(tmp_path / "run", experiment)
     assert said.count("the model grows, the encoder from 1 to 2 layers") == 2
     assert "rolled back to the weights after update 4," in said
     assert read_progress(tmp_path / "run" / "last").stage == 1
     killed_at(monkeypatch, 9, tmp_path / "parts", experiment)
-    go(tmp_path / "parts", experiment, resume=True)
+    train_run(tmp_path / "parts", experiment, resume=True)
     assert final_bytes(tmp_path / "parts", UPDATES) == final_bytes(tmp_path / "run", UPDATES)
 
 
@@ -409,7 +411,7 @@ def test_a_loss_spike_is_skipped_and_counted_apart(
     bad = planned(experiment, 2, 2) + planned(experiment, 5, 5)  # update 2 comes before there is a median
     poison(monkeypatch, bad, "decoder.final_norm", lambda output: output * -20)
     run = tmp_path / "run"
-    _, said = go(run, experiment)
+    _, said = train_run(run, experiment)
     assert "update 5: loss of" in said
     assert "nats per target token is far above its running median: run again, every state and gradient is" in said
     assert said.count("update skipped") == 1
@@ -449,7 +451,7 @@ def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many
     monkeypatch.setattr("ziggurat.train.setup.refuse_too_large", lambda *_, **__: None)
     with monkeypatch.context() as patch:
         poison(patch, planned(experiment, 2, 3), LAYER, no_memory)
-        _, said = go(tmp_path / "run", experiment)
+        _, said = train_run(tmp_path / "run", experiment)
     assert "update 3: out of memory on " in said
     assert "4.0 KiB more needed, with " in said
     assert "update skipped (2 in all, 2 in a row)" in said
@@ -461,13 +463,13 @@ def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many
     assert records(tmp_path / "run", "train")[0]["out_of_memory"] == 2
     poison(monkeypatch, planned(experiment, 2, 9), LAYER, no_memory)
     with pytest.raises(TrainingError, match=r"3 updates in a row did not fit into memory.* `training\.batch\.max_tok"):
-        go(tmp_path / "ended", experiment)
+        train_run(tmp_path / "ended", experiment)
 
 
 @pytest.mark.slow
 def test_checkpoints_of_format_2_still_open(tiny_folder: Path, tmp_path: Path) -> None:
     experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 4}, divergence={}))
-    go(tmp_path / "run", experiment)
+    train_run(tmp_path / "run", experiment)
     folder = tmp_path / "run" / "last"
     path = folder / "meta.json"
     meta = json.loads(path.read_text())
@@ -482,7 +484,7 @@ def test_checkpoints_of_format_2_still_open(tiny_folder: Path, tmp_path: Path) -
     meta["checksums"] = {name: fingerprint(folder / name) for name in files}
     path.write_text(json.dumps({**meta, "format": 2}))
     longer = tiny_experiment(tiny_folder, **settings(stop={"updates": 6}))  # rolls back from now on
-    go(tmp_path / "run", longer, resume=True)
+    train_run(tmp_path / "run", longer, resume=True)
     progress = read_progress(tmp_path / "run" / "last")
     assert (progress.update, progress.rate_factor, progress.good) == (6, 1.0, "step-00000004")
 

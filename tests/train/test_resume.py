@@ -52,7 +52,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def go(run: Path, experiment: Experiment, *, resume: bool = False) -> TrainingResult:
+def train_run(run: Path, experiment: Experiment, *, resume: bool = False) -> TrainingResult:
     return train(run, experiment, resume=resume, console=QUIET)
 
 
@@ -64,7 +64,7 @@ def experiment(tiny_folder: Path) -> Experiment:
 @pytest.fixture(scope="module")
 def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], Path]:
     run = tmp_path_factory.mktemp("whole") / "run"
-    go(run, experiment)
+    train_run(run, experiment)
     return final_bytes(run, UPDATES), run
 
 
@@ -145,9 +145,9 @@ def test_three_updates_and_three_more_are_six_with_later_kinds(
     """Their parameters, moments and factors are all in a checkpoint."""
     checkpoint = {"every_updates": 3, "keep_last": 2}
     six = tiny_experiment(tiny_folder, choices, threads=1, stop={"updates": 6}, checkpoint=checkpoint)
-    go(tmp_path / "whole", six)
-    go(tmp_path / "halves", change_section(six, {"training": {"stop": {"updates": 3}}}, ""))
-    go(tmp_path / "halves", six, resume=True)
+    train_run(tmp_path / "whole", six)
+    train_run(tmp_path / "halves", change_section(six, {"training": {"stop": {"updates": 3}}}, ""))
+    train_run(tmp_path / "halves", six, resume=True)
     assert final_bytes(tmp_path / "halves", 6) == final_bytes(tmp_path / "whole", 6)
 
 
@@ -178,9 +178,9 @@ def test_a_growing_run_with_means_of_weights_resumes_before_and_after(
     growth = {"stages": stages, "copy_strategy": strategy, "moments": "copy"}
     six = tiny_experiment(tiny_folder, threads=1, stop={"updates": 6}, checkpoint={"every_updates": 1}, **training)
     six = change_section(six, {"model": choices, "training": {"growth": growth}}, "")
-    go(tmp_path / "whole", six)
-    go(tmp_path / "parts", change_section(six, {"training": {"stop": {"updates": stop}}}, ""))
-    go(tmp_path / "parts", six, resume=True)
+    train_run(tmp_path / "whole", six)
+    train_run(tmp_path / "parts", change_section(six, {"training": {"stop": {"updates": stop}}}, ""))
+    train_run(tmp_path / "parts", six, resume=True)
     assert final_bytes(tmp_path / "parts", 6) == final_bytes(tmp_path / "whole", 6)
 
 
@@ -191,12 +191,12 @@ def test_a_run_resumed_before_layer_drop_has_used_every_layer(tiny_folder: Path,
     for stop in (2, 4):
         validation = {"every_updates": 9, "decode": False}
         runs[stop] = tiny_experiment(tiny_folder, drop, stop={"updates": stop}, validation=validation)
-    go(tmp_path / "whole", runs[4])
-    go(tmp_path / "parts", runs[2])
+    train_run(tmp_path / "whole", runs[4])
+    train_run(tmp_path / "parts", runs[2])
     saved = load_checkpoint(tmp_path / "parts" / "last")
     trained = {key.rpartition("/")[0] for key in saved.optimiser}
     assert trained < saved.weights.keys(), "a layer has had no update yet, so the test can fail"
-    go(tmp_path / "parts", runs[4], resume=True)
+    train_run(tmp_path / "parts", runs[4], resume=True)
     assert final_bytes(tmp_path / "parts", 4) == final_bytes(tmp_path / "whole", 4)
 
 
@@ -218,16 +218,16 @@ def test_compiled_layers_see_the_same_batch_first_in_a_resumed_run(
     monkeypatch.setattr(torch.compiler, "reset", seen.clear)
     batch = {"max_tokens": 150, "accumulate": 2, "fit": fit, "fit_limit": 512}
     started = tiny_experiment(tiny_folder, compile="layers", stop={"updates": 3}, batch=batch)
-    go(tmp_path / "run", started)
+    train_run(tmp_path / "run", started)
     first = seen[0]
     seen.clear()
-    go(tmp_path / "run", reopen_run(tmp_path / "run", ["training.stop.updates=4"]), resume=True)
+    train_run(tmp_path / "run", reopen_run(tmp_path / "run", ["training.stop.updates=4"]), resume=True)
     assert seen[0] == first
     assert first not in seen[-2:], "the update itself has other batches, so the test can fail"
 
 
 def _child(run: str, document: str, resume: bool) -> None:
-    go(Path(run), Experiment.model_validate_json(document), resume=resume)
+    train_run(Path(run), Experiment.model_validate_json(document), resume=resume)
 
 
 def killed_after(seconds: float, run: Path, experiment: Experiment) -> bool:
@@ -262,7 +262,7 @@ def test_sigkill_at_random_moments(
         else:
             length *= 0.7  # the timed run had less of the machine than this one; in the end every moment comes in time
         has_run = (run / "checkpoints").is_dir()
-        go(run, experiment, resume=has_run)
+        train_run(run, experiment, resume=has_run)
         assert final_bytes(run, UPDATES) == uninterrupted[0], f"seed {seed}, kill {number} after {moment:.3f} s"
         same_records(uninterrupted[1], run)
         if kills == wanted:
@@ -277,9 +277,9 @@ def test_a_run_is_not_overwritten_and_not_shared(
 
     run = uninterrupted[1]
     with pytest.raises(ConfigError, match=r"already holds a run; go on with it: `ziggurat train --run .* --resume`"):
-        go(run, experiment)
+        train_run(run, experiment)
     with run_lock(run), pytest.raises(CheckpointError, match="another process is training in this folder"):
-        go(run, experiment, resume=True)
+        train_run(run, experiment, resume=True)
     with pytest.raises(ConfigError, match="no run to resume"):
         reopen_run(run / "nothing", [])
 
@@ -321,7 +321,7 @@ def test_a_run_made_by_another_process_in_the_meantime_is_left_alone(
 
     monkeypatch.setattr(module, "building", late)
     with pytest.raises(ConfigError, match="already holds a run"):
-        go(run, experiment)
+        train_run(run, experiment)
     assert (run / "checkpoints" / "step-00000007").is_dir()
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
@@ -372,7 +372,7 @@ def test_a_store_replaced_under_a_live_run(
     assert output.getvalue().count("THE STORE WAS REPLACED") == 1
     assert final_bytes(run, UPDATES) == uninterrupted[0]
     with pytest.raises(CheckpointError, match="is not the one this run was trained on"):
-        go(run, mine, resume=True)
+        train_run(run, mine, resume=True)
 
 
 @pytest.mark.slow
@@ -400,11 +400,11 @@ def test_a_store_changed_in_place_ends_the_run(
     before_update(12, change, monkeypatch)
     run = tmp_path / "run"
     with pytest.raises(DataError, match=f"{file.name}: changed while it was being read"):
-        go(run, mine)
+        train_run(run, mine)
     assert checkpoint_folders(run)[-1].name == "step-00000010"
     with file.open("r+b") as handle:
         handle.write(whole)
-    go(run, mine, resume=True)
+    train_run(run, mine, resume=True)
     assert final_bytes(run, UPDATES) == uninterrupted[0]
 
 
@@ -458,19 +458,19 @@ def test_another_store_is_refused(
     run = tmp_path / "run"
     short = change_section(experiment, {"training": {"stop": {"updates": 2}}}, "")
     if begun:
-        go(run, short)
+        train_run(run, short)
     else:
         with monkeypatch.context() as patch:
             patch.setattr("ziggurat.train.loop.starting_point", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                go(run, short)
+                train_run(run, short)
     other = tiny_experiment(tmp_path).data
     file = tmp_path / "train.qlo"
     file.write_text(file.read_text().replace("a", "e"))
     prepare(other.model_copy(update={"subword": other.subword.model_copy(update=changed)}))
     moved = short.model_copy(update={"data": short.data.model_copy(update={"store": other.store})})
     with pytest.raises(error, match=message):
-        go(run, moved, resume=True)
+        train_run(run, moved, resume=True)
 
 
 def interrupted(*_: object, **__: object) -> None:
@@ -483,16 +483,16 @@ def test_a_run_killed_before_its_first_checkpoint_has_the_weights_that_it_began_
 ) -> None:
     """This holds although `start_from` names a run that has continued since."""
     short: dict[str, Any] = {"validation": {"every_updates": 9, "decode": False}, "stop": {"updates": 2}}
-    go(tmp_path / "other", tiny_experiment(tiny_folder, **short))
+    train_run(tmp_path / "other", tiny_experiment(tiny_folder, **short))
     mine = tiny_experiment(tiny_folder, **short, start_from=str(tmp_path / "other"))
-    go(tmp_path / "whole", mine)
+    train_run(tmp_path / "whole", mine)
     assert [folder.name for folder in checkpoint_folders(tmp_path / "whole")] == ["step-00000002"]
     with monkeypatch.context() as patch:
         before_update(2, interrupted, patch)
         with pytest.raises(KeyboardInterrupt):
-            go(tmp_path / "run", mine)
-    go(tmp_path / "other", reopen_run(tmp_path / "other", ["training.stop.updates=3"]), resume=True)
-    go(tmp_path / "run", mine, resume=True)
+            train_run(tmp_path / "run", mine)
+    train_run(tmp_path / "other", reopen_run(tmp_path / "other", ["training.stop.updates=3"]), resume=True)
+    train_run(tmp_path / "run", mine, resume=True)
     assert final_bytes(tmp_path / "run", 2) == final_bytes(tmp_path / "whole", 2)
 
 
@@ -504,7 +504,7 @@ def short_run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """A run of four updates at a rate that falls by an inverse square root."""
     run = tmp_path_factory.mktemp("short") / "run"
     schedule = {"kind": "isqrt", "warmup_updates": 1, "peak": 0.002}
-    go(run, tiny_experiment(tiny_folder, **SHORT, schedule=schedule))
+    train_run(run, tiny_experiment(tiny_folder, **SHORT, schedule=schedule))
     return run
 
 
@@ -514,7 +514,7 @@ def resumed(before: Path, run: Path, *changes: str, environment: str | None = No
     if environment is not None:
         file = run / "environment.json"
         file.write_text(file.read_text().replace('"instructions": "', f'"instructions": "{environment}, '))
-    go(run, reopen_run(run, changes), resume=True)
+    train_run(run, reopen_run(run, changes), resume=True)
     begun = len((before / "log.txt").read_text().splitlines())
     return [line.partition("  ")[2] for line in (run / "log.txt").read_text().splitlines()[begun:]]
 
@@ -573,6 +573,6 @@ def test_a_run_whose_folder_is_another_one_ends(
 
     before_update(4, change, monkeypatch)
     with pytest.raises(TrainingError, match="was moved, removed or replaced"):
-        go(run, mine)
+        train_run(run, mine)
     assert not list(run.glob("checkpoints/step-00000004"))
     assert run.exists() == (what == "replaced")

@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def go(run: Path, experiment: Experiment, *, resume: bool = False) -> TrainingResult:
+def train_run(run: Path, experiment: Experiment, *, resume: bool = False) -> TrainingResult:
     return train(run, experiment, resume=resume, console=QUIET)
 
 
@@ -78,12 +78,12 @@ def signal_at(number: int, patch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], int]:
+def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], int]:
     """What an uninterrupted run leaves, and how often its validations ask."""
     run = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
         asked = signal_at(-1, patch)
-        go(run, experiment)
+        train_run(run, experiment)
     assert [r["update"] for r in records(run, "validation")] == [3, 6, 7]
     return outcome(run), asked[0]
 
@@ -93,16 +93,16 @@ def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> t
 def test_a_validation_left_is_done_first_by_the_resumed_run(
     share: float,
     experiment: Experiment,
-    whole: tuple[dict[str, Any], int],
+    uninterrupted: tuple[dict[str, Any], int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Signals come from the first batch of the first validation to the last step of the last one."""
-    expected, times = whole
+    expected, times = uninterrupted
     run, number = tmp_path / "run", 1 + round(share * (times - 1))
     with monkeypatch.context() as patch:
         asked = signal_at(number, patch)
-        result = go(run, experiment)
+        result = train_run(run, experiment)
     assert result.reason == "SIGTERM"
     assert asked[0] == number, "it continued after the signal"
     newest = read_progress(checkpoint_folders(run)[-1])
@@ -115,7 +115,7 @@ def test_a_validation_left_is_done_first_by_the_resumed_run(
         patch.setattr(Validator, "measure", lambda *a, **k: [order.append("validation"), measure(*a, **k)][1])
         update: Callable[..., Any] = lambda *a, **k: [order.append("update"), train_update(*a, **k)][1]  # noqa: E731
         patch.setattr("ziggurat.train.loop.train_update", update)
-        resumed = go(run, experiment, resume=True)
+        resumed = train_run(run, experiment, resume=True)
     assert order[0] == "validation"
     assert order.count("update") == UPDATES - result.update
     assert "updates" in resumed.reason
@@ -128,22 +128,25 @@ def test_a_validation_left_is_done_first_by_the_resumed_run(
 
 
 def test_interrupted_again_and_again(
-    experiment: Experiment, whole: tuple[dict[str, Any], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, uninterrupted: tuple[dict[str, Any], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same validation is interrupted three times; each resumed run gets further, and is killed after its record."""
     run = tmp_path / "run"
     for number in (1, 2, 5):
         with monkeypatch.context() as patch:
             signal_at(number, patch)
-            assert (go(run, experiment, resume=run.exists()).update, read_progress(run / "last").update) == (3, 3)
+            assert (train_run(run, experiment, resume=run.exists()).update, read_progress(run / "last").update) == (
+                3,
+                3,
+            )
     with monkeypatch.context() as patch:
         patch.setattr(saving.Saver, "amend", lambda _self: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            go(run, experiment, resume=True)
+            train_run(run, experiment, resume=True)
     assert [r["update"] for r in records(run, "validation")] == [3]
     assert read_progress(run / "last").validation_due
-    go(run, experiment, resume=True)
-    assert outcome(run) == whole[0]
+    train_run(run, experiment, resume=True)
+    assert outcome(run) == uninterrupted[0]
 
 
 @pytest.mark.slow
@@ -159,12 +162,12 @@ def test_early_stopping_by_a_validation_that_was_left(
     )
     with monkeypatch.context() as patch:
         batches = signal_at(-1, patch)
-        assert go(tmp_path / "whole", stuck).update == 4
+        assert train_run(tmp_path / "whole", stuck).update == 4
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         signal_at(batches[0], patch)
-        assert (go(run, stuck).reason, read_progress(run / "last").validations_since_best) == ("SIGTERM", 0)
-    result = go(run, stuck, resume=True)
+        assert (train_run(run, stuck).reason, read_progress(run / "last").validations_since_best) == ("SIGTERM", 0)
+    result = train_run(run, stuck, resume=True)
     assert (result.update, result.reason) == (4, "no better loss in 1 validations")
     assert read_progress(run / "last").validations_since_best == 1
 
@@ -177,13 +180,13 @@ def test_what_is_written_of_the_validation_survives_a_full_disk(
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         signal_at(1, patch)
-        go(run, experiment)
+        train_run(run, experiment)
     with monkeypatch.context() as patch:
         patch.setattr(saving, "write_meta", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(CheckpointError, match=r"step-00000003: cannot be brought up to date: No space left"):
-            go(run, experiment, resume=True)
+            train_run(run, experiment, resume=True)
     assert load_checkpoint(run / "last").progress.validation_due
-    assert go(run, experiment, resume=True).update == UPDATES
+    assert train_run(run, experiment, resume=True).update == UPDATES
 
 
 @pytest.mark.slow
@@ -202,7 +205,7 @@ def test_after_a_signal_in_an_update_nothing_but_that_update_is_done(
         return train_update(*arguments, **options)
 
     monkeypatch.setattr("ziggurat.train.loop.train_update", update)
-    result = go(run, experiment)
+    result = train_run(run, experiment)
     assert (result.update, next(updates), result.reason) == (number, number + 1, name)
     progress = load_checkpoint(run / "last").progress
     assert (progress.update, progress.validation_due) == (number, number in (3, UPDATES))

@@ -33,7 +33,7 @@ def optimiser_of(built: Seq2Seq, share: float = SHARE, **options: Any) -> Optimi
     return Optimiser(built, parameter_roles(built), config)
 
 
-def taken(built: Seq2Seq, optimiser: Optimiser, update: int) -> None:
+def take_update(built: Seq2Seq, optimiser: Optimiser, update: int) -> None:
     optimiser.update = update
     train_update(Parallel(built, LossConfig()), batches([3]), optimiser, rate=1e-2, clip_norm=None)
 
@@ -45,8 +45,8 @@ def test_means_follow_the_formula_and_change_no_step(options: dict[str, Any]) ->
     optimiser, without = optimiser_of(built, **options), optimiser_of(plain, 0.0, **options)
     expected: dict[str, torch.Tensor] = {}
     for update in (1, 2, 3, 20, 21, 50):
-        taken(built, optimiser, update)
-        taken(plain, without, update)
+        take_update(built, optimiser, update)
+        take_update(plain, without, update)
         share = max(SHARE, 1 - (update + 1) / (update + 10))
         for name, parameter in weights(built).items():
             old = expected.get(name, parameter)
@@ -70,7 +70,7 @@ def test_the_state_has_the_weights_and_the_model_their_means(later: float) -> No
     built = model(0.0)
     optimiser = optimiser_of(built)
     for update in (1, 2):
-        taken(built, optimiser, update)
+        take_update(built, optimiser, update)
     saved = {key: value.clone() for key, value in optimiser.state().items()}
     means = {name: mean.clone() for name, mean in optimiser.means().items()}
     again = model(0.0)
@@ -81,8 +81,8 @@ def test_the_state_has_the_weights_and_the_model_their_means(later: float) -> No
     resumed.load_state(saved)
     assert all(torch.equal(parameter, weights(built)[name]) for name, parameter in weights(again).items())
     assert resumed.means().keys() == (means.keys() if later else set())
-    taken(built, optimiser, 3)
-    taken(again, resumed, 3)
+    take_update(built, optimiser, 3)
+    take_update(again, resumed, 3)
     for name, parameter in weights(again).items():
         assert torch.equal(parameter, weights(built)[name])
         assert not later or torch.equal(resumed.means()[name], optimiser.means()[name])

@@ -35,13 +35,13 @@ def translator(tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer) -> Transl
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TranslationWarning)
         yield
 
 
-def same(one: list[Translation], other: list[Translation]) -> bool:
+def are_same(one: list[Translation], other: list[Translation]) -> bool:
     """Return whether they are equal up to the rounding of sums."""
     ours = [h for translation in one for h in translation.hypotheses]
     theirs = [h for translation in other for h in translation.hypotheses]
@@ -57,9 +57,9 @@ def tokens_of(translations: list[Translation]) -> list[list[str]]:
 def test_samples_depend_on_seed_and_line_only(translator: Translator) -> None:
     drawing: dict[str, Any] = {"search": "sample", "temperature": 1.3, "top_k": 40}
     whole = translator.translate(TEXTS, seed=3, **drawing)
-    assert same(whole, list(translator.translate_stream(TEXTS, window=2, seed=3, batch_tokens=9, **drawing)))
-    assert same(whole[3:], translator.translate(TEXTS[3:], first=3, seed=3, **drawing))
-    assert same(whole[3:], list(translator.translate_stream(TEXTS[3:], first=3, seed=3, **drawing)))
+    assert are_same(whole, list(translator.translate_stream(TEXTS, window=2, seed=3, batch_tokens=9, **drawing)))
+    assert are_same(whole[3:], translator.translate(TEXTS[3:], first=3, seed=3, **drawing))
+    assert are_same(whole[3:], list(translator.translate_stream(TEXTS[3:], first=3, seed=3, **drawing)))
     others = [tokens_of(translator.translate(TEXTS, **changes, **drawing)) for changes in ({"seed": 4}, {"first": 1})]
     assert tokens_of(whole) not in others
     three = translator.translate(TEXTS[:2], seed=3, n_best=3, **drawing)
@@ -75,7 +75,7 @@ def test_samples_of_a_long_line_differ_from_part_to_part(translator: Translator)
     (found,) = translator.translate([line], search="sample", max_source_pieces=9, max_length=MaxLengthConfig(extra=3))
     assert found.parts > 4
     again = translator.translate([line], search="sample", max_source_pieces=9, max_length=MaxLengthConfig(extra=3))
-    assert same(again, [found])
+    assert are_same(again, [found])
     alone = tokens_of(translator.translate([TEXTS[0]] * 1, search="sample"))
     assert found.hypotheses[0].tokens != alone[0] * found.parts
 
@@ -105,7 +105,7 @@ def test_translations_begin_with_their_prefix(translator: Translator, tokenizer:
     free = translator.translate(TEXTS)
     found = translator.translate(TEXTS, prefixes=prefixes)
     streamed = list(translator.translate_stream(TEXTS, window=2, prefixes=iter(prefixes)))
-    assert same(streamed, found)
+    assert are_same(streamed, found)
     for text, prefix, bound, unbound in zip(TEXTS, prefixes, found, free, strict=True):
         ids = tokenizer.encode([prefix.replace("\0", " ")])[0] if text and prefix.strip("\0") else []
         assert bound.hypotheses[0].tokens[: len(ids)] == tokenizer.pieces(ids)
@@ -145,7 +145,7 @@ def test_constraints_are_met_or_named(translator: Translator) -> None:
     assert "unmet_constraints" not in json.loads(found[1].to_json())
     streamed = list(translator.translate_stream(TEXTS, window=2, constraints=wanted, batch_sentences=2))
     assert [t.text for t in streamed] == [t.text for t in found]
-    assert same(translator.translate([TEXTS[1]]), [found[1]]), "a line without constraints is as ever"
+    assert are_same(translator.translate([TEXTS[1]]), [found[1]]), "a line without constraints is as ever"
     (banned,) = translator.translate(TEXTS[:1], constraints=[["dog"]], banned=["dog"])
     assert banned.hypotheses[0].unmet_constraints == ["dog"]
     assert translator.notices["unmet"] >= 1

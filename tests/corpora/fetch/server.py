@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         waiting = served.next.get(path)
         with contextlib.suppress(ConnectionError):
-            (waiting.pop(0) if waiting else well)(self, file)
+            (waiting.pop(0) if waiting else normal)(self, file)
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -112,7 +112,7 @@ def partial(handler: _Handler, file: File) -> tuple[int, bytes, dict[str, str]]:
     return 206, file.content[start:], {**headers, "Content-Range": f"bytes {start}-{total - 1}/{total}"}
 
 
-def well(handler: _Handler, file: File) -> None:
+def normal(handler: _Handler, file: File) -> None:
     """Answer as a good server."""
     status, content, headers = partial(handler, file)
     handler.answer(status, content, headers)

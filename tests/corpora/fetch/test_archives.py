@@ -43,7 +43,7 @@ KINDS: dict[str, Callable[[Path, Members], Path]] = {
 }  # fmt: skip
 
 
-def taken(archive: Path, folder: Path, *patterns: str) -> dict[str, list[tuple[str, bytes]]]:
+def extracted(archive: Path, folder: Path, *patterns: str) -> dict[str, list[tuple[str, bytes]]]:
     """Return name and content of what is copied out, and check that nothing was written anywhere else."""
     folder.mkdir(exist_ok=True)
     before = {path for path in folder.parent.rglob("*") if folder not in path.parents}
@@ -65,7 +65,7 @@ def test_members_are_copied_out(kind: str, tmp_path: Path) -> None:
     ]
     archive = KINDS[kind](tmp_path / kind, members)
     assert is_archive(archive)
-    assert taken(archive, tmp_path / "out", "*.de", "x/*.en") == {
+    assert extracted(archive, tmp_path / "out", "*.de", "x/*.en") == {
         "*.de": [("x/t.de", b"eins\n")],
         "x/*.en": [("x/t.en", b"one\n")],
     }
@@ -92,7 +92,7 @@ NAMES = st.one_of(
 def test_no_name_leads_out_of_the_folder(kind: str, names: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     place = tmp_path_factory.mktemp("names")
     archive = KINDS[kind](place / kind, [(name, str(number).encode()) for number, name in enumerate(names)])
-    found = taken(archive, place / "out", "*.de")["*.de"]
+    found = extracted(archive, place / "out", "*.de")["*.de"]
     assert sorted(content for _, content in found) == sorted(str(number).encode() for number in range(len(names)))
 
 
@@ -106,7 +106,7 @@ def test_links_devices_and_sparse_files_are_not_members(tmp_path: Path) -> None:
         entry = tarfile.TarInfo("s.de")  # 1 TB, all of it a hole
         entry.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.size": str(10**12), "GNU.sparse.map": "0,0"}
         opened.addfile(entry)
-    assert taken(archive, tmp_path / "out", "*.de") == {"*.de": []}
+    assert extracted(archive, tmp_path / "out", "*.de") == {"*.de": []}
 
 
 @pytest.mark.parametrize("kind", ["a.zip", "a.tgz"])
@@ -114,7 +114,7 @@ def test_bombs(kind: str, tmp_path: Path) -> None:
     archive = KINDS[kind](tmp_path / kind, [("a.de", bytes(18 << 20))])
     assert archive.stat().st_size < 200_000
     with pytest.raises(DataError, match="made to fill memory or disk"):
-        taken(archive, tmp_path / "out", "*.de")
+        extracted(archive, tmp_path / "out", "*.de")
 
 
 def test_a_tar_header_that_would_fill_the_memory(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_tar_header_that_would_fill_the_memory(tmp_path: Path) -> None:
     archive = tmp_path / "a.tar"
     archive.write_bytes(header.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     with pytest.raises(DataError, match=r"a header of 100,000,000,000 bytes"):
-        taken(archive, tmp_path / "out", "*.de")
+        extracted(archive, tmp_path / "out", "*.de")
 
 
 def test_encrypted_members(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_encrypted_members(tmp_path: Path) -> None:
     content[content.index(b"PK\x01\x02") + 8] |= 1
     archive.write_bytes(content)
     with pytest.raises(DataError, match=r"a\.de is encrypted"):
-        taken(archive, tmp_path / "out", "*.de")
+        extracted(archive, tmp_path / "out", "*.de")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,7 +144,7 @@ def test_archives_that_were_cut(kind: str, keep: float, tmp_path: Path) -> None:
     # The end of a tar is zeros, and their absence does not matter.
     archive.write_bytes(content[: int(len(content.rstrip(b"\0")) * keep)])
     with pytest.raises(DamageError, match=r"damaged|ends early") as caught:
-        taken(archive, tmp_path / "out", "*.de")
+        extracted(archive, tmp_path / "out", "*.de")
     assert str(archive) in str(caught.value)
 
 
@@ -168,7 +168,7 @@ def test_damage_to_any_place_of_a_zip(method: int, place: str, tmp_path: Path) -
         content[end + 16 : end + 20] = (1 << 20).to_bytes(4, "little")
     archive.write_bytes(content)
     with pytest.raises(DamageError, match=r"a\.zip: damaged"):
-        taken(archive, tmp_path / "out", "*.de")
+        extracted(archive, tmp_path / "out", "*.de")
 
 
 def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
         content[15_000] ^= 1
         archive.write_bytes(content)
         with pytest.raises(DamageError, match="damaged"):
-            taken(archive, tmp_path / f"out-{kind}", "*.de")
+            extracted(archive, tmp_path / f"out-{kind}", "*.de")
 
 
 SHADOWS = (

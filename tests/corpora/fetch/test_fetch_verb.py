@@ -32,7 +32,7 @@ data:
 """
 
 
-def ended(*arguments: str) -> int:
+def exit_status(*arguments: str) -> int:
     """Return the exit status of a command."""
     with pytest.raises(SystemExit) as exit:
         main(arguments)
@@ -51,7 +51,7 @@ def fetch(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 
     def call(*arguments: str) -> Result:
         proxy = () if "--proxy" in arguments else ("--proxy", "")
-        status = ended("fetch", "--registry", str(registry), *proxy, *arguments)
+        status = exit_status("fetch", "--registry", str(registry), *proxy, *arguments)
         return Result(status, *capfd.readouterr())
 
     return call
@@ -187,7 +187,7 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
     assert lines(f"{folder}/held.de") == [german[1], german[0], german[2]], "every second, counted over both corpora"
     assert lines(f"{folder}/test.en") == [pair[1] for pair in PAIRS]
 
-    assert ended("prepare", "my.yaml") == 0
+    assert exit_status("prepare", "my.yaml") == 0
     assert "of local/zip/de-en: licence of zip" in capfd.readouterr().out
     entries = json.loads(Path("store/manifest.json").read_text())["corpora"]
     assert [part["licence"] for part in entries["train"][0]["origin"]] == ["licence of zip", "licence of tsv"]
@@ -196,7 +196,7 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
     assert len(dev["files"][0]["sha256"]) == 64
 
     Path(f"{folder}/dev.en").write_text("Other .\n" * 3)
-    assert ended("prepare", "my.yaml", "--force") == 0
+    assert exit_status("prepare", "my.yaml", "--force") == 0
     assert "dev.en changed since they were fetched; licences still apply" in capfd.readouterr().out
     entries = json.loads(Path("store/manifest.json").read_text())["corpora"]
     assert [(part["licence"], part["changed"]) for part in entries["dev"][0]["origin"]] == [
@@ -204,7 +204,7 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
     ]
     assert all("changed" not in part for part in entries["train"][0]["origin"])
     Path(f"{folder}/dev.de").write_text("Anders .\n" * 3)  # neither is still what was fetched
-    assert ended("prepare", "my.yaml", "--force") == 0
+    assert exit_status("prepare", "my.yaml", "--force") == 0
     assert "origin" not in json.loads(Path("store/manifest.json").read_text())["corpora"]["dev"][0]
     registry = tmp_path / "registry.yaml"
     registry.write_text(registry.read_text().replace("[local/zip/de-en, local/tsv/de-en]", "[local/zip/de-en]"))
@@ -220,11 +220,11 @@ def test_a_store_learns_of_an_origin_that_was_not_known(fetch: Fetch, capfd: pyt
     assert fetch("my.yaml").status == 0
     record = Path("data/local-de-en/train.fetched.json")
     record.rename("aside")
-    assert ended("prepare", "my.yaml") == 0
+    assert exit_status("prepare", "my.yaml") == 0
     known = json.loads(Path("store/manifest.json").read_text())
     assert "origin" not in known["corpora"]["train"][0]
     Path("aside").rename(record)
-    assert ended("prepare", "my.yaml") == 0
+    assert exit_status("prepare", "my.yaml") == 0
     assert "already there" in capfd.readouterr().out
     learned = json.loads(Path("store/manifest.json").read_text())
     assert learned["corpora"]["train"][0]["origin"]

@@ -106,7 +106,7 @@ def config(tmp_path: Path) -> DataConfig:
 
 
 @pytest.fixture
-def whole(config: DataConfig, tmp_path: Path) -> dict[str, object]:
+def store_of_one_process(config: DataConfig, tmp_path: Path) -> dict[str, object]:
     """The store that one process makes."""
     prepare(config)
     found = tree(tmp_path / "store")
@@ -119,11 +119,13 @@ def do(config: DataConfig, tmp_path: Path, shown: Progress = lambda *_: None, **
     return prepare_job(config, tmp_path / "job", Work(**work), progress=shown, shard_pairs=SHARD).report
 
 
-def test_one_call_makes_the_store_of_one_process(config: DataConfig, whole: dict[str, object], tmp_path: Path) -> None:
+def test_one_call_makes_the_store_of_one_process(
+    config: DataConfig, store_of_one_process: dict[str, object], tmp_path: Path
+) -> None:
     seen: list[tuple[int, int, int | None]] = []
     phases: list[tuple[str, int, int | None]] = []
     report = do(config, tmp_path, lambda *of: phases.append(of), progress=lambda *counts: seen.append(counts))
-    assert tree(tmp_path / "store") == whole
+    assert tree(tmp_path / "store") == store_of_one_process
     assert ("merge train", 103, 103) in phases
     assert phases[-1] == ("merge dev", 10, 10)
     total = 3 * 23 + 34 + 10
@@ -141,7 +143,7 @@ def test_one_call_makes_the_store_of_one_process(config: DataConfig, whole: dict
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 7])
 def test_parts_in_any_order_make_the_same_store(
-    parts: int, config: DataConfig, whole: dict[str, object], tmp_path: Path
+    parts: int, config: DataConfig, store_of_one_process: dict[str, object], tmp_path: Path
 ) -> None:
     """Five files: two parts take whole files, seven share their shards."""
     with pytest.raises(DataError, match="no part is done; run the same command without `--merge`"):
@@ -157,7 +159,7 @@ def test_parts_in_any_order_make_the_same_store(
     do(config, tmp_path, part=(0, parts))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "job" / "encoded").iterdir()}
     assert do(config, tmp_path, only_merge=True).kept > 0
-    assert tree(tmp_path / "store") == whole
+    assert tree(tmp_path / "store") == store_of_one_process
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "job" / "encoded").iterdir()} == before
 
 
@@ -196,7 +198,7 @@ def test_a_part_reads_only_its_files(config: DataConfig, tmp_path: Path, monkeyp
 
 @pytest.mark.slow
 def test_killed_at_any_shard_it_continues_to_the_same_store(
-    config: DataConfig, whole: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: DataConfig, store_of_one_process: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = StageFiles.write
     for moment in range(1, 99):
@@ -217,7 +219,7 @@ def test_killed_at_any_shard_it_continues_to_the_same_store(
                 continue
         break
     assert moment == 5  # ten shards, two at a time, and one merge
-    assert tree(tmp_path / "store") == whole
+    assert tree(tmp_path / "store") == store_of_one_process
 
 
 PROGRAM = """
@@ -236,7 +238,7 @@ main(sys.argv[1:])
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [(), ("1/2", "2/2")])
 def test_the_program_killed_at_random_moments_makes_the_same_store(
-    shards: tuple[str, ...], config: DataConfig, whole: dict[str, object], tmp_path: Path
+    shards: tuple[str, ...], config: DataConfig, store_of_one_process: dict[str, object], tmp_path: Path
 ) -> None:
     """Kills come while it learns, encodes or merges; in processes of one call, or of two parts at once."""
     file = tmp_path / "data.yaml"
@@ -261,7 +263,7 @@ def test_the_program_killed_at_random_moments_makes_the_same_store(
     for call in [*calls, [*bulk, "--merge", *command]]:
         done = subprocess.run(call, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    assert tree(tmp_path / "store") == whole
+    assert tree(tmp_path / "store") == store_of_one_process
     assert not list((tmp_path / "job").rglob("*.tmp"))
 
 

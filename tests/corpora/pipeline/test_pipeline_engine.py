@@ -350,17 +350,17 @@ def test_work_that_a_change_loses_is_reported(tmp_path: Path, ran: list[str]) ->
     times = tmp_path / "p" / TIMES
     spent = json.loads(times.read_text())
 
-    def told(seconds: float) -> list[str]:
+    def explanations(seconds: float) -> list[str]:
         spent["fetch"]["seconds"] = seconds
         times.write_text(json.dumps(spent))
         return [state.explanation for state in pipeline(tmp_path / "p", fakes).statuses()]
 
-    assert told(90.0) == ["up to date"] * 2
+    assert explanations(90.0) == ["up to date"] * 2
     fakes[0].setting = 1
     why = "settings changed (there -> now): setting: 0 -> 1"
-    assert told(0.2)[0] == why
-    assert told(90.0)[0] == f"{why}; it starts over, what took 1:30 is discarded"
-    assert told(3600.0)[0] == f"{why}; it starts over, what took 1:00:00 moves to `earlier`"
+    assert explanations(0.2)[0] == why
+    assert explanations(90.0)[0] == f"{why}; it starts over, what took 1:30 is discarded"
+    assert explanations(3600.0)[0] == f"{why}; it starts over, what took 1:00:00 moves to `earlier`"
     selection = Selection(forced=frozenset(["fetch"]))
     found = pipeline(tmp_path / "p", fakes).statuses(selection)[0].explanation
     assert found == "to be done again; it starts over, what took 1:00:00 moves to `earlier`"
@@ -570,7 +570,7 @@ def test_a_default_that_changed_is_seen_and_a_new_key_at_its_default_is_none() -
     assert settings_changed(kept, settings_of(Later(added=4))) == ["added: (not given) -> 4"]
 
 
-def whys(folder: Path, steps: Sequence[Step]) -> dict[str, str]:
+def reasons_to_run(folder: Path, steps: Sequence[Step]) -> dict[str, str]:
     return {found.step.name: found.why for found in Pipeline(folder / "w", steps).statuses() if not found.settled}
 
 
@@ -579,14 +579,14 @@ def test_what_another_version_did_is_done_again_and_it_says_so(tmp_path: Path, r
     steps = [fake.step() for fake in fakes]
     Pipeline(tmp_path / "w", steps).run()
     newer = [changed(step, version=2) if step.name == "left" else step for step in steps]
-    assert whys(tmp_path, newer)["left"].startswith(
+    assert reasons_to_run(tmp_path, newer)["left"].startswith(
         "done by an earlier version of ziggurat, which gives another result"
     )
     assert Pipeline(tmp_path / "w", newer).run().done == ("left",)
-    assert whys(tmp_path, steps)["left"].startswith("done by a later version of ziggurat")
+    assert reasons_to_run(tmp_path, steps)["left"].startswith("done by a later version of ziggurat")
     manifest = tmp_path / "w/left" / MANIFEST
     manifest.write_text(json.dumps(json.loads(manifest.read_bytes()) | {"format": 2}))
-    assert whys(tmp_path, newer)["left"].startswith("done by another version of ziggurat")
+    assert reasons_to_run(tmp_path, newer)["left"].startswith("done by another version of ziggurat")
 
 
 def test_reasons_are_the_true_ones(tmp_path: Path, ran: list[str]) -> None:
@@ -594,7 +594,9 @@ def test_reasons_are_the_true_ones(tmp_path: Path, ran: list[str]) -> None:
     pipeline(tmp_path / "w", fakes).run()
 
     def why(**changes: object) -> str:
-        return whys(tmp_path, [*(fake.step() for fake in fakes[:-1]), changed(fakes[-1].step(), **changes)])["last"]  # type: ignore[arg-type]
+        return reasons_to_run(tmp_path, [*(fake.step() for fake in fakes[:-1]), changed(fakes[-1].step(), **changes)])[
+            "last"
+        ]  # type: ignore[arg-type]
 
     assert why(after={"fetch": ["out/b"], "right": ["out/b"]}) == "now reads fetch instead of left"
     assert why(after={"left": ["out/b"]}) == "no longer reads right"
@@ -614,7 +616,7 @@ def test_a_file_that_goes_from_one_key_to_the_next_is_a_change(tmp_path: Path, r
         path.write_text(path.name)
 
     def why(**files: list[Path]) -> str | None:
-        return whys(tmp_path, [changed(Fake("of", ran=ran).step(), inputs=lambda: files)]).get("of")
+        return reasons_to_run(tmp_path, [changed(Fake("of", ran=ran).step(), inputs=lambda: files)]).get("of")
 
     Pipeline(
         tmp_path / "w", [changed(Fake("of", ran=ran).step(), inputs=lambda: {"a": [one, two], "b": [three]})]
@@ -629,13 +631,13 @@ def test_of_another_machine_a_result_stays_and_what_was_begun_restarts(tmp_path:
     step = Fake("one", ran=ran).step()
     on_one, on_two = (changed(step, machine=lambda n=n: {"threads": n}) for n in (1, 2))
     Pipeline(tmp_path / "w", [changed(on_one, work=lambda folder: 15)]).run()
-    assert whys(tmp_path, [on_one]) == {"one": "resumes where it was interrupted"}
+    assert reasons_to_run(tmp_path, [on_one]) == {"one": "resumes where it was interrupted"}
     (tmp_path / "w/one/half").write_text("by one thread")
     said = "settings changed (there -> now), and it was not finished: threads: 1 -> 2"
-    assert whys(tmp_path, [on_two]) == {"one": said}
+    assert reasons_to_run(tmp_path, [on_two]) == {"one": said}
     assert Pipeline(tmp_path / "w", [on_two]).run().done == ("one",)
     assert not (tmp_path / "w/one/half").exists()
-    assert whys(tmp_path, [on_one]) == {}
+    assert reasons_to_run(tmp_path, [on_one]) == {}
 
 
 def test_a_step_that_another_call_works_on_is_running(tmp_path: Path, ran: list[str]) -> None:

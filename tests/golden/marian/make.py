@@ -52,7 +52,7 @@ SEARCHES = (
 )
 
 
-def made(marian: str, name: str, work: Path) -> None:
+def make_model(marian: str, name: str, work: Path) -> None:
     """Write the folder of one model, trained in the folder `work` with its data and vocabularies."""
     two = name == "guided"  # separate vocabularies
     sides = ["a.spm", "b.spm"] if two else ["v.spm", "v.spm"]
@@ -123,4 +123,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         _data(Path(folder))
         for each in sys.argv[2:] or MODELS:
-            made(sys.argv[1], each, Path(folder))
+            make_model(sys.argv[1], each, Path(folder))

@@ -21,7 +21,7 @@ from ziggurat.serve.text.splitting import sentencex_splitter
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
 
-def said(text: str) -> Translate:
+def always(text: str) -> Translate:
     return lambda sentences: [SentenceTranslation(text, [Link(0, len(s), 0, len(text))]) for s in sentences]
 
 
@@ -41,7 +41,7 @@ def word(body: str, source: str = "en", target: str = "ar", translate: Translate
     return text.split("<w:body>")[1].split("<w:sectPr/>")[0]
 
 
-ARABIC = said("مرحبا")
+ARABIC = always("مرحبا")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_runs_of_word(text: str, properties: str, after: str) -> None:
 
 
 def test_runs_in_latin_letters_stay_as_they_are() -> None:
-    assert "<w:rtl/>" not in word(f"<w:p>{run('Hello')}</w:p>", translate=said("Hallo"))
+    assert "<w:rtl/>" not in word(f"<w:p>{run('Hello')}</w:p>", translate=always("Hallo"))
     assert "<w:rtl/>" not in word("<w:p><w:r><w:br/></w:r></w:p>", translate=ARABIC)
 
 
@@ -93,7 +93,7 @@ def test_tables_and_styles_of_word() -> None:
 def test_documents_of_word_from_the_right() -> None:
     properties = '<w:pPr><w:bidi/><w:jc w:val="left"/></w:pPr>'
     body = f"<w:p>{properties}{run('سلام', '<w:b/><w:rtl/>')}</w:p><w:tbl><w:tblPr><w:bidiVisual/></w:tblPr></w:tbl>"
-    back = word(body, "fa", "en", said("Hello"))
+    back = word(body, "fa", "en", always("Hello"))
     assert back.startswith('<w:p><w:pPr><w:jc w:val="left"/></w:pPr><w:r><w:rPr><w:b/></w:rPr><w:t')
     assert "bidiVisual" not in back
     parts = members(docx(body))
@@ -132,7 +132,7 @@ PARTS = st.sampled_from(
 def test_any_properties_of_word_have_the_direction_once(paragraph: list[str], letters: list[str]) -> None:
     content = word(f"<w:p><w:pPr>{''.join(paragraph)}</w:pPr>{run('Hello', ''.join(letters))}</w:p>", translate=ARABIC)
     assert content.count("<w:bidi/>") == content.count("<w:rtl/>") == 1
-    turned_back = word(content, "ar", "en", said("Hello"))
+    turned_back = word(content, "ar", "en", always("Hello"))
     assert "<w:bidi/>" not in turned_back
     assert "<w:rtl/>" not in turned_back
 
@@ -184,7 +184,7 @@ def test_text_of_masters_next_to_placeholders_is_translated(part: str) -> None:
     inside = shape.format("<p:ph type='title'/>") + shape.format("")
     parts = {"ppt/presentation.xml": "<x/>", f"ppt/{part}": f"<p:sld xmlns:p='urn:p' {A}>{inside}</p:sld>"}
     options = Settings(Options(sentencex_splitter("en")), "en", "de")
-    outcome = run_work(document(packed(parts), "a.pptx", options), said("Hallo"))
+    outcome = run_work(document(packed(parts), "a.pptx", options), always("Hallo"))
     assert re.findall("<a:t>(.*?)</a:t>", members(outcome.value)[f"ppt/{part}"].decode()) == ["Hello all", "Hallo"]
     assert outcome.notices == {}
 

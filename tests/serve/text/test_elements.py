@@ -25,7 +25,7 @@ def translated(page: str, source: str = "en", target: str = "de", name: str = "a
     return run(document(page.encode(), name, given), upper)
 
 
-def said(page: str, source: str = "en", target: str = "de", name: str = "a.html") -> str:
+def translated_page(page: str, source: str = "en", target: str = "de", name: str = "a.html") -> str:
     return translated(page, source, target, name).value.decode()
 
 
@@ -63,7 +63,7 @@ def test_a_page_says_the_direction_of_the_translation(source: str, target: str, 
 
 
 def test_xhtml_and_books_say_it_too() -> None:
-    assert said("<html xml:lang='en'><body>1</body></html>", target="ar", name="a.xhtml").startswith(
+    assert translated_page("<html xml:lang='en'><body>1</body></html>", target="ar", name="a.xhtml").startswith(
         "<html dir=\"rtl\" xml:lang='ar'>"
     )
     book = run(document(FILES["a.epub"], "a.epub", Settings(OPTIONS, "en", "ar")), upper)
@@ -80,7 +80,7 @@ def test_a_page_without_a_place_for_its_direction_is_reported() -> None:
 
 def test_html_in_markdown_gets_the_direction() -> None:
     assert (
-        said("<div dir='ltr'>\n<p>One</p>\n</div>\n", target="ar", name="a.md")
+        translated_page("<div dir='ltr'>\n<p>One</p>\n</div>\n", target="ar", name="a.md")
         == "<div dir='rtl'>\n<p>oNE</p>\n</div>\n"
     )
 
@@ -103,7 +103,7 @@ def test_html_in_markdown_gets_the_direction() -> None:
     ],
 )
 def test_values_without_quotes_are_translated_and_get_quotes(page: str, after: str) -> None:
-    assert said(page) == after
+    assert translated_page(page) == after
     assert run(html(page, OPTIONS), identity).value == page, "quotes come with a change alone"
 
 
@@ -156,7 +156,7 @@ def test_what_is_in_another_language_stays_and_is_counted(page: str, after: str,
     ],
 )
 def test_the_innermost_wish_holds(page: str, after: str) -> None:
-    assert said(page) == after
+    assert translated_page(page) == after
 
 
 WISHES = st.sampled_from(
@@ -188,7 +188,7 @@ def page_of(tree: object, is_own: bool = True, is_wanted: bool = True) -> str:
 @settings(max_examples=150)
 def test_any_wishes_are_heard(tree: object) -> None:
     page = page_of(tree)
-    text = re.sub("<[^>]*>", " ", said(page))
+    text = re.sub("<[^>]*>", " ", translated_page(page))
     assert text.split() == re.sub("<[^>]*>", " ", page).replace("word", "WORD").split()
     assert run(html(page, OPTIONS, PAGES), identity).value == page
 
@@ -268,5 +268,5 @@ def test_everything_that_stays_is_reported(page: str) -> None:
     ],
 )
 def test_steps_are_bounded(unit: str) -> None:
-    few, many = (steps(lambda text=text: said(text, target="ar")) for text in (unit * 500, unit * 2_000))  # type: ignore[misc]
+    few, many = (steps(lambda text=text: translated_page(text, target="ar")) for text in (unit * 500, unit * 2_000))  # type: ignore[misc]
     assert many < 8 * few + 10_000  # if quadratic, it would be sixteen times as many
