@@ -1,4 +1,4 @@
-"""How OpenMP's threads wait (ziggurat/system/processes.py): when a machine is busy; a team held and released."""
+"""How OpenMP's threads wait (ziggurat/system/processes.py) on a busy machine, and idle teams held and released."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The tables of a comparison of systems: plain values that can be written as JSON and read back.
 
-Each figure of a system is kept for each of its seeds (trainings that differ only in the random seed), with the mean
+Each figure of a system is kept for each of its seeds (runs that differ only in the random seed), with the mean
 and the standard deviation over seeds.
 
 Tables by parts of the test set follow compare-mt (Neubig et al. 2019): words by frequency, sentences by length and by
