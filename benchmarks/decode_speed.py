@@ -5,6 +5,7 @@
     python -m benchmarks.decode_speed --latency
     python -m benchmarks.decode_speed --depth
     python -m benchmarks.decode_speed --whole [--data FOLDER]
+    python -m benchmarks.decode_speed --model MODEL --text TEXT [--beam 4 1] [--precision float32 int8]
 
 1,000 sentences of random tokens, as long as those of Multi30k's test set (`$BENCH_DATA`; of log-normal lengths without
 it), 64 at a time, every output 15 tokens long, untrained weights (speed does not depend on them), 2 threads, only the
@@ -22,6 +23,9 @@ machine hits all; figures are medians, and ratios compare them.
 `--whole` measures whole processes from start to end: `ziggurat --version` and `--help`, the translation of one sentence
 with an untrained T3 whose vocabulary comes from Multi30k, the same with CTranslate2 and SentencePiece, and the peak
 memory of processes that translate 1,000 sentences.
+
+`--model` measures lines per second of a trained model, such as a student, and of what `export --to marian` makes of it,
+with the text's own lengths and each toolkit's segmentation included.
 """
 
 from __future__ import annotations
@@ -76,6 +80,18 @@ source = [encode(line.strip(), out_type=str) + ["</s>"] for line in open(lines, 
 translator = ctranslate2.Translator(path, compute_type=dtype, intra_threads=2)
 options = dict(beam_size=4, max_decoding_length=15, min_decoding_length=15)
 translator.translate_batch(source, max_batch_size=64, **options)
+"""
+
+
+_TEXT = """
+import sys, time, ziggurat
+path, lines, precision, beam, batch = sys.argv[1:]
+text = open(lines, encoding="utf8").read().splitlines()
+translator = ziggurat.load(path, device="cpu", precision=precision, beam_size=int(beam), batch_sentences=int(batch))
+translator.translate(text[:16])
+began = time.perf_counter()
+translator.translate(text)
+print("RESULT", len(text) / (time.perf_counter() - began))
 """
 
 
@@ -276,6 +292,23 @@ def latency(peers: Sequence[str], rounds: int) -> dict[str, float]:
         return {name: 1000 * seconds for name, seconds in in_turns(systems | marian, rounds).items()}
 
 
+def trained(
+    model: Path, text: Path, beam: int, peers: Sequence[str], rounds: int, precisions: Sequence[str]
+) -> dict[str, float]:
+    """Return lines per second of a model of ours on two threads and on one, and of its export in Marian."""
+    systems: dict[str, Any] = {}
+    for precision in precisions:
+        command = [sys.executable, "-c", _TEXT, str(model), str(text), precision, str(beam), str(BATCH)]
+        systems[f"ours {precision}"] = lambda c=command: run(c)[0]
+        systems[f"ours {precision} 1x1"] = lambda c=command: run(c, 1)[0]
+    with tempfile.TemporaryDirectory(prefix="ziggurat-bench-") as folder:
+        if "marian" in peers:
+            lines = len(text.read_text(encoding="utf-8").splitlines())
+            for name, command in marian_peer.exported(Path(folder), model, text, beam=beam, batch=BATCH).items():
+                systems[name] = lambda c=command: lines / marian_peer.decode(c)[1]
+        return in_turns(systems, rounds)
+
+
 def whole(data: Path, peers: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
     """Return the seconds of short whole processes, and the peak memory of those that translate 1,000 lines."""
     from benchmarks.train_speed import prepared
@@ -359,10 +392,14 @@ def main() -> None:
     parser.add_argument("--latency", action="store_true")
     parser.add_argument("--depth", action="store_true")
     parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--text", type=Path)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/multi30k"))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if (options.model is None) != (options.text is None):
+        parser.error("--model and --text go together")
     if options.one:
         import torch
 
@@ -382,6 +419,13 @@ def main() -> None:
         results = whole(options.data, peers, options.rounds)
     elif options.latency:
         results = {"latency, ms": latency(peers, options.rounds)}
+    elif options.model:
+        results = {
+            f"{options.model.name}, beam {beam}, lines/s": trained(
+                options.model, options.text, beam, peers, options.rounds, options.precision
+            )
+            for beam in options.beam
+        }
     else:
         results = {
             f"{shape}, beam {beam}": table(shape, beam, peers, options.rounds, options.precision)

@@ -21,9 +21,12 @@ from typing import Any
 
 import numpy as np
 import psutil
+import yaml
 from sentencepiece import SentencePieceProcessor
 
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
+from ziggurat.exchange.exporter import export_model
+from ziggurat.exchange.marian import MODEL_FILE, SEARCH_FILE
 from ziggurat.exchange.marian_program import WITHOUT_MARIAN, marian_program, run_marian
 
 PRECISIONS = ("float32", "int8")
@@ -249,6 +252,31 @@ def searches(
             command = decode_command(folder, vocabulary, lines, beam=beam, batch=batch, **options)
             systems[f"marian {precision} {threads}x1"] = partial(decode, command)
     return systems
+
+
+def exported(folder: Path, model: Path, lines: Path, *, beam: int, batch: int) -> dict[str, list[str]]:
+    """Export a model of ours into `folder`; return the commands with which Marian translates the text `lines` with it.
+
+    Their names are as in `searches`. The search is that of the exported `decoder.yml`, apart from the beam.
+    """
+    out = folder / "exported"
+    export_model(model, "marian", out, verify=lines, lines=32)
+    run_marian("convert", "-f", out / MODEL_FILE, "-t", out / "model.bin", "--gemm-type", "intgemm8")
+    search = yaml.safe_load((out / SEARCH_FILE).read_text(encoding="utf-8"))
+    search |= {"beam-size": beam, "mini-batch": batch, "maxi-batch": 1000, "maxi-batch-sort": "src"}
+    commands = {}
+    for precision, file in zip(PRECISIONS, (MODEL_FILE, "model.bin"), strict=True):
+        described = out / f"{precision}.yml"
+        described.write_text(yaml.safe_dump(search | {"models": [file]}), encoding="utf-8")
+        for threads in (1, 2):
+            command = [str(marian_program()), "decode", "-c", str(described), "-i", str(lines.resolve())]
+            commands[f"marian {precision} {threads}x1"] = [
+                *command,
+                "--cpu-threads",
+                str(threads),
+                "--quiet-translation",
+            ]
+    return commands
 
 
 def whole_processes(folder: Path, lines: Path, *, beam: int, batch: int, length: int) -> dict[str, list[str]]:

@@ -39,6 +39,7 @@ SHORT = {
     "__init__.py": "the face of the package",
     "__main__.py": "python -m ziggurat",
     "corpora/pipeline/demo_data.py": "the two pipelines that come with the package",
+    "serve/text/documents/program_values.py": "what readers of JSON, gettext, XLIFF and Markdown leave alike",
 }
 """SHORT maps a module under 60 lines to why it stands alone; `__init__.py` files need no reason."""
 

@@ -151,7 +151,7 @@ def test_an_override_of_an_alias_changes_one_place() -> None:
     assert (model.encoder.layers, model.decoder.layers) == (4, 3)
 
 
-def test_a_pipe_is_no_configuration_of_a_folder(tmp_path: Path) -> None:
+def test_a_pipe_is_not_a_configuration_of_a_folder(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.yaml")
     assert "not a regular file" in refusal(lambda: load_experiment(tmp_path / "config.yaml"))
 

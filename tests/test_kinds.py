@@ -141,7 +141,7 @@ def test_options_of_kinds_are_keys_of_the_model(name: str, kind: str) -> None:
         assert key in fields, f"{name} `{kind}`: there is no key `model.{option}`"
 
 
-def test_methods_of_two_halves_are_told_with_what_is_missing() -> None:
+def test_methods_of_two_halves_are_reported_with_what_is_missing() -> None:
     for residual, facts in RESIDUALS.items():
         assert (facts.init is None) == (facts.without_init == ""), residual
         assert facts.init is None or facts.init in INITIALISATIONS, residual

@@ -8,7 +8,8 @@
 
 It refuses what a GPU refuses: an operator on tensors of two devices, a generator of another device, `.numpy()`. It
 counts what costs time on a GPU: launched operators, copies in both directions and their bytes, and the moments when the
-CPU waits for the device because it needs a number (`item`, `tolist`, `bool`, `nonzero`, a mask as an index).
+CPU waits for the device: for a number (`item`, `tolist`, `bool`, `nonzero`, a mask as an index), or for a copy that is
+not `non_blocking`.
 benchmarks/README.md says what this can show and what it cannot.
 
 A tensor of the device wraps a tensor of the CPU. Operators reach `_launch` through `__torch_dispatch__`; those without
@@ -187,9 +188,6 @@ class PretendTensor(Tensor):
     def record_stream(self, stream: Any) -> None:
         """Do nothing: memory is freed when nothing refers to it."""
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        return self.numpy()
-
     def __repr__(self, **_: Any) -> str:
         return f"{NAME}:{self.raw!r}"
 
@@ -250,6 +248,8 @@ def _launch(func: Any, *args: Any, **kwargs: Any) -> Any:
     if name in ("copy_", "_copy_from"):
         into, source = args[:2] if name == "copy_" else (args[1], args[0])
         return _copied_into(into, source, kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+    if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != NAME:  # like one of the device's
+        return func(*tree_map(_raw, args), **kwargs)
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     _check(func, name, tensors, args, kwargs)
     _count(func, name, args, kwargs)
@@ -326,10 +326,10 @@ def _count(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> None:
     if not _counting:
         return
     indices = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor)] if name in _INDEXING else []
-    waits = name in _WAIT or any(index.dtype in (torch.bool, torch.uint8) for index in indices)
-    waits |= name == "repeat_interleave" and kwargs.get("output_size") is None
     foreign = [index for index in indices if not isinstance(index, PretendTensor)]
-    place = _place(name) if waits or foreign else name
+    waits = name in _WAIT or bool(foreign) or any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+    waits |= name == "repeat_interleave" and kwargs.get("output_size") is None
+    place = _place(name) if waits else name
     with _lock:
         for counts in _counting:
             if not (name in _FREE or _is_view(func) or name == "_local_scalar_dense"):
@@ -365,13 +365,16 @@ def _copied_into(into: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
 
 
 def _moved(source: Tensor, to: str, non_blocking: bool, into: Tensor) -> None:
-    """Count a copy. One to the CPU also waits, unless it is non-blocking and goes to pinned memory."""
+    """Count a copy. Between devices it waits, unless it is `non_blocking` and, to the CPU, into pinned memory."""
     if not _counting:
         return
-    place = _place("copy") if source.device.type != to else "copy"
+    moves = source.device.type != to
+    place = _place("copy") if moves else "copy"
     with _lock:
         for counts in _counting:
-            if source.device.type == to:
+            if moves and not (non_blocking and (to == NAME or into.is_pinned())):
+                counts.waits[place] += 1
+            if not moves:
                 counts.operators["copy"] += 1
             elif to == NAME:
                 counts.to_device[place] += 1
@@ -379,8 +382,6 @@ def _moved(source: Tensor, to: str, non_blocking: bool, into: Tensor) -> None:
             else:
                 counts.from_device[place] += 1
                 counts.bytes_from_device += source.nbytes
-                if not (non_blocking and into.is_pinned()):
-                    counts.waits[place] += 1
 
 
 # Random numbers: the device has its own sequence.
@@ -610,18 +611,11 @@ def _cast(operator: Any, wide: bool) -> Callable[..., Any]:
 
 
 def _pin_memory(tensor: Tensor) -> Tensor:
+    if tensor.device != _CPU:
+        raise RuntimeError(f"cannot pin a tensor of {tensor.device}: only dense CPU tensors can be pinned")
     pinned = tensor.clone()
     pinned.is_page_locked = True  # type: ignore[attr-defined]
     return pinned
-
-
-def _arange(operator: Any) -> Callable[..., Any]:
-    """Return the kernel of a factory for which PyTorch would resize an empty tensor."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return _launch(operator, *args, **kwargs)
-
-    return kernel
 
 
 # Several processes: the counterpart of NCCL, over gloo.
@@ -711,7 +705,7 @@ def _register() -> None:
     # `torch.tensor` copies with Python's dispatch off, so a fallback would not be reached.
     aten.impl("copy_", lambda into, source, non_blocking=False: _copied_into(into, source, non_blocking), "PrivateUse1")
     for name in ("arange", "arange.start", "arange.start_step", "randperm", "randperm.generator"):
-        aten.impl(name, _arange(_operator(name)), "PrivateUse1")
+        aten.impl(name, partial(_launch, _operator(name)), "PrivateUse1")  # else PyTorch resizes an empty tensor
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         aten.impl("scaled_dot_product_attention", _attention, key)
     for names, wide in ((_NARROW, False), (_WIDE, True)):

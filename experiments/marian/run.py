@@ -153,7 +153,8 @@ def quantised(out: Path, lines: list[str], references: list[str]) -> dict[str, A
     (packed / "decoder.yml").write_text(yaml.safe_dump(search))
     for vocabulary in out.glob("*.spm"):
         (packed / vocabulary.name).write_bytes(vocabulary.read_bytes())
-    settings = {"beam_size": 4, "length_penalty": {"alpha": 0.0}, "max_length": {"ratio": 3.0}}
+    settings = {"beam_size": 4, "length_penalty": {"alpha": 0.0, "word_penalty": 0.0}, "max_length": {"ratio": 3.0}}
+    settings |= {"unknown": False}
     before, after = (
         [translation.text for translation in MarianTranslator(folder).translate_stream(lines, **settings)]
         for folder in (out, packed)

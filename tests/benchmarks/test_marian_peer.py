@@ -4,11 +4,13 @@ installed.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import decode_speed, marian_peer, train_speed
+from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.exchange.marian_program import MARIAN_VARIABLE, WITHOUT_MARIAN, marian_program
 
 SIZES = (64, 128, 4, 1, 1)
@@ -45,3 +47,17 @@ def test_marian_translates_to_the_length_asked_for(tmp_path: Path, batch: int) -
         tokens, seconds = search()
         assert seconds > 0
         assert abs(tokens / len(given) - 12) <= 1  # a fraction of a token of each batch is rounded up
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(marian_program() is None, reason=WITHOUT_MARIAN)
+def test_a_model_of_ours_translates_in_marian(tmp_path: Path) -> None:
+    trained = Path(__file__).parents[1] / "golden" / "firefox"
+    import_checkpoint(trained, tmp_path / "model")
+    sources = json.loads((trained / "expected.json").read_text("utf-8"))["sources"][:8]
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in sources))
+    found = marian_peer.exported(tmp_path, tmp_path / "model", tmp_path / "text", beam=2, batch=4)
+    assert set(found) == {f"marian {p} {n}x1" for p in marian_peer.PRECISIONS for n in (1, 2)}
+    for command in found.values():
+        _, seconds = marian_peer.decode(command)
+        assert seconds > 0

@@ -213,7 +213,7 @@ def test_demo_refuses_a_folder_that_is_not_its_own(ziggurat, tmp_path: Path) -> 
     assert (tmp_path / "mine.txt").read_text() == "keep"
 
 
-def test_a_demo_that_is_replaced_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_demo_that_is_replaced_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "demo"
     assert not _make_room(folder, "a: 1")
     assert not capsys.readouterr().err
@@ -224,7 +224,9 @@ def test_a_demo_that_is_replaced_is_told(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("changed", ["", "settings", "finished", "no checkpoint"])
-def test_a_demo_that_was_interrupted_goes_on(changed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_demo_that_was_interrupted_continues(
+    changed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _make_room(tmp_path / "demo", "a: 1")
     for name in ("corpus", "store", "run/checkpoints/000000010"):
         (tmp_path / "demo" / name).mkdir(parents=True)
@@ -249,7 +251,7 @@ SMALL_DEMO = (
 
 
 @pytest.mark.slow
-def test_the_same_command_goes_on_with_the_demo(ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_same_command_continues_with_the_demo(ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     from ziggurat.train import loop
 
     given = ("demo", "--folder", tmp_path / "demo", *SMALL_DEMO, "training.stop.updates=6", "decoding.beam_size=1")

@@ -67,7 +67,7 @@ def test_what_is_refused(ziggurat: Ziggurat, store: Path, tmp_path: Path, more: 
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_file_that_is_no_page_of_ours_is_not_replaced(
+def test_a_file_that_the_package_did_not_write_is_not_replaced(
     ziggurat: Ziggurat, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,7 +81,7 @@ def test_a_file_that_is_no_page_of_ours_is_not_replaced(
 
 
 @pytest.mark.slow
-def test_pages_of_ours_are_replaced(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
+def test_pages_that_the_package_wrote_are_replaced(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("")  # such as `mktemp` makes
     mark = '<meta name="generator" content="Ziggurat">\n'

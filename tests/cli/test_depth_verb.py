@@ -77,7 +77,7 @@ def test_suggest_writes_a_configuration_that_loads(ziggurat: Ziggurat, tiny_fold
         (["--updates", "3"], "--updates"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_tried(
+def test_mistakes_are_reported_before_anything_is_tried(
     ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     result = ziggurat("inspect", tiny_config(tmp_path, tiny_folder), *arguments)

@@ -73,7 +73,7 @@ def test_what_a_killed_process_left_goes_with_the_next(
 
 
 @pytest.mark.slow
-def test_a_file_called_minus_is_no_standard_output(
+def test_a_file_called_minus_is_not_standard_output(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,7 @@ from ziggurat.system.errors import DataError, MachineError, is_full_disk, why_un
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("verb", ["prepare", "grow", "average", "export", "shortlist", "translate"])
-def test_a_full_disk_is_told_with_what_was_written(
+def test_a_full_disk_is_reported_with_what_was_written(
     verb: str,
     number: int,
     ziggurat: Ziggurat,

@@ -140,7 +140,7 @@ def test_methods_are_named_with_their_paper(ziggurat: Ziggurat) -> None:
         ("sdt-en-de-base-24-6", [], False),
     ],
 )
-def test_the_published_saving_stands_beside_the_counted_one(name: str, saving: list[str], explained: bool) -> None:
+def test_the_published_saving_stands_next_to_the_counted_one(name: str, saving: list[str], explained: bool) -> None:
     recipe = find_paper_recipe(name)
     assert recipe is not None
     lines = _published_saving(recipe)
@@ -205,7 +205,7 @@ def test_sizes_come_from_the_folder_the_store_or_the_configuration(
     assert "data.subword.source_model: no such file: none.spm" in missing.err
 
 
-def test_a_folder_that_is_no_run_hides_no_recipe(
+def test_a_folder_that_is_not_a_run_hides_no_recipe(
     ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "demo").mkdir()
@@ -251,7 +251,7 @@ def test_a_printed_recipe_is_a_configuration(ziggurat: Ziggurat, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_costs_are_told_as_tables_and_as_json(
+def test_costs_are_shown_as_tables_and_as_json(
     ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found_before: list[Cost] = []  # both calls report one estimate, which takes seconds
@@ -310,7 +310,7 @@ def test_the_table_has_costs_and_verdicts(ziggurat: Ziggurat, tiny_folder: Path,
     assert all({"flops", "seconds", "memory", "verdict"} <= row.keys() for row in rows)
 
 
-def test_the_largest_batch_for_a_gpu_is_told(
+def test_the_largest_batch_for_a_gpu_is_reported(
     ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, BatchShape]] = []
@@ -331,5 +331,5 @@ def test_the_largest_batch_for_a_gpu_is_told(
 
 
 @pytest.mark.slow
-def test_costs_of_a_run_are_told(ziggurat: Ziggurat, trained: Path) -> None:
+def test_costs_of_a_run_are_reported(ziggurat: Ziggurat, trained: Path) -> None:
     assert "memory of an update" in ziggurat("inspect", trained).out

@@ -89,7 +89,7 @@ def test_wrong_calls(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]
         assert said in " ".join(errors.split()), (words, errors)
 
 
-def test_a_text_that_nothing_changes_is_told_before_a_model_is_opened(ziggurat: Ziggurat, tmp_path: Path) -> None:
+def test_a_text_that_nothing_changes_is_reported_before_a_model_is_opened(ziggurat: Ziggurat, tmp_path: Path) -> None:
     numbers = tmp_path / "numbers"
     numbers.write_text("12\n34\n")
     texts = ["--source", numbers, "--reference", numbers]

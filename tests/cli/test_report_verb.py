@@ -217,7 +217,7 @@ def test_steps_that_made_a_run_or_a_store_have_its_report(ziggurat: Ziggurat, pi
 
 
 @pytest.mark.parametrize(("width", "told"), [(16, 0), (32, 1)])
-def test_figures_of_unlike_runs_are_told(
+def test_figures_of_unlike_runs_are_reported(
     ziggurat: Ziggurat, tmp_path: Path, tiny_folder: Path, width: int, told: int
 ) -> None:
     experiment = tiny_experiment(tiny_folder)

@@ -27,7 +27,7 @@ def told(text: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("cut", CUT)
-def test_pieces_are_told(cut: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pieces_are_reported(cut: str, capsys: pytest.CaptureFixture[str]) -> None:
     (warning,) = told(cut, capsys)
     assert warning.startswith("file: 2 of 2 lines cut into subword pieces")
 
@@ -76,14 +76,14 @@ LEFT = {
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_what_others_left_is_told(left: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_others_left_is_reported(left: str, capsys: pytest.CaptureFixture[str]) -> None:
     line, said = LEFT[left]
     (warning,) = told(f"{line}\n" * 3 + "he came\n", capsys)
     assert warning.startswith("file: 3 of 4 lines")
     assert said in warning
 
 
-def test_normal_forms_that_differ_are_told(ziggurat: Ziggurat, tmp_path: Path) -> None:
+def test_normal_forms_that_differ_are_reported(ziggurat: Ziggurat, tmp_path: Path) -> None:
     texts = {"nfc": "caf\u00e9\nplain\n", "nfd": "cafe\u0301\nplain\n", "plain": "cafe\nplain\n"}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)

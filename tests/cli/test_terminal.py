@@ -108,7 +108,7 @@ def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("fault", "reason"),
     [("full", "No space left on device"), ("broken", "Broken pipe"), ("closed", "it is closed")],
 )
-def test_training_goes_on_without_standard_error(
+def test_training_continues_without_standard_error(
     fault: str, reason: str, whole: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     config, run = tiny_config(tmp_path, tiny_folder, **SETTINGS), tmp_path / "run"

@@ -51,7 +51,7 @@ def test_prefixes_constraints_and_terms_come_from_files(
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.TSV.gz", "a.jsonl", "a.jsonl.zst", "a.parquet"])
-def test_files_of_records_are_no_text(ziggurat: Ziggurat, tmp_path: Path, name: str) -> None:
+def test_files_of_records_are_not_text(ziggurat: Ziggurat, tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, "go\tdi")
     for call in (["translate", "none"], ["backtranslate", "none", "--out", tmp_path / "bt"]):
         status, _, errors = ziggurat(*call, "--input", path)
@@ -147,7 +147,7 @@ def test_output_that_would_only_be_named_as_if_it_were_packed_is_refused(
     assert list(tmp_path.glob("*.gz")) == []
 
 
-def test_a_warning_stands_on_a_line_of_its_own_beside_a_bar(
+def test_a_warning_stands_on_a_line_of_its_own_next_to_a_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes standard error for a terminal

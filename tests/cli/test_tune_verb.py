@@ -100,7 +100,7 @@ def test_what_is_written_goes_where_it_was_sent(
     )
 
 
-def test_a_rate_that_diverged_is_no_result(
+def test_a_rate_that_diverged_is_not_a_result(
     config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--depths", "1-1,2-1", "--rates", "1e-3,2e-3,4e-3"]
@@ -123,7 +123,7 @@ def test_a_rate_that_diverged_is_no_result(
     assert not (tmp_path / "tuned.yaml").exists()
 
 
-def test_a_figure_that_cannot_be_is_told_before_anything_is_trained(
+def test_a_figure_that_cannot_be_is_reported_before_anything_is_trained(
     config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda *_: pytest.fail("trained"))

@@ -78,7 +78,7 @@ def test_values_of_a_pipeline_alone_are_found_too() -> None:
     assert {c.paper for c in choices_named("noised beam")} == {"Edunov et al. 2018"}
 
 
-def test_every_paper_is_told() -> None:
+def test_every_paper_is_reported() -> None:
     told = {(axis, value) for axis in METHODS for value in METHODS[axis]}
     with_paper = {(c.keys[0], c.value): c.paper for c in choices() if c.paper}
     assert len([value for _, value in with_paper if value]) >= len(told)  # an axis may have two keys
@@ -223,7 +223,7 @@ REFUSED = [
 
 
 @pytest.mark.slow
-def test_choices_that_are_refused_together_are_told_on_both_sides() -> None:
+def test_choices_that_are_refused_together_are_reported_on_both_sides() -> None:
     by_key = {(key, c.value): c for c in choices() for key in c.keys}
     told = 0
     for a, x, b, y in REFUSED:

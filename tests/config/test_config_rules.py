@@ -118,7 +118,7 @@ EXISTING = {"kind": "existing", "source_model": "a.spm"}
         ({"decoding.length_penalty": {"kind": "lingvo", "coverage": 0.1, "length_ratio": 1.1}}, []),
     ],
 )  # fmt: skip
-def test_settings_without_meaning_in_other_sections_are_told(settings: dict[str, Any], keys: list[str]) -> None:
+def test_settings_without_meaning_in_other_sections_are_reported(settings: dict[str, Any], keys: list[str]) -> None:
     changes: dict[str, Any] = {"data": DATA}
     for path, values in settings.items():
         section, _, key = path.partition(".")
@@ -162,7 +162,7 @@ def test_layers_without_gates_are_noted(stacks: dict[str, Any], sides: list[str]
         ({"kind": "gnmt+", "warmup_updates": 100, "replicas": 4}, 400, None),
     ],
 )
-def test_a_training_that_ends_within_its_warm_up_is_told(
+def test_a_training_that_ends_within_its_warm_up_is_reported(
     schedule: dict[str, Any], updates: int | None, reached: str | None
 ) -> None:
     training = {"schedule": schedule, "stop": {"updates": updates, "epochs": 9}}
@@ -184,7 +184,7 @@ def test_a_training_that_ends_within_its_warm_up_is_told(
         (40, 80, 1e-3, False),
     ],
 )
-def test_updates_after_the_end_of_a_schedule_are_told(
+def test_updates_after_the_end_of_a_schedule_are_reported(
     kind: str, ends: int | None, last: int, floor: float, told: bool
 ) -> None:
     schedule = {"kind": kind, "peak": 1e-2, "warmup_updates": 4, "decay_updates": ends, "floor": floor}
@@ -194,7 +194,7 @@ def test_updates_after_the_end_of_a_schedule_are_told(
     assert ("training.schedule.decay_updates" in [problem.key for problem in found]) == told
 
 
-def test_initial_weights_at_the_highest_rate_are_told() -> None:
+def test_initial_weights_at_the_highest_rate_are_reported() -> None:
     found = notices(Experiment.model_validate({"data": DATA, "training": {"schedule": {"start": "peak"}}}))
     assert [problem.key for problem in found] == ["training.schedule.start"]
 
@@ -270,7 +270,7 @@ def test_notices_are_about_what_is_hardly_meant() -> None:
         ({**RNMT, "init": {"kind": "uniform"}}, []),
     ],
 )  # fmt: skip
-def test_half_chosen_methods_and_those_that_work_against_each_other_are_told(
+def test_half_chosen_methods_and_those_that_work_against_each_other_are_reported(
     model: dict[str, Any], keys: list[str]
 ) -> None:
     found = model_notices(model)
@@ -279,7 +279,7 @@ def test_half_chosen_methods_and_those_that_work_against_each_other_are_told(
 
 
 @pytest.mark.parametrize("replicas", [1, 8])
-def test_a_schedule_of_one_replica_has_no_warm_up_and_that_is_told(replicas: int) -> None:
+def test_a_schedule_of_one_replica_has_no_warm_up_and_that_is_reported(replicas: int) -> None:
     training = {"schedule": {"kind": "gnmt+", "replicas": replicas, "warmup_updates": 500}}
     experiment = Experiment.model_validate({"data": DATA, "training": training})
     rates = [learning_rate(experiment.training.schedule, update, d_model=8) for update in (1, 100)]

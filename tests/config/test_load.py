@@ -118,7 +118,7 @@ def test_wrong_overrides(override: str, said: str) -> None:
         (["model.heads=3"], "command line: `model`: `d_model` (512) is not a multiple of `heads` (3)"),
     ],
 )
-def test_a_rule_between_keys_is_told_at_the_file_and_with_its_overrides(overrides: list[str], where: str) -> None:
+def test_a_rule_between_keys_is_reported_at_the_file_and_with_its_overrides(overrides: list[str], where: str) -> None:
     text = MINIMAL.replace("store: s", "store: s, subword: {joint: false}") + (
         "decoding: {n_best: 1}\ntraining: {schedule: {kind: linear}, stop: {updates: null, epochs: 3}}\n"
     )
@@ -288,7 +288,7 @@ def test_variables_of_the_shell_are_refused_in_paths(key: str, tmp_path: Path, m
     parse_experiment(content, "x.yaml", [f"{key}=$HOME/x"])
 
 
-def test_a_section_that_was_empty_is_told_by_its_keys_alone() -> None:
+def test_a_section_that_was_empty_is_reported_by_its_keys_alone() -> None:
     assert changed({"a": {}, "b": 1}, {"a": {"c": 2}, "b": 1}) == ["a.c: (not given) -> 2"]
     assert changed({"a": [1]}, {"a": []}) == ["a.0: 1 -> (not given)"]
     assert changed({"a": {}, "b": 1}, {"b": 1}) == ["a: {} -> (not given)"]

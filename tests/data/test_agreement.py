@@ -37,11 +37,11 @@ from ziggurat.data.cleaning.filters import (
         ("kein Wort", []),
     ],
 )
-def test_numbers_are_told_by_their_digits(text: str, found: list[str]) -> None:
+def test_numbers_are_reported_by_their_digits(text: str, found: list[str]) -> None:
     assert numbers(text) == Counter(found)
 
 
-def test_digits_that_python_does_not_know_yet_are_no_numbers() -> None:
+def test_digits_that_python_does_not_know_yet_are_not_numbers() -> None:
     """Check all digits in the newer Unicode tables of `regex`."""
     digits = regex.findall(r"\p{Nd}", "".join(map(chr, range(sys.maxunicode + 1))))
     values = [unicodedata.digit(digit, None) for digit in digits]
@@ -103,7 +103,7 @@ def test_marks_without_their_like(source: str, target: str, unmatched: int) -> N
     assert unmatched_marks(target, source) == unmatched
 
 
-def test_marks_of_different_sorts_are_no_match() -> None:
+def test_marks_of_different_sorts_are_not_a_match() -> None:
     sorts = [".。", "?？", "!！", ":：", "…", '"“', "([）"]
     for first, second in product(sorts, sorts):
         for mark, other in product(first, second):

@@ -207,7 +207,7 @@ def test_held_out_pairs_are_found_in_the_other_direction(
     assert any(notice.startswith("CONTAMINATION") for notice in report.notices) == (how != "sides")
 
 
-def test_a_few_common_sentences_are_no_contamination(corpora: Corpora) -> None:
+def test_a_few_common_sentences_are_not_contamination(corpora: Corpora) -> None:
     dev = babel(200, seed=2)
     corpora.add("train", [*babel(50), (dev[0][0], "kein"), (dev[1][0], "nein")])
     corpora.add("dev", dev)

@@ -77,7 +77,7 @@ def test_the_place_is_where_it_begins() -> None:
 
 
 @pytest.mark.parametrize("some", [["Copyright notice."], ["x", "y and z"], ["a", "b b", "c c c"]])
-def test_one_text_beside_many(some: Lines) -> None:
+def test_one_text_next_to_many(some: Lines) -> None:
     source, target = corpus(5, 600)
     repeated = (some * 600)[:600]
     for pair in ((source, repeated), (repeated, target)):

@@ -223,7 +223,7 @@ class TestExistingStore:
             ["manifest.json"],
         ],
     )
-    def test_what_is_no_store_is_never_replaced(self, project: Project, names: list[str]) -> None:
+    def test_what_is_not_a_store_is_never_replaced(self, project: Project, names: list[str]) -> None:
         """Work of years, SentencePiece vocabularies, and another program's manifest."""
         project.add_plain("train", 20)
         project.store.mkdir()
@@ -466,7 +466,7 @@ def test_even_shares(sizes: list[int], total: int, shares: list[int]) -> None:
     assert subword_training.even_shares(sizes, total) == shares
 
 
-def test_progress_is_told(project: Project) -> None:
+def test_progress_is_reported(project: Project) -> None:
     project.add_plain("train", 20)
     project.add_plain("dev", 5)
     seen: dict[str, tuple[int, int | None]] = {}

@@ -44,7 +44,7 @@ def test_pieces_of_both_sides_count_where_the_vocabulary_is_joint() -> None:
     assert "lower `data.subword.vocabulary_size` to about 500 and prepare again" in said
 
 
-def test_each_side_is_told_by_its_own_key() -> None:
+def test_each_side_is_reported_by_its_own_key() -> None:
     rare, frequent = counted(*[10] * 500), counted(*[10] * 900)
     sizes = {"joint": False, "byte_fallback": False}
     assert [problem.key for problem in told(rare, frequent, **sizes)] == ["data.subword.vocabulary_size"]

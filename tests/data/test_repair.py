@@ -34,7 +34,7 @@ def test_what_was_decoded_wrongly_is_mended(broken: str, whole: str | None) -> N
 
 
 @pytest.mark.parametrize("text", ["„So“", "ﬁne", "Ｆｕｌｌ", "e\u0301", "für", "日本語", "a & b", "<b>", "\0fÃ¼r"])
-def test_what_is_no_fault_stays(text: str) -> None:
+def test_what_is_not_a_fault_stays(text: str) -> None:
     found, changed = repair_with()([text])
     assert found == [text]
     assert not changed.any()

@@ -72,7 +72,7 @@ def test_layouts_of_other_tools(tmp_path: Path, kind: str) -> None:
     assert unwanted({**corpus, "scores": [both]}) == [not 0.15 <= s <= 0.85 for s in SCORES]
 
 
-def test_scores_beside_the_texts(tmp_path: Path) -> None:
+def test_scores_next_to_the_texts(tmp_path: Path) -> None:
     (tmp_path / "corpus.tsv").write_text("".join(f"de {n}\ten {n}\t{s}\n" for n, s in enumerate(SCORES)))
     corpus = {"path": str(tmp_path / "corpus.tsv")}
     assert unwanted({**corpus, "scores": [{"column": 2, "min": 0.6}]}) == [s < 0.6 for s in SCORES]

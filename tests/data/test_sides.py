@@ -50,12 +50,12 @@ def test_right_sides_are_not_mentioned(files: dict[str, str]) -> None:
     assert noticed(files, TRAIN, ("dev", "dev.qlo", "dev.qhi"), PLAIN) == []
 
 
-def test_swapped_sides_are_told_by_the_names_of_their_files(files: dict[str, str]) -> None:
+def test_swapped_sides_are_reported_by_the_names_of_their_files(files: dict[str, str]) -> None:
     (notice,) = noticed(files, TRAIN, ("dev", "dev.qhi", "dev.qlo"))
     assert (notice.key, notice.severity) == ("data.dev.0", "warning")
 
 
-def test_swapped_sides_are_told_by_their_text(files: dict[str, str]) -> None:
+def test_swapped_sides_are_reported_by_their_text(files: dict[str, str]) -> None:
     (notice,) = noticed(files, PLAIN, ("dev", "dev-in-qhi.txt", "dev-in-qlo.txt"))
     assert notice.names == ("data.dev.0", "data.train.0", notice.remedy)
     swapped = ("train", "dev-in-qhi.txt", "dev-in-qlo.txt")
@@ -64,7 +64,7 @@ def test_swapped_sides_are_told_by_their_text(files: dict[str, str]) -> None:
     assert noticed(files, PLAIN, swapped, train_0="<2qhi>", train_1="<2qlo>") == []  # a model for both directions
 
 
-def test_a_source_given_as_target_is_told(files: dict[str, str]) -> None:
+def test_a_source_given_as_target_is_reported(files: dict[str, str]) -> None:
     (notice,) = noticed(files, ("train", "train-in-qlo.txt", "train-in-qlo.txt"))
     assert "100 of 100 pairs looked at have the same text" in str(notice)
 

@@ -184,7 +184,7 @@ def test_codes() -> None:
     st.lists(st.sampled_from(["élève", "Äpfel", "が", "한국", "Tiếng Việt", "plain", "日本"]), min_size=1, max_size=9),
     st.randoms(),
 )
-def test_mixed_normal_forms_are_told_with_counts(words: list[str], random: Any) -> None:
+def test_mixed_normal_forms_are_reported_with_counts(words: list[str], random: Any) -> None:
     forms = [unicodedata.normalize(random.choice(["NFC", "NFD"]), word) for word in words]
     decomposed = [word for word in forms if not unicodedata.is_normalized("NFC", word)]
     composed = [
@@ -209,7 +209,7 @@ def test_mixed_normal_forms_are_told_with_counts(words: list[str], random: Any) 
         ("これはＵＲＬ", "これはURL", "full-width"),
     ],
 )
-def test_forms_of_two_widths_are_told(odd: str, ordinary: str, what: str) -> None:
+def test_forms_of_two_widths_are_reported(odd: str, ordinary: str, what: str) -> None:
     (found,) = notices([odd, "語", ordinary, odd], ["ひ"] * 4, "nfc")
     assert f"2 of 4 source lines have {what}" in found
     assert "line 1" in found

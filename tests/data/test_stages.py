@@ -65,7 +65,7 @@ def test_an_epoch_is_a_pass_over_the_corpus_that_is_counted(table: PairTable) ->
     assert drawn[3] == drawn[4] == {1: 7, 2: 7}
 
 
-def test_corpora_go_on_where_the_stage_before_left_them(table: PairTable) -> None:
+def test_corpora_continue_where_the_stage_before_left_them(table: PairTable) -> None:
     """No pair repeats before all pairs of its corpus have come, across all stages."""
     mix = CorpusMix(table, STAGES, 1.0, seed=3)
     counts = np.zeros(len(table), int)

@@ -25,7 +25,7 @@ from ziggurat.system.errors import DataError, MachineError
 from ziggurat.system.files import content_checksum, fingerprint
 
 
-def test_too_many_open_files_are_no_damage(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_are_not_damage(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> Any:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -90,7 +90,7 @@ def test_everything_else_is_compared_on_opening(name: str, store: Path) -> None:
         Store.open(store)
 
 
-def test_damage_beside_other_work_is_kept_for_who_waits(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_next_to_other_work_is_kept_for_who_waits(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zero(store / "train-00000.arrow")
     opened = Store.open(store)
     monkeypatch.setattr("ziggurat.data.store_checks.threading.Event.wait", lambda self, timeout=None: False)
@@ -126,7 +126,7 @@ def test_prepare_does_not_call_a_damaged_store_there(tmp_path: Path) -> None:
     assert whole.kept == prepare(config).kept
 
 
-def test_a_flip_in_the_manifest_is_no_other_weight(store: Path) -> None:
+def test_a_flip_in_the_manifest_is_not_another_weight(store: Path) -> None:
     path = store / "manifest.json"
     path.write_text(path.read_text().replace('"weight": 1.0', '"weight": 3.0', 1))
     with pytest.raises(DataError, match=r"manifest\.json: damaged"):
@@ -218,7 +218,7 @@ def test_offsets_and_text_that_would_crash_arrow_are_refused(store: Path) -> Non
     assert (dev.texts(range(len(dev))), [ids.tolist() for ids in dev.pairs(range(len(dev)))[0]]) == expected
 
 
-def test_a_name_of_a_column_that_is_no_text_is_damage(store: Path) -> None:
+def test_a_name_of_a_column_that_is_not_text_is_damage(store: Path) -> None:
     path = store / "dev-00000.arrow"
     path.write_bytes(path.read_bytes().replace(b"source_text", b"so\xffrce_text"))
     signed(store)
@@ -228,7 +228,7 @@ def test_a_name_of_a_column_that_is_no_text_is_damage(store: Path) -> None:
         dev.texts([0])
 
 
-def test_a_header_that_python_cannot_read_is_no_token_error(store: Path) -> None:
+def test_a_header_that_python_cannot_read_is_not_a_token_error(store: Path) -> None:
     path = store / "train-source-lengths.npy"
     whole = path.read_bytes()
     for place in range(0, 128, 3):

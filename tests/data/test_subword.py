@@ -129,7 +129,7 @@ def test_impossible_size_is_refused_with_the_way_out() -> None:
     assert train(size=int(enough)).size >= int(enough)
 
 
-def test_no_text_is_refused_in_words_of_ours() -> None:
+def test_no_text_is_refused_with_a_message_of_the_package() -> None:
     with pytest.raises(DataError, match="there is no text to train it on"):
         train_tokenizers(SubwordConfig(), "none", [], lambda side: iter([]))
 
@@ -183,7 +183,7 @@ def test_control_names_that_text_can_spell_are_not_used(eos: int) -> None:
 
 
 @pytest.mark.parametrize("model", [b"", b"no model at all", b"\x00" * 50])
-def test_what_is_no_model_is_refused(model: bytes) -> None:
+def test_what_is_not_a_model_is_refused(model: bytes) -> None:
     with pytest.raises(DataError, match="not a SentencePiece model"):
         SentencePieceTokenizer(model)
 

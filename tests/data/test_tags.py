@@ -40,7 +40,7 @@ def test_what_tells_the_language_is_not_mentioned(train: Any, dev: Any, known: l
     assert tag_notices(data(train, dev), known) == []
 
 
-def test_no_tag_beside_those_of_several_languages() -> None:
+def test_no_tag_next_to_those_of_several_languages() -> None:
     (notice,) = tag_notices(data([("<2de>", None), (None, "fr")], [(None, None)]), TAGS)
     assert (notice.key, notice.severity) == ("data.train.1", "warning")
     assert set(notice.named) == {"data.train.1", "data.dev.0"}

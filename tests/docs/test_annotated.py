@@ -59,7 +59,7 @@ def assert_same_search(names: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_post_norm_is_stuck_where_admin_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_post_norm_is_stuck_where_admin_continues(capsys: pytest.CaptureFixture[str]) -> None:
     names = run_page(updates=80)
     post, rescued = (sum(names[name][-10:]) / 10 for name in ("post", "rescued"))
     assert post > rescued + 0.1

@@ -187,5 +187,5 @@ def test_the_program_answers_errors_too(tmp_path: Path) -> None:
     assert answer == {"protocol": 1, "error": "ValueError: a request of protocol 7, expected 1"}
 
 
-def test_the_program_uses_nothing_of_ours() -> None:
+def test_the_program_uses_nothing_of_the_package() -> None:
     assert "ziggurat." not in Path(comet_program.__file__).read_text(encoding="utf-8").partition('"""\n\n')[2]

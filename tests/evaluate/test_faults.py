@@ -34,7 +34,7 @@ def test_kinds(output: str, kinds: set[str]) -> None:
     assert all(count.lines == (((1,),) if count.key in kinds else ((),)) for count in counts)
 
 
-def test_what_the_reference_has_is_no_fault() -> None:
+def test_what_the_reference_has_is_not_a_fault() -> None:
     twice = ["had", "had", "enough"]
     assert not repeated(twice, twice, [])
     assert repeated(twice, ["enough"], [])

@@ -78,7 +78,7 @@ def test_clauses_and_joined_lines() -> None:
 
 
 @pytest.mark.parametrize("name", ["tags", "noise", "emoji", "untranslatable"])
-def test_what_is_put_beside_a_line_is_the_same_on_both_sides(name: str) -> None:
+def test_what_is_put_next_to_a_line_is_the_same_on_both_sides(name: str) -> None:
     added = set()
     for seed in range(20):
         for (number,), case in cases(name, seed).items():

@@ -112,7 +112,7 @@ def test_a_language_that_is_none_gets_the_nearest_one(code: str, meant: str) -> 
         ("klingonese", ""),
     ],
 )
-def test_what_is_no_code_is_doubted(code: str, proposed: str | None) -> None:
+def test_what_is_not_code_is_doubted(code: str, proposed: str | None) -> None:
     found = language_doubt(code, "data.source_language")
     assert bool(found) == (proposed is not None)
     if proposed is not None:

@@ -190,7 +190,7 @@ def test_separate_vocabularies_are_joined_by_one_model(text: Path, tmp_path: Pat
     assert len(used - set(source.pieces(range(source.size)))) > 2
 
 
-def test_tokens_that_are_no_text_never_come_out(tmp_path: Path) -> None:
+def test_tokens_that_are_not_text_never_come_out(tmp_path: Path) -> None:
     joint = trained_tokenizer(SENTENCES, 340, ["<bt>"])
     corpora = [{"source": "a", "target": "b"}, {"source": "c", "target": "d", "tag": "<bt>"}]
     packages = []
@@ -303,7 +303,7 @@ def test_metadata_that_cannot_be_is_refused(given: str, reason: str) -> None:
         package_choices([given], None)
 
 
-def test_a_folder_that_is_no_splitter_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_splitter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--splitter .*none`: give a folder"):
         package_choices([], tmp_path / "none")
     (tmp_path / "m.onnx").touch()

@@ -68,7 +68,7 @@ def test_the_result_translates_alike(
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", "huggingface", "ziggurat"])
-def test_rules_of_the_search_that_others_lack_are_left_out_and_told(
+def test_rules_of_the_search_that_others_lack_are_left_out_and_reported(
     to: str, written: Written, text: Path, tmp_path: Path, transformers: ModuleType
 ) -> None:
     decoding = {"endings": "fairseq", "prune": 0.5, "eos_margin": 0.0, "length_penalty": {"kind": "gnmt", "alpha": 1.0}}
@@ -120,7 +120,7 @@ def test_models_that_translate_in_bf16_or_with_a_shortlist_are_compared_without(
     ],
     ids=str,
 )
-def test_rules_that_act_are_written_or_left_out_and_told(
+def test_rules_that_act_are_written_or_left_out_and_reported(
     to: str,
     decoding: dict[str, Any],
     written_there: dict[str, Any],
@@ -442,7 +442,7 @@ def test_a_shortlist_goes_into_the_folder_of_ctranslate2(
 @pytest.mark.parametrize(
     ("same", "gate", "hinted"), [(49, {}, True), (50, {}, False), (1, {"before": 30.0, "after": 29.9}, False)]
 )
-def test_few_lines_as_before_are_told_where_bleu_was_not_compared(
+def test_few_lines_as_before_are_reported_where_bleu_was_not_compared(
     same: int, gate: dict[str, float], hinted: bool, tmp_path: Path
 ) -> None:
     report: dict[str, Any] = {

@@ -13,6 +13,7 @@ import yaml
 
 from tests.exchange.conftest import Written
 from tests.exchange.examples import SENTENCES, log_probabilities
+from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.exchange.exporter import export_model
 from ziggurat.exchange.import_marian import imported_translator
@@ -109,6 +110,25 @@ def test_the_folder_is_one_that_marian_and_import_read(written: Written, tmp_pat
     assert (rows < -1e8).sum() == 2, "padding and begin-of-sentence"
     report = import_checkpoint(folder, tmp_path / "again")
     assert json.loads((folder / "export.json").read_text())["target"] == report["kind"] == "marian"
+
+
+@pytest.mark.usefixtures("without_marian")
+def test_marians_own_search_is_the_same_after_the_way_back(written: Written, tmp_path: Path) -> None:
+    decoding: dict[str, Any] = {
+        "endings": "marian",
+        "beam_size": 3,
+        "length_penalty": {"kind": "power", "alpha": 0.5, "word_penalty": -0.25},
+        "max_length": {"ratio": 1.5, "extra": 2},
+        "unknown": True,
+    }
+    folder, report = exported(written, tmp_path, POST | {"decoding": decoding})
+    assert "search_without" not in report
+    import_checkpoint(folder, tmp_path / "again")
+    again = open_model(tmp_path / "again").experiment.decoding
+    before = DecodingConfig.model_validate(decoding)
+    for key in decoding.keys() - {"max_length"}:
+        assert getattr(again, key) == getattr(before, key)
+    assert (again.max_length.ratio, again.max_length.extra) == (1.5, 2)
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_a_token_twice_is_refused_with_its_line(tmp_path: Path) -> None:
             imported(tmp_path, checkpoint, words(tmp_path / "dict.txt", lines))
 
 
-def test_a_token_that_is_replaced_leaves_a_row_that_is_told(tmp_path: Path) -> None:
+def test_a_token_that_is_replaced_leaves_a_row_that_is_reported(tmp_path: Path) -> None:
     lines = [f"w{n} 1" for n in range(30)]
     checkpoint = write(tmp_path / "a.pt", parameters((35, 35)))
     dictionary = words(tmp_path / "dict.txt", [*lines, "w3 1 #fairseq:overwrite"])
@@ -286,7 +286,7 @@ def test_dictionaries_of_another_model_are_refused(tmp_path: Path) -> None:
     imported(tmp_path, equal, german, other)
 
 
-def test_one_dictionary_for_matrices_of_two_is_told(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_one_dictionary_for_matrices_of_two_is_reported(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     model, dictionary = parameters((8, 8)), words(tmp_path / "dict.txt", LINES)
     with pytest.warns(UserWarning, match="--joined-dictionary"):
         imported(tmp_path, write(tmp_path / "two.pt", model), dictionary)
@@ -371,7 +371,7 @@ def test_a_segmenter_of_other_text_is_refused_and_one_of_this_text_is_not(tmp_pa
         (["the", "\uffedhouse", "s"], r"pieces of pyonmttok"),
     ],
 )
-def test_pieces_without_a_segmenter_are_told(tokens: list[str], said: str, tmp_path: Path) -> None:
+def test_pieces_without_a_segmenter_are_reported(tokens: list[str], said: str, tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "a.pt", parameters((7, 7)))
     dictionary = words(tmp_path / "dict.txt", [f"{token} 1" for token in tokens])
     with pytest.warns(UserWarning, match=said):

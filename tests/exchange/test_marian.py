@@ -193,26 +193,66 @@ def test_text_that_is_segmented_already(tmp_path: Path) -> None:
     assert source.pieces(source.encode(["the ho@@ use"])[0]) == ["the", "ho@@", "use"]
 
 
+@pytest.mark.parametrize("ending", ["yml", "txt"])
 @pytest.mark.parametrize("segmented", [True, False])
-def test_rows_beyond_the_vocabulary_keep_their_probability(segmented: bool, tmp_path: Path) -> None:
+def test_rows_beyond_the_vocabulary_keep_their_probability(segmented: bool, ending: str, tmp_path: Path) -> None:
     """As `--dim-vocabs` above the size of a list of tokens makes them; label smoothing gives them probability."""
     tokens = ["</s>", "<unk>", *pieces_of(models()["source"])]
     rows = len(tokens) + 20
-    write_vocabulary(tmp_path / "vocab.yml", tokens)
+    vocabulary = tmp_path / f"vocab.{ending}"
+    if ending == "yml":
+        write_vocabulary(vocabulary, tokens)
+    else:
+        vocabulary.write_text("".join(f"{token}\n" for token in tokens))
     arrays = random_arrays(POST_NORM, (rows, rows), 3)
     write_npz(tmp_path / "model.npz", arrays, POST_NORM)
     if not segmented:
         for side in ("source", "target"):
             (tmp_path / f"{side}.spm").write_bytes(models()["source"])
-    report = import_checkpoint(tmp_path / "model.npz", tmp_path / "ours", dictionaries=[tmp_path / "vocab.yml"])
-    assert [(one["count"], one["of"]) for one in report["unmatched"]] == [(20, rows)]
     tokenizer = SentencePieceTokenizer(models()["source"])
     pieces = tokenizer.pieces(tokenizer.encode(SENTENCES[:1])[0])
     line = " ".join(pieces) if segmented else SENTENCES[0]
-    ids = [tokens.index(piece) for piece in pieces]
-    wanted = log_probabilities(POST_NORM, arrays, [*ids, 0], ids)[range(len(ids) + 1), [*ids, 0]]
-    scored = load_translator(tmp_path / "ours").score([line], [line])[0]
-    assert scored.token_log_probabilities == pytest.approx(wanted.tolist(), abs=1e-4)
+    assert_rows_count(tmp_path, vocabulary, line, [tokens.index(piece) for piece in pieces], len(tokens))
+
+
+def test_rows_beyond_a_sentencepiece_model_keep_their_probability(tmp_path: Path) -> None:
+    """As padding of a matrix to a round number makes them; Marian decodes with such a model."""
+    model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1)
+    (tmp_path / "joint.spm").write_bytes(model)
+    tokenizer = SentencePieceTokenizer(model)
+    known = tokenizer.size - 2  # without padding and begin-of-sentence, which are ours
+    write_npz(tmp_path / "model.npz", random_arrays(POST_NORM, (known + 20, known + 20), 3), POST_NORM)
+    assert_rows_count(tmp_path, tmp_path / "joint.spm", SENTENCES[0], tokenizer.encode(SENTENCES[:1])[0], known)
+    source, target = load_tokenizers(tmp_path / "ours")
+    assert source is target
+    assert source.encode(SENTENCES) == tokenizer.encode(SENTENCES)
+
+
+def assert_rows_count(folder: Path, vocabulary: Path, line: str, ids: list[int], known: int) -> None:
+    """Import a model with 20 rows more than its vocabulary has tokens, and compare the scores of a line."""
+    report = import_checkpoint(folder / "model.npz", folder / "ours", dictionaries=[vocabulary])
+    assert [(one["count"], one["of"]) for one in report["unmatched"]] == [(20, known + 20)]
+    wanted = log_probabilities(POST_NORM, arrays_of(folder / "model.npz"), [*ids, 0], ids)
+    scored = load_translator(folder / "ours").score([line], [line])[0]
+    assert scored.token_log_probabilities == pytest.approx(wanted[range(len(ids) + 1), [*ids, 0]].tolist(), abs=1e-4)
+
+
+def test_bytes_of_control_characters_are_not_written(tmp_path: Path) -> None:
+    """Marian writes them only with `--allow-special`."""
+    model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1, vocab_size=320, byte_fallback=True)
+    tokenizer = SentencePieceTokenizer(model)
+    rows = tokenizer.size - 2
+    arrays = random_arrays(POST_NORM, (rows, rows), 3)
+    bell, letter = (tokenizer.pieces(range(rows)).index(piece) for piece in ("<0x07>", "<0x41>"))
+    arrays["decoder_ff_logit_out_b"][0, [bell, letter]] += [900.0, 800.0]
+    (tmp_path / "joint.spm").write_bytes(model)
+    write_npz(tmp_path / "model.npz", arrays, POST_NORM)
+    import_checkpoint(tmp_path / "model.npz", tmp_path / "ours", dictionaries=[tmp_path / "joint.spm"])
+    translator = load_translator(tmp_path / "ours", max_length={"limit": 3})
+    (as_marian,) = translator.translate(SENTENCES[:1])
+    assert set(as_marian.text) == {"A"}
+    (usual,) = translator.translate(SENTENCES[:1], endings="beam")
+    assert set(usual.text) == {"\a"}
 
 
 # Without YAML's line ends: PyYAML writes such text over several lines, Marian as `\x85`.

@@ -115,7 +115,7 @@ def test_the_final_model_of_a_folder_and_vocabularies_from_where_marian_was_star
     assert "has 2 models (" in refusal(lambda: find_files(folder))
 
 
-def test_a_vocabulary_elsewhere_than_its_name_says_is_told(
+def test_a_vocabulary_elsewhere_than_its_name_says_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     shutil.copytree(GOLDEN / "odd", tmp_path / "odd")

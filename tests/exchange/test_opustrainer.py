@@ -183,7 +183,7 @@ RETOKENIZE = """\
 """
 
 
-def test_retokenize_only_numbers_alignments_anew(tmp_path: Path) -> None:
+def test_retokenize_only_numbers_alignments_again(tmp_path: Path) -> None:
     text = FULL.replace("seed: 1111\n", f"{RETOKENIZE}num_fields: 3\nseed: 1111\n")
     data, without = read(tmp_path, text), read(tmp_path, FULL)
     assert data.modifiers == without.modifiers
@@ -273,7 +273,7 @@ def test_the_verb_prints_the_section_and_what_it_lacks(tmp_path: Path, capsys: p
     assert status("demo", "--from", tmp_path / "trainer.yml") == 2
 
 
-def test_unknown_modifiers_are_told_with_the_known_ones() -> None:
+def test_unknown_modifiers_are_reported_with_the_known_ones() -> None:
     text = (
         "data:\n  source_language: de\n  target_language: en\n  store: s\n  modifiers: {UpperCase: {probability: 1}}\n"
     )

@@ -161,7 +161,7 @@ def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
         ("eole.config.Config", "a model of Eole"),
     ],
 )
-def test_options_of_any_class_are_told_in_one_line(
+def test_options_of_any_class_are_reported_in_one_line(
     name: str, said: str, zipped: bool, pickled: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = pickled(name, lambda content, value: content.update(args=value), zipped)
@@ -185,7 +185,7 @@ def test_averages_of_the_training_run_are_not_read(zipped: bool, pickled: Callab
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_damaged_pickles_are_told_in_one_line_or_read(seed: int, zipped: bool, tmp_path: Path) -> None:
+def test_damaged_pickles_are_reported_in_one_line_or_read(seed: int, zipped: bool, tmp_path: Path) -> None:
     draw, dictionary = random.Random(seed), words(tmp_path / "dict.txt", LINES)
     whole = torch.load(write(tmp_path / "whole.pt", parameters((8, 8))), weights_only=False)
     torch.save(whole, tmp_path / "whole.pt", _use_new_zipfile_serialization=zipped)
@@ -223,7 +223,7 @@ def test_options_that_are_an_object_of_fairseq_are_read_by_their_values(
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", b"\x80\x02.", b"PK\x03\x04rubbish", b"<!DOCTYPE html><html>"])
-def test_files_that_torch_did_not_write_are_told_in_one_line(content: bytes, tmp_path: Path) -> None:
+def test_files_that_torch_did_not_write_are_reported_in_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(content)
     assert "model.pt" in refused(tmp_path / "model.pt", tmp_path / "out")
 

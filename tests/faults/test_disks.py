@@ -29,7 +29,7 @@ def test_a_disk_of_every_size_is_given_its_room_back(tmp_path: Path) -> None:
             disks._remount(disk, f"size={disks._ROOM}")
 
 
-def test_an_operation_is_told_by_its_place_in_the_folder_worked_in(tmp_path: Path) -> None:
+def test_an_operation_is_reported_by_its_place_in_the_folder_worked_in(tmp_path: Path) -> None:
     from experiments.faults.verbs import _shown
 
     assert _shown(Operation("write", str(tmp_path / "work" / "run" / "last")), tmp_path) == "write run/last"

@@ -103,7 +103,7 @@ def test_an_export_to_onnx(folder: Path) -> None:
     assert_translates(load_onnx("onnx"), folder, "run")
 
 
-def test_an_export_to_transformers_is_taken_in(folder: Path) -> None:
+def test_an_export_to_transformers_is_imported(folder: Path) -> None:
     import_checkpoint(Path("huggingface"), Path("imported"))
     limit = {"max_length": {"ratio": 1.0, "extra": 5, "limit": 1024}}  # its own are the defaults of `generate`
     assert_translates(load_translator("imported", device="cpu", **limit), folder, "ctranslate2")
@@ -129,7 +129,7 @@ def test_a_run_is_reported(folder: Path) -> None:
     assert [record.update for record in read_records(Path("run"))] == [0, make.UPDATES]
 
 
-def test_a_run_goes_on(folder: Path) -> None:
+def test_a_run_continues(folder: Path) -> None:
     before = everything("run/last/model.safetensors")
     experiment = reopen_run(Path("run"), [f"training.stop.updates={make.RESUMED_UPDATES}"])
     assert experiment.data == load_experiment("config.yaml").data

@@ -57,7 +57,7 @@ def test_runs_of_a_figure_load_and_make_its_lines(script: Any, tmp_path: Path, n
     }
 
 
-def test_a_run_that_is_there_already_goes_on(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_there_already_continues(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
     def verb(work: Path, *arguments: str | Path) -> argparse.Namespace:

@@ -324,7 +324,7 @@ def test_figures_refuse_values_that_do_not_fit() -> None:
         Heat(((1.0,),), ("a", "b"), ("c",), "w", 0, 1)
 
 
-def test_many_lines_are_told_briefly() -> None:
+def test_many_lines_are_reported_briefly() -> None:
     runs: list[ReportRun] = [replace(trained(), name=f"run {i}", colour=i) for i in range(8)]
     figure = gradient_profile(runs)
     assert figure is not None

@@ -68,7 +68,7 @@ def test_no_other_residual_outlives_a_remedy(post: Experiment, changes: dict[str
     assert changed == plain
 
 
-def test_a_method_that_is_there_already_is_no_remedy(post: Experiment) -> None:
+def test_a_method_that_is_there_already_is_not_a_remedy(post: Experiment) -> None:
     pre = applied(REMEDIES[0], post)
     assert pre is not None
     names = [remedy.name for remedy in REMEDIES if remedy.model and applied(remedy, pre) is None]

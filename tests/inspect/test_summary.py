@@ -110,7 +110,7 @@ def test_waiting_counts_by_time_and_not_by_record(tmp_path: Path) -> None:
     assert "16 % of its time waiting" in " ".join(its.complaints)
 
 
-def test_measures_outside_their_bands_are_told(tmp_path: Path) -> None:
+def test_measures_outside_their_bands_are_reported(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", dev(4.0), log=["first update", "stopped after update 300: reached (1 s)"])
     healthy = {"gradient_norm": {"encoder": [1.0, 0.5], "decoder": [1.0, 1.0]}}
     starved = {"gradient_norm": {"encoder": [1e-4, 1.0], "decoder": [1.0, 1.0]}}
@@ -210,7 +210,7 @@ def test_runs_of_unlike_length_and_size_are_ranked_with_a_word_on_it(
         ({"model": {"d_model": 32}}, b"b\n", ["wide", "vocabularies"]),
     ],
 )
-def test_differences_are_told_before_a_method_is_praised(
+def test_differences_are_reported_before_a_method_is_praised(
     tmp_path: Path, changes: dict[str, Any], vocabulary: bytes, said: list[str]
 ) -> None:
     mine = tiny_experiment(tmp_path)

@@ -80,7 +80,7 @@ def test_a_base_needs_a_peak_and_a_model_it_is_worked_out_for(experiment: Experi
         (1.0, [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]),  # it does not continue for ever
     ],
 )
-def test_a_sweep_goes_on_until_the_best_is_inside(
+def test_a_sweep_continues_until_the_best_is_inside(
     experiment: Experiment, optimum: float, tried: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[TrialOptions] = []
@@ -98,7 +98,7 @@ def test_a_sweep_goes_on_until_the_best_is_inside(
     assert {(options.updates, options.width) for options in seen} == {(7, None)}
 
 
-def test_a_sweep_that_was_cut_off_goes_on_from_what_is_kept(
+def test_a_sweep_that_was_cut_off_continues_from_what_is_kept(
     experiment: Experiment, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[tuple[float, int, int]] = []

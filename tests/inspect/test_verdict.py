@@ -66,7 +66,7 @@ def test_the_pace_is_that_of_the_second_half(middle: float, label: str) -> None:
     assert judge(slowing, SHALLOW).label == label
 
 
-def test_the_pace_says_nothing_beside_a_reference_that_has_not_learnt() -> None:
+def test_the_pace_says_nothing_next_to_a_reference_that_has_not_learnt() -> None:
     assert judge(trial(7.8), Reference(10, ENOUGH)).label == "trains"
     assert judge(trial(7.8), Reference(10, ENOUGH * 0.99)).label == "too early to tell"
 
@@ -94,7 +94,7 @@ def test_findings_have_their_numbers_and_are_apart() -> None:
     ("cost", "encoder", "healthy"),
     [(READS * 1.01, HUNGRY, True), (READS, HUNGRY, False), (READS, EVEN, True), (-1.0, EVEN, True)],
 )
-def test_a_source_that_is_not_read_is_unhealthy_beside_a_starved_stack(
+def test_a_source_that_is_not_read_is_unhealthy_next_to_a_starved_stack(
     cost: float, encoder: list[float], healthy: bool
 ) -> None:
     assert judge(trial(5.0, encoder, cost=cost), SHALLOW).findings[-1].healthy is healthy

@@ -264,7 +264,7 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
     assert compiled._load() == (None, "was not compiled")
 
 
-def test_it_is_used_where_it_can_be_and_not_beside_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_used_where_it_can_be_and_not_next_to_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     query = torch.zeros(1, 2, 3, 32)
     with torch.no_grad():
         assert compiled.attends(query, query, None)

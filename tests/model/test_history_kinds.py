@@ -177,7 +177,7 @@ def test_a_grown_top_only_with_softmax_leaves_a_small_share_to_the_added_layers(
     )
 
 
-def test_a_grown_top_only_with_a_window_starts_anew_at_the_top() -> None:
+def test_a_grown_top_only_with_a_window_restarts_at_the_top() -> None:
     old = stirred(TopOnly(combining(3, window=2)))
     after = TopOnly(combining(5, window=2)).extend(tensors(old), 3)["weight"]
     assert after.tolist() == [0, 0, 0, 0, 0.5, 0.5]

@@ -171,7 +171,7 @@ def test_a_stack_of_its_own_takes_what_it_does_not_say_from_the_model() -> None:
     assert ModelConfig.model_validate(config.model_dump()) == config
 
 
-def test_the_rest_of_a_model_keeps_its_initialisation_beside_that_of_a_stack() -> None:
+def test_the_rest_of_a_model_keeps_its_initialisation_next_to_that_of_a_stack() -> None:
     """Embeddings follow `model.init`, even where layers have their own initialisation; all three draw the same
     numbers.
     """

@@ -83,7 +83,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [read_tensors, read_shapes, import_huggingface._safetensors])
-def test_too_many_open_files_are_told_whoever_opens_them(read: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_too_many_open_files_are_reported_for_every_opener(read: Callable[[Path], Any], tmp_path: Path) -> None:
     """The library opens the file, and then PyTorch does again, with its own error message."""
     path = tmp_path / "x.safetensors"
     write_tensors(path, {"a": torch.ones(3)})

@@ -12,7 +12,7 @@ import pytest
 import ziggurat
 from tests.conftest import tiny_experiment
 from tests.train.runs import QUIET
-from tools.pretend_device import NAME, present
+from tools.pretend_device import NAME, Counts, present
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.train.loop import train
@@ -36,12 +36,24 @@ def experiment_of(folder: Path, model: dict[str, Any] | None = None, **training:
 
 
 @pytest.fixture(scope="session")
-def runs(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two models, trained on the CPU."""
-    folder = tmp_path_factory.mktemp("pretend")
-    for seed in (1, 2):
-        train(folder / str(seed), experiment_of(tiny_folder, seed=seed), console=QUIET)
-    return folder / "1", folder / "2"
+def run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, trained on the CPU."""
+    folder = tmp_path_factory.mktemp("pretend") / "1"
+    train(folder, experiment_of(tiny_folder), console=QUIET)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs(run: Path, tiny_folder: Path) -> tuple[Path, Path]:
+    """Two models."""
+    train(run.with_name("2"), experiment_of(tiny_folder, seed=2), console=QUIET)
+    return run, run.with_name("2")
+
+
+def waits_of(counts: Counts) -> tuple[int, int]:
+    """Return how often a search waited for the results of a step, and how often for anything but copies besides."""
+    steps = sum(n for place, n in counts.waits.items() if "hypotheses.py" in place)
+    return steps, (counts.waits - counts.to_device).total() - steps
 
 
 @cache

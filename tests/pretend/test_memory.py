@@ -98,6 +98,7 @@ def test_memory_is_what_is_counted(name: str) -> None:
     assert sum(update.at_peak.values()) == update.peak
 
 
+@pytest.mark.slow
 def test_the_largest_batches_fill_their_devices() -> None:
     depths, widths = ["model.encoder.layers=1", "model.decoder.layers=1"], ["model.d_model=512", "model.d_ff=2048"]
     config, shape = experiment(*depths, *widths, "training.loss.chunk_tokens=65536"), BatchShape(1, 28, 22)

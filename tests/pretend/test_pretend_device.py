@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -50,10 +51,18 @@ def test_two_devices_do_not_mix(mix: Callable[[], Tensor]) -> None:
 def test_what_needs_the_host_is_refused() -> None:
     with pytest.raises(TypeError, match="numpy"):
         there(3).numpy()
+    with pytest.raises(TypeError, match="numpy"):
+        np.asarray(there(3))
+    with pytest.raises(RuntimeError, match="pin"):
+        there(3).pin_memory()
     with pytest.raises(RuntimeError, match="generator"):
         torch.rand(3, device=HERE, generator=torch.Generator())
     with pytest.raises(RuntimeError):
         torch.rand(3, generator=torch.Generator(HERE)).add_(there(3))
+
+
+def test_a_tensor_like_one_of_the_device_may_be_the_host_s() -> None:
+    assert not torch.zeros_like(there(3), device="cpu").numpy().any()
 
 
 def test_a_number_of_the_host_is_an_argument() -> None:
@@ -75,7 +84,10 @@ def test_a_number_of_the_host_is_an_argument() -> None:
         (lambda x: torch.empty(4).pin_memory().copy_(x, non_blocking=True), 0),
         (lambda x: torch.where(x > 0.5, x, 0.0), 0),
         (lambda x: x.masked_fill(x > 0.5, 0.0), 0),
-        (lambda x: torch.tensor([1.0], device=HERE), 0),
+        (lambda _: torch.tensor([1.0], device=HERE), 1),
+        (lambda _: torch.zeros(4).to(HERE), 1),
+        (lambda _: torch.zeros(4).to(HERE, non_blocking=True), 0),
+        (lambda x: x[torch.tensor([1])], 1),
         (lambda x: x.view(2, 2).t(), 0),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 import ziggurat
-from tests.pretend.conftest import DEVICES, LINES, experiment_of, opened
+from tests.pretend.conftest import DEVICES, LINES, experiment_of, opened, waits_of
 from tests.small import moved, small_config
 from tests.train.runs import QUIET
 from tests.translate.test_shortlist import MODELS, ROWS, SIZE, TABLE, WANTED
@@ -31,6 +31,13 @@ from ziggurat.translate.scorers import Shortlist, force_score, scorer_of
 from ziggurat.translate.search import search
 
 MEMBERS = [1, pytest.param(2, marks=pytest.mark.slow)]
+
+
+@pytest.fixture
+def ensemble(members: int, request: pytest.FixtureRequest) -> tuple[Path, ...]:
+    """As many models as a test has members."""
+    found: tuple[Path, ...] = (request.getfixturevalue("run"),) if members == 1 else request.getfixturevalue("runs")
+    return found
 
 
 def near(one: Any, other: Any) -> None:
@@ -64,10 +71,10 @@ def test_the_cost_is_estimated(tiny_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_diagnosis_measures_the_same(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_diagnosis_measures_the_same(run: Path, tmp_path: Path) -> None:
     found = []
     for name in DEVICES:
-        copy = shutil.copytree(runs[0], tmp_path / name)
+        copy = shutil.copytree(run, tmp_path / name)
         found.append([record.values for record in diagnose(copy, device=name, layers=True, translate=3)])
     near(found[1], found[0])
 
@@ -83,17 +90,15 @@ def test_diagnosis_measures_the_same(runs: tuple[Path, Path], tmp_path: Path) ->
     ids=["prefixes", "constraints", "samples", "next words"],
 )
 @pytest.mark.parametrize("members", MEMBERS)
-def test_searches_find_the_same(
-    columns: dict[str, Any], options: dict[str, Any], members: int, runs: tuple[Path, Path]
-) -> None:
-    found = [[t.text for t in opened(name, *runs[:members]).translate(LINES, **columns, **options)] for name in DEVICES]
+def test_searches_find_the_same(columns: dict[str, Any], options: dict[str, Any], ensemble: tuple[Path, ...]) -> None:
+    found = [[t.text for t in opened(name, *ensemble).translate(LINES, **columns, **options)] for name in DEVICES]
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("members", MEMBERS)
-def test_scores_are_the_same(members: int, runs: tuple[Path, Path]) -> None:
+def test_scores_are_the_same(ensemble: tuple[Path, ...]) -> None:
     targets = ["Kras krounei.", "Shan", "Droul krar zanar toul."]
-    scored = [opened(name, *runs[:members]).score(LINES, targets) for name in DEVICES]
+    scored = [opened(name, *ensemble).score(LINES, targets) for name in DEVICES]
     near([vars(one) for one in scored[1]], [vars(one) for one in scored[0]])
 
 
@@ -109,8 +114,8 @@ def test_shortlists_allow_the_same(members: int) -> None:
     for model in MODELS:
         model.to("cpu")
     assert found[0] == found[1]
-    steps = sum(n for place, n in counts.waits.items() if "hypotheses.py" in place)
-    assert counts.waits.total() - steps == 2 * members  # on admission: for their lengths and the number of columns
+    assert waits_of(counts)[1] == 2 * members  # when they enter: their lengths, and the number of columns
+    assert all(place.endswith("copy") for place in counts.to_device)  # and no index that PyTorch copies
 
 
 DECODERS: dict[str, dict[str, Any]] = {
@@ -145,33 +150,27 @@ def test_every_decoder_searches_and_scores_the_same(kind: str) -> None:
                 results = search(scorer, sentences, replace(settings, device=name))
             found.append([[(one.tokens, one.score) for one in each] for each in results])
         near(found[1], found[0])
-        assert (
-            counts.waits.total() == sum(n for place, n in counts.waits.items() if "hypotheses.py" in place) + 1 + listed
-        )
+        assert waits_of(counts)[1] == 1 + listed
     ids = {"bos": WANTED.bos, "eos": WANTED.eos, "pad": WANTED.pad}
     scored = [force_score(m, SOURCES, [[6, 8], [], [9]], **ids, device=name) for name, m in members.items()]
     near([vars(one) for one in scored[1]], [vars(one) for one in scored[0]])
 
 
-def test_a_server_answers_the_same(runs: tuple[Path, Path]) -> None:
+def test_a_server_answers_the_same(run: Path) -> None:
     pytest.importorskip("starlette")
     from starlette.testclient import TestClient
 
     from ziggurat.serve.server import app_of
 
-    answers = []
-    for name in DEVICES:
-        models = [{"path": str(runs[0]), "device": name, "threads": 1}]
-        with TestClient(app_of(ServeConfig.model_validate({"models": models}), lambda _: None)) as client:
-            asked = {"q": LINES * 4, "source": "qlo", "target": "qhi"}
-            answers.append(client.post("/translate", json=asked).json()["translatedText"])
-    assert answers[0] == answers[1]
-    assert len(answers[0]) == 4 * len(LINES)
+    models = [{"path": str(run), "device": NAME, "threads": 1}]
+    with TestClient(app_of(ServeConfig.model_validate({"models": models}), lambda _: None)) as client:
+        answer = client.post("/translate", json={"q": LINES * 2, "source": "qlo", "target": "qhi"})
+    assert answer.json()["translatedText"] == [each.text for each in opened("cpu", run).translate(LINES * 2)]
 
 
-def test_translating_in_int8_is_refused(runs: tuple[Path, Path]) -> None:
+def test_translating_in_int8_is_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match="int8"):
-        ziggurat.load(runs[0], device=NAME, precision="int8")
+        ziggurat.load(run, device=NAME, precision="int8")
 
 
 def test_layers_are_not_compiled_for_a_device_that_the_compiler_does_not_know(

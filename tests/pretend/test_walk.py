@@ -23,16 +23,19 @@ from ziggurat.train.loop import train
 
 SETTINGS: dict[str, Any] = {
     "device": NAME,
-    "batch": {"max_tokens": 100, "accumulate": 2},
+    "batch": {"max_tokens": 400, "accumulate": 2},
     "clip_norm": 1.0,
     "optimiser": {"moments": "bf16", "weight_decay": 0.01, "kind": "adamw", "weight_smoothing": 0.1},
     "validation": {"every_updates": 2, "max_sentences": 1, "beam_size": 2},
     "checkpoint": {"every_updates": 1, "average_last": 2},
-    "diagnostics": {"every_updates": 2, "max_share": None},
     "log_every_updates": 1,
     "stop": {"updates": 2},
 }
 SHALLOW = {"encoder": {"layers": 1}, "decoder": {"layers": 1}, "dropout": {"attention": 0.1, "residual": 0.1}}
+
+
+def translated(run: Path, device: str, **options: Any) -> list[str]:
+    return [each.text for each in opened(device, run, **options).translate(LINES)]
 
 
 def test_a_run_trains_validates_and_resumes_to_the_same_bits(tiny_folder: Path, tmp_path: Path) -> None:
@@ -41,16 +44,16 @@ def test_a_run_trains_validates_and_resumes_to_the_same_bits(tiny_folder: Path, 
         train(whole, experiment_of(tiny_folder, SHALLOW, **SETTINGS), console=QUIET)
     assert len(records(whole, "validation")) == 1
     assert counts.operators["attention_backward"] > 0  # so attention did run on the device
-    train(cut, experiment_of(tiny_folder, SHALLOW, **{**SETTINGS, "stop": {"updates": 1}}), console=QUIET)
+    short = {"stop": {"updates": 1}, "validation": {"decode": False}, "checkpoint": {}}
+    train(cut, experiment_of(tiny_folder, SHALLOW, **{**SETTINGS, **short}), console=QUIET)
     train(cut, experiment_of(tiny_folder, SHALLOW, **SETTINGS), resume=True, console=QUIET)
     assert final_bytes(cut, 2) == final_bytes(whole, 2)
     # Written by one device, read by another.
     assert {t.device.type for t in load_checkpoint(cut / "last").optimiser.values()} == {"cpu"}
-    assert opened("cpu", whole).translate(["Vi vados."])[0].text is not None
+    assert translated(whole, "cpu") == translated(whole, NAME)
 
 
 PLAIN: dict[str, Any] = {
-    "batch": {"max_tokens": 100},
     "log_every_updates": 1,
     "validation": {"every_updates": 1000, "decode": False},
 }
@@ -109,24 +112,25 @@ def test_a_run_rolls_back_as_on_a_cpu(tiny_folder: Path, tmp_path: Path, monkeyp
     assert losses(tmp_path / NAME) == pytest.approx(losses(tmp_path / "cpu"), rel=1e-5)
 
 
-def test_low_rank_updates_train_and_open(runs: tuple[Path, Path], tiny_folder: Path, tmp_path: Path) -> None:
+def test_low_rank_updates_train_and_open(run: Path, tiny_folder: Path, tmp_path: Path) -> None:
     lora = {"rank": 2, "alpha": 4.0, "dropout": 0.1, "maps": ["query", "value", "feed_forward"]}
-    more = {"start_from": str(runs[0]), "lora": lora, "device": NAME, "stop": {"updates": 1}}
+    more = {"start_from": str(run), "lora": lora, "device": NAME, "stop": {"updates": 1}}
     train(tmp_path / "run", experiment_of(tiny_folder, **PLAIN, **more), console=QUIET)
-    assert opened(NAME, tmp_path / "run").translate(["Vi vados."])[0].text is not None
+    assert translated(tmp_path / "run", NAME) == translated(tmp_path / "run", "cpu")
 
 
-def test_depth_is_diagnosed_with_few_waits(tiny_folder: Path, tmp_path: Path) -> None:
+def test_depth_is_diagnosed_without_a_wait_in_each_layer(tiny_folder: Path, tmp_path: Path) -> None:
     experiment = tiny_experiment(tiny_folder, device=NAME)
     with counted() as counts:
         trial = run_trial(experiment, Store.open(experiment.data.store), 5.0, TrialOptions(updates=2), lambda _: None)
     assert trial.failed is None
-    assert counts.waits.total() < 200
+    # A line waits once for each kind of sub-layer, of which there are five, in either measure, and not in each layer.
+    assert max((counts.waits - counts.to_device).values()) <= 10
 
 
 @pytest.mark.slow  # its parts are in test_verbs.py
-def test_a_shortlist_is_read(runs: tuple[Path, Path], tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_shortlist_is_read(run: Path, tiny_folder: Path, tmp_path: Path) -> None:
     table, store = tmp_path / "list", Store.open(experiment_of(tiny_folder).data.store)
     write_shortlist(table, estimate_shortlist(store, best=8, frequent=8))
-    found = [opened(name, runs[0], shortlist=str(table)).translate(LINES) for name in DEVICES]
-    assert [t.text for t in found[0]] == [t.text for t in found[1]]
+    found = [translated(run, name, shortlist=str(table)) for name in DEVICES]
+    assert found[0] == found[1]

@@ -279,7 +279,7 @@ def test_what_is_deleted_leaves_the_queue(serve: Serve, gate: threading.Event) -
     assert waits() == 0
 
 
-def test_whoever_removes_a_document_can_be_cancelled(tmp_path: Path) -> None:
+def test_a_client_that_removes_a_document_can_be_cancelled(tmp_path: Path) -> None:
     async def slow_to_end() -> None:
         try:
             await asyncio.sleep(60)

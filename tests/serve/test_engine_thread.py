@@ -244,7 +244,7 @@ def test_where_memory_runs_out_fewer_lines_are_translated_at_a_time(
     assert (asker.engine.state.status, asker.engine.state.failures) == ("ready", 3)
 
 
-def test_a_model_that_fails_each_time_is_opened_anew_and_ready_only_when_it_translates(
+def test_a_model_that_fails_each_time_is_opened_again_and_ready_only_when_it_translates(
     make: Make, copying: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "_RETRY", (0.0, 0.0))

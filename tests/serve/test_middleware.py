@@ -86,7 +86,7 @@ def test_a_fault_is_found_in_the_log_by_the_name_of_its_request(start: Start, mo
     assert 'path="/translate",status="500"} 1.0' in client.get("/metrics").text
 
 
-def test_a_document_that_fails_by_a_fault_is_told_of_with_the_name_of_its_request(
+def test_a_document_that_fails_by_a_fault_is_reported_with_the_name_of_its_request(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.serve.documents.translated", lambda *given: 1 / 0)
@@ -99,7 +99,7 @@ def test_a_document_that_fails_by_a_fault_is_told_of_with_the_name_of_its_reques
 
 
 @pytest.mark.parametrize("broken", ["ziggurat.serve.glossaries.write_atomically", "ziggurat.serve.documents._is_own"])
-def test_a_full_disk_is_no_fault_of_the_program(
+def test_a_full_disk_is_not_a_fault_of_the_program(
     broken: str, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     client, said = start(glossaries=str(tmp_path / "kept.json"))
@@ -153,7 +153,7 @@ def test_pages_of_other_origins_have_no_part_in_glossaries_without_keys(start: S
     assert client.post("/v2/glossaries", json=TERMS, headers=other).status_code == 403
 
 
-def test_a_model_that_cannot_be_opened_is_told_of_once_by_its_name(
+def test_a_model_that_cannot_be_opened_is_reported_once_by_its_name(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: ModelSource) -> Any:

@@ -222,7 +222,7 @@ def test_each_side_has_its_language_and_direction(visit: Visit) -> None:
     assert (side("source"), side("mirror"), side("target")) == (["ar", "rtl"], ["ar", "rtl"], ["en", "ltr"])
 
 
-def test_text_is_never_markup_and_a_text_in_the_target_language_is_told(visit: Visit) -> None:
+def test_text_is_never_markup_and_a_text_in_the_target_language_is_reported(visit: Visit) -> None:
     window = visit()
     window.page.select_option("#from", "en")
     hostile = "<img src=x onerror=alert(1)>."

@@ -160,7 +160,7 @@ def test_expecting_a_word_before_the_body_gets_it(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_who_takes_too_long_is_told(server: Server) -> None:
+def test_who_takes_too_long_is_reported(server: Server) -> None:
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as idle:
         drop, answer = head(JSON, LENGTH, CLOSE), b""

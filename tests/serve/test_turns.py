@@ -18,7 +18,7 @@ from ziggurat.translate.results import Translation
 from ziggurat.translate.translator import Translator
 
 
-def test_whoever_waits_gets_the_lock_in_the_order_of_coming() -> None:
+def test_waiters_get_the_lock_in_the_order_in_which_they_came() -> None:
     turns, order = FairLock(), list[int]()
     threads: list[threading.Thread] = []
 

@@ -95,7 +95,7 @@ def test_an_edited_configuration_is_refused_by_its_keys(folder: Path, old: str, 
         check_folder(folder)
 
 
-def test_comments_and_order_are_no_edit(folder: Path) -> None:
+def test_comments_and_order_are_not_an_edit(folder: Path) -> None:
     (folder / "config.yaml").write_text("# mine\n" + CONFIG.replace("heads: 4", "heads:   4  # four"))
     check_folder(folder)
 

@@ -60,7 +60,7 @@ def test_a_pointer_is_not_taken_for_the_file(name: str, content: bytes, tmp_path
 
 
 @pytest.mark.parametrize("content", POINTERS)
-def test_a_pointer_among_the_files_of_a_manifest_is_told_as_such(content: bytes, tmp_path: Path) -> None:
+def test_a_pointer_among_the_files_of_a_manifest_is_named_as_one(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "joint.spm").write_bytes(b"the model")
     write_checksums(tmp_path, again="again")
     check_folder(tmp_path)
@@ -68,7 +68,7 @@ def test_a_pointer_among_the_files_of_a_manifest_is_told_as_such(content: bytes,
     assert "joint.spm: a pointer of" in said_of(lambda: check_folder(tmp_path))
 
 
-def test_what_only_begins_like_a_pointer_is_no_pointer(tmp_path: Path) -> None:
+def test_what_only_begins_like_a_pointer_is_not_a_pointer(tmp_path: Path) -> None:
     long = LFS + b"x" * MAX_POINTER_BYTES
     refuse_pointer("a", long)
     refuse_pointer("a", b"version 1\n")

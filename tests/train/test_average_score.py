@@ -87,7 +87,7 @@ def test_the_value_is_that_of_the_averaged_model_and_again_when_the_run_is_resum
     assert records(tmp_path / "tuned", "validation")[-1]["nll"] == pytest.approx(found.value, abs=1e-5)
 
 
-def test_a_run_that_goes_on_has_the_records_of_one_that_never_stopped(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_run_that_continues_has_the_records_of_one_that_never_stopped(tiny_folder: Path, tmp_path: Path) -> None:
     train(tmp_path / "whole", short(tiny_folder, 16), console=QUIET)
     train(tmp_path / "parts", short(tiny_folder), console=QUIET)
     train(tmp_path / "parts", short(tiny_folder, 16), resume=True, console=QUIET)

@@ -100,7 +100,7 @@ def test_every_turned_bit_is_found(name: str, checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", ["cut", "turned"])
-def test_a_run_goes_on_from_the_checkpoint_before(
+def test_a_run_continues_from_the_checkpoint_before(
     name: str, how: str, experiment: Experiment, whole: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -212,7 +212,7 @@ def test_an_average_that_somebody_else_makes_is_waited_for(
 
 
 @pytest.mark.parametrize("kind", ["damaged", "full"])
-def test_an_average_that_cannot_be_made_is_no_failure_of_the_run(
+def test_an_average_that_cannot_be_made_is_not_a_failure_of_the_run(
     kind: str, experiment: Experiment, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, said = tmp_path / "run", io.StringIO()
@@ -282,7 +282,7 @@ def test_a_checkpoint_too_many_goes_when_the_run_is_resumed(whole: Path, tmp_pat
     assert {p.name for p in run.rglob(".*")} == {".lock", ".job"}
 
 
-def test_errors_of_the_machine_are_no_damage(
+def test_errors_of_the_machine_are_not_damage(
     experiment: Experiment, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too many open files must not lead to setting the newest checkpoint aside."""

@@ -167,7 +167,7 @@ def test_without_measures_the_line_has_no_r(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("crowded", [False, True])
-def test_a_busy_machine_is_told_at_the_start_and_when_the_rate_falls(
+def test_a_busy_machine_is_reported_at_the_start_and_when_the_rate_falls(
     crowded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "_LEAST_SECONDS", 0.0)
@@ -215,7 +215,7 @@ def test_a_whole_run_measures_warns_and_draws(
 
 
 @pytest.mark.slow
-def test_measurements_left_out_are_counted_and_told_once(tiny_folder: Path, tmp_path: Path) -> None:
+def test_measurements_left_out_are_counted_and_reported_once(tiny_folder: Path, tmp_path: Path) -> None:
     for share, left_out in ((1e-9, 5), (None, 0)):
         run = tmp_path / str(share)
         measured = {"every_updates": 1, "max_share": share}

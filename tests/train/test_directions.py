@@ -267,7 +267,7 @@ def test_the_page_s_configuration_is_one() -> None:
     assert {corpus.tag for corpus in data.dev} == {corpus.tag for corpus in data.train}
 
 
-def test_a_corpus_s_language_that_is_no_code_is_doubted() -> None:
+def test_a_corpus_s_language_that_is_not_code_is_doubted() -> None:
     page = (
         "data: {source_language: mul, target_language: mul, store: s, train: [{path: a.tsv, target_language: german}]}"
     )

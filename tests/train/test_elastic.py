@@ -124,7 +124,7 @@ def metrics_of(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_the_same_command_started_again_by_torchrun_goes_on_with_the_run(
+def test_the_same_command_started_again_by_torchrun_resumes_the_run(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ziggurat.cli.training.leave_with_launcher", lambda: None)  # the launcher is not a process here
@@ -141,7 +141,9 @@ def test_the_same_command_started_again_by_torchrun_goes_on_with_the_run(
         shutil.rmtree(run / "checkpoints" / "step-00000004")  # as if it had been killed earlier
 
 
-def test_only_the_job_that_made_a_run_goes_on_with_it_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_job_that_made_a_run_continues_with_it_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID")
     for name in names:
         monkeypatch.delenv(name, raising=False)

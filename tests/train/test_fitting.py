@@ -178,7 +178,7 @@ def test_the_budget_found_is_that_of_the_run_and_of_its_resumption(
     assert final_bytes(run, 4) == final_bytes(tmp_path / "plain", 4)
 
 
-def test_a_run_goes_on_with_what_was_found_when_it_began(
+def test_a_run_continues_with_what_was_found_when_it_began(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call with the original configuration, as from pipelines, does not repeat the search."""

@@ -137,7 +137,7 @@ def test_two_processes_train_the_same(kind: str, frozen: Path, tiny_folder: Path
     ],
     ids=str,
 )
-def test_beside_other_ways_of_training(more: dict[str, Any], tiny_folder: Path, start: Path, tmp_path: Path) -> None:
+def test_next_to_other_ways_of_training(more: dict[str, Any], tiny_folder: Path, start: Path, tmp_path: Path) -> None:
     names = ["source_embedding", "target_embedding", "output", "encoder.1", "decoder.1"]
     train(tmp_path / "run", freezing(tiny_folder, names, 4, start_from=str(start), **more), console=QUIET)
     before, after = weights(open_model(start).model), newest(tmp_path / "run")
@@ -148,7 +148,7 @@ def test_beside_other_ways_of_training(more: dict[str, Any], tiny_folder: Path, 
 
 
 @pytest.mark.slow
-def test_layers_without_gradients_are_no_warning(tiny_folder: Path, start: Path, tmp_path: Path) -> None:
+def test_layers_without_gradients_are_not_a_warning(tiny_folder: Path, start: Path, tmp_path: Path) -> None:
     names = ["source_embedding", "target_embedding", "output", "encoder.1", "decoder.1"]
     more: dict[str, Any] = {"diagnostics": {"every_updates": 1, "max_share": 0.9}, "start_from": str(start)}
     train(tmp_path / "run", freezing(tiny_folder, names, **more), console=QUIET)

@@ -173,7 +173,7 @@ def test_what_cannot_be_recorded_is_refused(device: str, choices: dict[str, Any]
     refuse_unrecordable(with_graphs(tmp_path, **{**choices, "cuda_graphs": 0}), torch.device(device))
 
 
-def test_dropout_is_drawn_anew_at_every_replay(model: Seq2Seq) -> None:
+def test_dropout_is_drawn_again_at_every_replay(model: Seq2Seq) -> None:
     for module in model.modules():
         if hasattr(module, "exact"):
             module.p = 0.5  # type: ignore[assignment]

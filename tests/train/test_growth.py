@@ -148,7 +148,7 @@ def test_nothing_is_kept_of_a_stage_trained_on_a_damaged_store(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("restart", [True, False])
-def test_the_rate_restarts_at_its_peak_or_goes_on(restart: bool, tiny_folder: Path, tmp_path: Path) -> None:
+def test_the_rate_restarts_at_its_peak_or_continues(restart: bool, tiny_folder: Path, tmp_path: Path) -> None:
     schedule = {"kind": "isqrt", "peak": 1e-3, "warmup_updates": 2, "initial": 0.0}
     run = tmp_path / "run"
     train(run, growing(tiny_folder, {"restart_rate": restart}, schedule=schedule, log_every_updates=1))
@@ -159,7 +159,7 @@ def test_the_rate_restarts_at_its_peak_or_goes_on(restart: bool, tiny_folder: Pa
     assert max(rates(run)) == 1e-3
 
 
-def test_before_the_end_of_the_warm_up_the_counter_goes_on() -> None:
+def test_before_the_end_of_the_warm_up_the_counter_continues() -> None:
     config = TrainingConfig.model_validate(
         {"growth": STAGES, "schedule": {"kind": "isqrt", "warmup_updates": 10, "peak": 1.0, "initial": 0.0}}
     )
@@ -254,7 +254,7 @@ def test_copied_moments_are_those_of_the_layer_that_was_copied(
     assert kept == [set(weights), set(fresh)]
 
 
-def test_moments_begin_anew_where_they_are_not_copied() -> None:
+def test_moments_restart_where_they_are_not_copied() -> None:
     (shallow, theirs), (deep, ours) = learner(1, 1), learner(2, 2)
     for p in theirs.parameters:
         p.grad = torch.ones_like(p)

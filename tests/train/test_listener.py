@@ -63,7 +63,7 @@ def settled(listener: Listener) -> None:
     assert not listener._thread.is_alive()
 
 
-def test_everything_told_arrives_in_order() -> None:
+def test_everything_reported_arrives_in_order() -> None:
     fake = Fake()
     listener = Listener("fake", lambda: fake)
     listener.scalars(1, {"a": 1.0})
@@ -130,7 +130,7 @@ def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pyte
     never.set()
 
 
-def test_a_slow_tracker_is_told_of_once_it_is_over(tmp_path: Path) -> None:
+def test_a_slow_tracker_is_reported_once_it_is_over(tmp_path: Path) -> None:
     go_on, fake = threading.Event(), Fake()
 
     def start() -> Fake:

@@ -269,7 +269,7 @@ def test_every_update_is_in_one_record(tiny_folder: Path, tmp_path: Path, monkey
     assert "update 6  epoch" in log
 
 
-def test_what_is_left_out_of_a_window_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_out_of_a_window_is_not_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("ziggurat.train.progress.time.perf_counter", lambda: now[0])
     window = RecordWindow(SimpleNamespace(waited_seconds=0.0), SimpleNamespace(waited_seconds=0.0))  # type: ignore[arg-type]

@@ -188,7 +188,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_state_goes_on_bit_for_bit(kind: str) -> None:
+def test_a_saved_state_continues_bit_for_bit(kind: str) -> None:
     """It does not depend on torch's own generator, and leaves that generator alone, so replicas agree too."""
     straight, stopped = tiny(), tiny()
     a, b = (optimiser_of(model, kind, moments="bf16") for model in (straight, stopped))

@@ -47,7 +47,7 @@ def test_every_parameter_is_owned_once_and_moves(kind: str) -> None:
 
 @pytest.mark.parametrize("unused", [None, "decoder.layers.0.ffn.out_proj.weight"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_state_goes_on_bit_for_bit(kind: str, unused: str | None) -> None:
+def test_a_saved_state_continues_bit_for_bit(kind: str, unused: str | None) -> None:
     """This holds even if LayerDrop left a parameter out of every update before it was saved."""
     straight, stopped = tiny(), tiny()
     a, b = optimiser_of(straight, kind), optimiser_of(stopped, kind)

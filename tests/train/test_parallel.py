@@ -172,7 +172,7 @@ UNNAMED = pytest.mark.cpu("groups of the pretend accelerator have no names, whic
     ("kind", "first", "second"),
     [pytest.param(*c, marks=[*[pytest.mark.slow] * (c not in QUICK), *[UNNAMED] * (c[0] == "fsdp")]) for c in CHANGES],
 )
-def test_a_run_goes_on_with_another_number_of_processes(
+def test_a_run_continues_with_another_number_of_processes(
     kind: str, first: int, second: int, data: Path, alone: Path, tmp_path: Path
 ) -> None:
     whole, part = tiny(data, distributed={"kind": kind}), tiny(data, distributed={"kind": kind}, stop={"updates": 3})

@@ -42,7 +42,7 @@ def omegas(model: Seq2Seq) -> list[float]:
     ]
 
 
-def test_the_batch_is_a_sample_of_the_wanted_size(tiny_folder: Path) -> None:
+def test_the_batch_is_a_sample_of_the_requested_size(tiny_folder: Path) -> None:
     store = store_of(tiny_folder)
     cost = np.maximum(store.train.source_lengths, store.train.target_lengths) + 1
     batch = profile_batch(store, 900, seed=1)

@@ -51,7 +51,7 @@ def test_a_run_resumes_exactly(choices: dict[str, Any], experiment: Experiment, 
 
 
 @pytest.mark.cpu("int8 translation is for CPUs")
-def test_it_goes_on_from_an_ordinary_model_and_what_it_validates_is_served(
+def test_it_continues_from_an_ordinary_model_and_what_it_validates_is_served(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path / "before", experiment, console=QUIET)

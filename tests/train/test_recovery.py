@@ -242,7 +242,7 @@ def about_to_roll_back(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_damaged_good_checkpoint_ends_the_run_which_goes_on_when_it_can_be_read_or_is_gone(
+def test_a_damaged_good_checkpoint_ends_the_run_which_continues_when_it_can_be_read_or_is_gone(
     about_to_roll_back: tuple[Path, Experiment], tmp_path: Path
 ) -> None:
     run, longer = about_to_roll_back
@@ -362,7 +362,7 @@ def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
 
 
 @pytest.mark.slow
-def test_nan_in_one_layer_ends_the_run_with_its_name_and_a_resumed_run_goes_on(
+def test_nan_in_one_layer_ends_the_run_with_its_name_and_a_resumed_run_continues(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This is the default. The checkpoints are whole and have finite weights, so a run without the fault can

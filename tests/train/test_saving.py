@@ -227,7 +227,7 @@ def test_a_failed_write_stops_the_run_at_the_next_update(
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_training_goes_on_when_asked_and_the_next_save_tries_again(
+def test_training_continues_when_asked_and_the_next_save_tries_again(
     asynchronous: bool, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = iter([False, True, False, True])
@@ -250,7 +250,7 @@ def test_training_goes_on_when_asked_and_the_next_save_tries_again(
 
 
 @pytest.mark.parametrize("on_error", ["stop", "continue"])
-def test_a_write_that_failed_while_a_roll_back_waited_is_told_and_is_not_rolled_back_to(
+def test_a_write_that_failed_while_a_roll_back_waited_is_reported_and_is_not_rolled_back_to(
     on_error: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainee = Trainee(tiny_experiment(tiny_folder, checkpoint={"on_error": on_error}), tmp_path / "run")
@@ -407,7 +407,7 @@ def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
     assert list((tmp_path / "checkpoints").iterdir()) == [folder]
 
 
-def test_too_many_open_files_while_old_checkpoints_go_do_not_end_a_run_that_is_to_go_on(
+def test_too_many_open_files_while_old_checkpoints_go_do_not_end_a_run_that_is_to_continue(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"stop": {"updates": 4}, "checkpoint": {"every_updates": 1, "keep_last": 1, "on_error": "continue"}}

@@ -176,7 +176,7 @@ def test_neighbours_are_kept_before_anything_is_validated(tmp_path: Path) -> Non
         assert updates_of(checkpoint_folders(tmp_path / str(len(scores)))) == updates
 
 
-def test_a_gap_beside_the_best_is_refused(tmp_path: Path) -> None:
+def test_a_gap_next_to_the_best_is_refused(tmp_path: Path) -> None:
     scored(tmp_path, [3, 2, 1, 2, 3, 4], CheckpointConfig(keep_last=2, keep_every=20, every_updates=10))
     assert updates_of(checkpoint_folders(tmp_path)) == [20, 30, 40, 50, 60]
     config = TrainingConfig(checkpoint=CheckpointConfig(every_updates=10), stop=StopConfig(updates=1000))

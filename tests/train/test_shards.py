@@ -61,7 +61,7 @@ def test_a_state_without_tensors(tmp_path: Path) -> None:
     assert read_shards(tmp_path / "none") == {}
 
 
-def test_damage_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_damage_is_an_error_of_the_package(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nothing"):
         read_shards(tmp_path / "nothing")
     write_shards(tmp_path, state())

@@ -274,7 +274,7 @@ def test_contributions_add_up_to_the_state(choices: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def test_a_layer_that_is_computed_several_times_is_no_sum_of_branches() -> None:
+def test_a_layer_that_is_computed_several_times_is_not_a_sum_of_branches() -> None:
     model, some = build_model(composed({"encoder.solver": "rk4"}), VOCABULARY, VOCABULARY).eval(), batch()
     found = measure(model, some, LOSS, ("residual_dependency",))["residual_dependency"]
     assert [*found] == ["decoder"]

@@ -54,7 +54,7 @@ def test_tensorboard_purges_what_a_killed_run_left(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events(tmp_path).Scalars("x")] == [(5, 0.0), (10, 0.0), (12, 10.0), (14, 10.0)]
 
 
-def test_a_missing_package_is_told_before_training(
+def test_a_missing_package_is_reported_before_training(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.train.trackers.find_spec", lambda name: None)
@@ -108,7 +108,7 @@ def wandb_history(file: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow  # as in the last test here: W&B writes in a separate process
 @needs_wandb
-def test_wandb_offline_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_offline_continues_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ziggurat.train.trackers import Wandb
 
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -144,7 +144,7 @@ def test_wandb_without_a_key_asks_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @needs_mlflow
-def test_mlflow_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_continues_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
     from ziggurat.train.trackers import Mlflow

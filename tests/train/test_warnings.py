@@ -38,7 +38,7 @@ def test_one_at_the_edge_is_not_said_over_and_over() -> None:
     assert course(*([LOW, HIGH, HIGH] * 10)) == [(0, "warning")]
 
 
-def test_what_goes_on_exploding_does_not_recover() -> None:
+def test_what_continues_exploding_does_not_recover() -> None:
     """The band of growth moves with the values; the band that was left does not."""
     watch = Watch(warmup_updates=10)
     kinds = []
@@ -84,7 +84,7 @@ def test_warnings_are_read_as_they_were_written(tmp_path: Path) -> None:
         (WARNED.line().replace('"format": 1', '"format": 9'), "line 2: format 9"),
     ],
 )
-def test_damage_is_told_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+def test_damage_is_reported_with_its_line(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / WARNINGS_FILE
     path.parent.mkdir()
     path.write_text(WARNED.line() + line + WARNED.line())

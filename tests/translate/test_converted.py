@@ -231,7 +231,7 @@ HARM: dict[str, tuple[Callable[[Path], object], type[ZigguratError], str]] = {
 
 
 @pytest.mark.parametrize("name", HARM)
-def test_what_is_missing_is_told_with_the_way_out(name: str, made: Made) -> None:
+def test_what_is_missing_is_reported_with_the_way_out(name: str, made: Made) -> None:
     harm, kind, said = HARM[name]
     path = made()
     harm(path)

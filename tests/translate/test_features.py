@@ -215,7 +215,7 @@ def test_alignments_are_the_models_attention(translator: Translator, tokenizer: 
     assert "alignment" not in json.loads(translator.translate(TEXTS[:1])[0].to_json())
 
 
-def test_alignments_of_a_long_line_stand_beside_each_other(translator: Translator) -> None:
+def test_alignments_of_a_long_line_stand_next_to_each_other(translator: Translator) -> None:
     (found,) = translator.translate([" ".join(TEXTS[:2])], alignments=True, max_source_pieces=15)
     best = found.hypotheses[0]
     assert found.parts == 3

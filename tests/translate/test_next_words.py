@@ -94,7 +94,7 @@ def test_translations_differ_in_the_next_word(untrained: Translator) -> None:
     assert not all(begins_word(word) for word in next_words(untrained, inside.hypotheses, "the d"))
 
 
-def test_a_whole_word_is_not_gone_on_with(untrained: Translator) -> None:
+def test_a_whole_word_is_not_continued(untrained: Translator) -> None:
     live = {whole: ContinuousTranslation(untrained, slots=4, complete=whole) for whole in (False, True)}
     said: dict[bool, list[str]] = {False: [], True: []}
     for whole, running in live.items():

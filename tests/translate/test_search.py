@@ -173,7 +173,7 @@ def test_a_full_length_hypothesis_may_still_end() -> None:
     assert (found.tokens, found.finished) == ([2, 2, 2], True)
 
 
-def test_forbidden_tokens_never_come_and_probabilities_are_not_shared_out_anew() -> None:
+def test_forbidden_tokens_never_come_and_probabilities_are_not_shared_out_again() -> None:
     def likes_forbidden(sentence: int, prefix: Prefix) -> list[float]:
         return [math.log(p) for p in (0.9, 0.05, 0.03, 0.02)]
 

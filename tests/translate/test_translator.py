@@ -55,7 +55,7 @@ def test_a_single_string_is_not_taken_for_many_texts(copying: Translator) -> Non
 
 
 @pytest.mark.parametrize("wrong", [None, 1, 2.5, ["a", 1], [None, "a"]])
-def test_what_is_no_text_is_refused(copying: Translator, wrong: Any) -> None:
+def test_what_is_not_text_is_refused(copying: Translator, wrong: Any) -> None:
     texts = wrong if isinstance(wrong, list) else [wrong]
     for asked in ({"texts": texts}, {"texts": ["a"] * len(texts), "prefixes": texts}):
         with pytest.raises(TypeError, match=r"(texts|prefixes): .* is not text"):

@@ -118,7 +118,7 @@ class DecodingConfig(Section):
     the search stops once `beam_size` hypotheses have ended, and a hypothesis at the length limit ends there, scored
     with end-of-sentence. `marian`: each hypothesis that ends narrows the beam by one; the search stops when the beam
     is empty or at the length limit, where unfinished hypotheses are ranked with the others, without
-    end-of-sentence."""
+    end-of-sentence; bytes of control characters are never written."""
     max_source_pieces: Length = Field(default=1024, ge=1)
     """Longer source lines are translated in parts of this many pieces, which are then joined; the log reports it."""
 

@@ -48,12 +48,11 @@ from ziggurat.exchange.imported import (
 )
 from ziggurat.exchange.marian_files import (
     ACTIVATIONS,
-    WITH_IDS,
     Array,
     find_files,
     read_ids,
     read_weights,
-    refuse_shifted,
+    refuse_beyond,
     rows_beyond,
     unknown_and_end,
     with_every_row,
@@ -390,7 +389,7 @@ def read_marian(
             pads, (source_ids, target_ids), (vocabularies[0], vocabularies[-1]), strict=True
         )
     ]
-    refuse_shifted(files.weights, (vocabularies[0], vocabularies[-1]), (source_ids, target_ids), pads)
+    refuse_beyond(files.weights, (vocabularies[0], vocabularies[-1]), (source_ids, target_ids), pads)
     search = {key.replace("-", "_"): value for key, value in files.options.items()}
     found = shaped(search, _Search, f"{files.weights}: its decoder.yml has")
     model = ForeignModel(
@@ -427,16 +426,16 @@ def _sides(
         )
     if kinds == [".spm", ".spm"]:
         read = [read_segmenter(file) for file in files]
-        ids = [{piece: number for number, piece in enumerate(_pieces(tokenizer))} for tokenizer in read]
+        pieces = [{piece: number for number, piece in enumerate(_pieces(tokenizer))} for tokenizer in read]
+        ids = [with_every_row(known, count) for known, count in zip(pieces, rows, strict=True)]
+        if ids != pieces:
+            read = list(with_vocabularies(read[0], read[1], ids[0], ids[1]))
         joint = read[0].model == read[1].model
         return (read[0], ids[0]), (read[0] if joint else read[1], ids[1])
     read_both = [read_ids(file) for file in files]
     for known, file in zip(read_both, files, strict=True):
         unknown_and_end(known, file)  # before an empty file becomes a tokenizer
-    source_ids, target_ids = (
-        with_every_row(known, count) if kind in WITH_IDS else known
-        for known, count, kind in zip(read_both, rows, kinds, strict=True)
-    )
+    source_ids, target_ids = (with_every_row(known, count) for known, count in zip(read_both, rows, strict=True))
     if not models:
         listed = [VocabularyTokenizer(listing(_spelt(ids))) for ids in (source_ids, target_ids)]
         return (listed[0], source_ids), (listed[0] if source_ids == target_ids else listed[1], target_ids)

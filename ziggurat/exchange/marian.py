@@ -127,11 +127,16 @@ def write_marian(folder: Path, model: ExportedModel, decoding: DecodingConfig) -
         "vocabs": list(names),
         "beam-size": decoding.beam_size,
         "normalize": decoding.length_penalty.alpha if decoding.length_penalty.kind == "power" else 0.0,
-        "word-penalty": 0,
+        "word-penalty": decoding.length_penalty.word_penalty,
         "mini-batch": 32,
         "maxi-batch": 100,
         "maxi-batch-sort": "src",
     }
+    longest = decoding.max_length
+    if longest.ratio and longest.extra == math.ceil(longest.ratio):  # for end-of-sentence, which Marian counts
+        search["max-length-factor"] = longest.ratio
+    if decoding.unknown:
+        search["allow-unk"] = True
     write_atomically(folder / SEARCH_FILE, yaml.safe_dump(search, sort_keys=False).encode())
 
 

@@ -39,8 +39,6 @@ ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 
 
 _YAML = (".yml", ".yaml")
-WITH_IDS = (*_YAML, ".json")
-"""WITH_IDS are the suffixes of vocabularies that name each token's id; in other files it is the line's number."""
 
 
 @dataclass(frozen=True)
@@ -319,10 +317,10 @@ def unknown_and_end(ids: Mapping[str, int], path: Path) -> tuple[int, int]:
     return unk, eos
 
 
-def refuse_shifted(
+def refuse_beyond(
     path: Path, vocabularies: Sequence[Path], ids: Sequence[Mapping[str, int]], rows: Sequence[int]
 ) -> None:
-    """Raise ExportError for ids beyond a matrix, and for fewer tokens than rows if their ids are line numbers.
+    """Raise ExportError for ids beyond a matrix.
 
     Args:
         path: file of the weights, for the message.
@@ -333,7 +331,7 @@ def refuse_shifted(
     reasons = [
         f"{side}: {file} has {max(known.values()) + 1:,} tokens, the model {count:,} rows"
         for side, file, known, count in zip(("source", "target"), vocabularies, ids, rows, strict=True)
-        if max(known.values()) >= count or (plain_suffix(file) not in WITH_IDS and len(known) != count)
+        if max(known.values()) >= count
     ]
     if reasons:
         raise ExportError(f"{path}: {'; '.join(dict.fromkeys(reasons))}; is it the vocabulary of this model?")

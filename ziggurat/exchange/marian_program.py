@@ -79,13 +79,15 @@ class MarianTranslator:
     def translate_stream(self, lines: Sequence[str], **decoding: Any) -> list[Translation]:
         """Return one Translation per line, with the search of decoder.yml or the settings in `decoding`.
 
-        Only `beam_size`, `length_penalty.alpha` and `max_length.ratio` of `decoding` are used. Marian rounds the scores
-        of tokens to five decimals.
+        Of `decoding` only `beam_size`, `length_penalty.alpha`, `length_penalty.word_penalty`, `max_length.ratio` and
+        `unknown` are used. Marian rounds the scores of tokens to five decimals.
         """
         options = list(self._options)
         if decoding:
             options += ["--beam-size", str(decoding["beam_size"])]
             options += ["--normalize", str(decoding["length_penalty"]["alpha"])]
+            options += ["--word-penalty", str(decoding["length_penalty"]["word_penalty"])]
+            options += ["--allow-unk", str(decoding["unknown"]).lower()]
             options += ["--max-length-factor", str(decoding["max_length"]["ratio"] or 3)]
         given = "".join(f"{line}\n" for line in lines)
         command = ["decode", "-c", "decoder.yml", "--n-best", "--no-spm-decode", "--word-scores", "--quiet", *options]

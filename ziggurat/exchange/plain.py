@@ -333,7 +333,7 @@ class _Stack:
 
 
 SearchRules = Callable[[DecodingConfig], Collection[str]]
-"""SearchRules maps a search's settings to the keys that a toolkit supports beyond the plain beam search."""
+"""SearchRules maps a search's settings to the keys of them that a toolkit supports beyond the plain beam search."""
 
 
 @dataclass(frozen=True)
@@ -394,13 +394,13 @@ class ExportedModel:
         """Return the experiment with other toolkits' search: a beam, `power` penalties, and only the rules `also`."""
         decoding, usual = self.experiment.decoding, DecodingConfig()
         kept = also(decoding)
-        changes: dict[str, object] = {"endings": "beam", "shortlist": None}
+        changes: dict[str, object] = {"shortlist": None} | ({} if "endings" in kept else {"endings": "beam"})
         changes |= {key: getattr(usual, key) for key in unsupported_keys(dict(decoding)) if key not in kept}
         if decoding.search == "sample":  # there may be more samples than the beam has hypotheses
             changes["n_best"] = 1
         none = {"kind": "none", "alpha": 0.0, "coverage": 0.0}
         kind = {} if decoding.length_penalty.kind == "power" else none
-        changes["length_penalty"] = {**kind, "word_penalty": 0.0}
+        changes["length_penalty"] = kind | ({} if "word_penalty" in kept else {"word_penalty": 0.0})
         decoding = change_section(decoding, changes, "decoding")
         return self.experiment.model_copy(update={"decoding": decoding})
 
@@ -411,11 +411,11 @@ class ExportedModel:
         found = [text for key, text in unsupported_keys(dict(decoding)).items() if key not in kept]
         if decoding.shortlist is not None and "shortlist" not in kept:
             found.append(f"`decoding.shortlist: {decoding.shortlist}`")
-        if decoding.endings in ("fairseq", "marian"):
+        if decoding.endings in ("fairseq", "marian") and "endings" not in kept:
             found.append(f"`decoding.endings: {decoding.endings}` (the export stops by its toolkit's own rule)")
         if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage):
             found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (the export has no penalty)")
-        if penalty.word_penalty:
+        if penalty.word_penalty and "word_penalty" not in kept:
             found.append(f"`decoding.length_penalty.word_penalty: {penalty.word_penalty}`")
         return found
 

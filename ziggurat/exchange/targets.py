@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from ziggurat.config import Experiment, ModelConfig, dump
+from ziggurat.config import DecodingConfig, Experiment, ModelConfig, dump
 from ziggurat.config.load import change_section
 from ziggurat.data.shortlist import read_shortlist
 from ziggurat.data.subword import copy_tokenizers
@@ -172,7 +172,11 @@ def _firefox_reasons(experiment: Experiment) -> list[str]:
 
 
 def _write_marian(folder: Path, model: ExportedModel, quantization: str | None) -> None:
-    write_marian(folder, model, model.searching_as_others().decoding)
+    write_marian(folder, model, model.searching_as_others(_marian_rules).decoding)
+
+
+def _marian_rules(decoding: DecodingConfig) -> Collection[str]:
+    return ("endings", "word_penalty") if decoding.endings == "marian" else ("word_penalty",)
 
 
 def _marian_translator(folder: Path) -> ExportTranslator:
@@ -226,6 +230,7 @@ TARGETS: dict[str, ExportTarget] = {
         _write_marian,
         _marian_translator,
         own_search=True,
+        rules=_marian_rules,
         settings=_MARIAN_SEARCH,
         text_only=True,
         checked_by=_checked_by,

@@ -31,6 +31,7 @@ KINDS = {
     "direction": "pages whose writing direction is still that of the source",
     "headings_elsewhere": "links to headings in other files, which may have new names now",
     "left_by_key": "texts left as they are because of their keys",
+    "signed": "signatures that no longer fit the text",
     "for_programs": "values for programs left as they are",
     "not_read": "texts in unsupported places left as they are",
 }

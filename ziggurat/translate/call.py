@@ -91,6 +91,8 @@ class TranslationCall:
         never = {target.pad, target.bos, *target.tags.values(), *range(target.size, rows)}
         if not decoding.writes_unknown:
             never.add(target.unk)
+        if decoding.endings == "marian":
+            never |= translator.control_bytes
         beams = decoding.beam_size if decoding.search == "beam" else decoding.mbr or decoding.n_best
         self.settings = SearchSettings(
             beam_size=beams,

@@ -82,7 +82,7 @@ class ShortlistedOutput:
     def keep(self, sentences: Tensor) -> None:
         """Let row i be the old row `sentences`[i]."""
         # Unneeded columns stay until the next admission, because restricting the projection copies rows.
-        sentences = sentences.to(self._allowed.device)
+        sentences = sentences.to(self._allowed.device, non_blocking=True)
         self._allowed = self._allowed.index_select(0, sentences)
         self._forbidden = self._forbidden.index_select(0, sentences)
 

@@ -438,7 +438,7 @@ class Search:
                 each.track.rows.append((len(self.trellis), row))
         self.trellis.forget([each.track for each in self.live])
         on_host = torch.tensor(kept, dtype=torch.int64)
-        index = on_host.to(parents.device)
+        index = on_host.to(parents.device, non_blocking=True)
         self.state = self.state.rows(index)
         self.choice.keep(index)
         self.rules.keep(index)

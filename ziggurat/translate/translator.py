@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,13 @@ class Translator(TextTranslator):
     def model(self) -> Seq2Seq:
         """The model, or the first one of an ensemble."""
         return self.models[0]
+
+    @cached_property
+    def control_bytes(self) -> frozenset[int]:
+        """Ids of target pieces that stand for the bytes of control characters, which Marian's search never writes."""
+        names = {f"<0x{byte:02X}>" for byte in range(32)}
+        pieces = self.target_tokenizer.pieces(range(self.target_tokenizer.size))
+        return frozenset(number for number, piece in enumerate(pieces) if piece in names)
 
     def _translated(
         self,

@@ -96,7 +96,7 @@ def test_no_name_leads_out_of_the_folder(kind: str, names: list[str], tmp_path_f
     assert sorted(content for _, content in found) == sorted(str(number).encode() for number in range(len(names)))
 
 
-def test_links_devices_and_sparse_files_are_no_members(tmp_path: Path) -> None:
+def test_links_devices_and_sparse_files_are_not_members(tmp_path: Path) -> None:
     archive = tmp_path / "a.tar"
     with tarfile.open(archive, "w") as opened:
         for name, kind in [("l.de", tarfile.SYMTYPE), ("h.de", tarfile.LNKTYPE), ("d.de", tarfile.CHRTYPE)]:

@@ -197,7 +197,7 @@ def test_a_file_put_there_by_hand_that_is_something_else(tmp_path: Path) -> None
         Downloads(tmp_path, offline=True).get(Remote(url="http://h/a.tgz"))
 
 
-def test_notes_that_are_damaged_are_no_checksums(server: Server, tmp_path: Path, network: Network) -> None:
+def test_notes_that_are_damaged_are_not_checksums(server: Server, tmp_path: Path, network: Network) -> None:
     downloads = Downloads(tmp_path, network=network)
     remote = Remote(url=server.add("a", CONTENT))
     notes = downloads.get(remote).path.with_name("a.origin.json")

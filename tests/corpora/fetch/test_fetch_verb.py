@@ -150,7 +150,7 @@ def test_a_file_that_changed_stays_also_where_the_other_is_gone(fetch: Fetch) ->
 
 
 @pytest.mark.slow
-def test_killed_between_its_files_it_goes_on(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_between_its_files_it_continues(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record and the files get their final names one by one, the record first."""
     assert fetch("local/zip/de-en").status == 0
     content = {path: Path(path).read_bytes() for path in tree()}
@@ -231,7 +231,7 @@ def test_a_store_learns_of_an_origin_that_was_not_known(fetch: Fetch, capfd: pyt
     assert learned["fingerprint"] == known["fingerprint"], "a licence changes nothing that training depends on"
 
 
-def test_what_has_to_be_brought_is_said_beside_what_was_fetched(fetch: Fetch) -> None:
+def test_what_has_to_be_brought_is_said_next_to_what_was_fetched(fetch: Fetch) -> None:
     bought = CONFIG.replace("local-de-en/train.de.zst", "local-de-en/bought.de").replace("train.en.zst", "bought.en")
     Path("my.yaml").write_text(bought)
     done = fetch("my.yaml")
@@ -265,7 +265,7 @@ def test_configurations_that_no_registry_knows(wanted: tuple[str, str], says: st
 
 
 @pytest.mark.slow
-def test_a_download_that_was_cut_is_removed_and_fetched_anew(fetch: Fetch, server: Server) -> None:
+def test_a_download_that_was_cut_is_removed_and_fetched_again(fetch: Fetch, server: Server) -> None:
     """If a server lies about the length, only the file's own checksum shows that it is cut."""
     content = server.files["f/t.tmx.gz"].content
     server.next["f/t.tmx.gz"] = [behaving.claiming(len(content) - 20)]
@@ -313,7 +313,7 @@ def test_plain_text_that_was_cut(fetch: Fetch, server: Server, tmp_path: Path) -
         ),
     ],
 )
-def test_faults_are_told_by_archive_and_member(
+def test_faults_are_reported_by_archive_and_member(
     members: dict[str, bytes], says: str, fetch: Fetch, server: Server, tmp_path: Path
 ) -> None:
     server.add("f/s.tgz", packed_tar(members))

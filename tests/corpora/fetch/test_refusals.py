@@ -40,7 +40,7 @@ def test_pages_by_their_first_bytes(head: bytes) -> None:
         b"Der Anfang: <html>\tthe start",
     ],
 )
-def test_xml_and_text_are_no_pages(head: bytes) -> None:
+def test_xml_and_text_are_not_pages(head: bytes) -> None:
     refuse_page("http://h/train.xml", head, "text/xml")
 
 
@@ -55,12 +55,12 @@ def test_pages_by_their_type(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["application/json", "application/problem+json"])
 @pytest.mark.parametrize("name", ["train.en", "a?file=b.json", "a.tmx"])
-def test_messages_for_programs_are_no_corpora(kind: str, name: str) -> None:
+def test_messages_for_programs_are_not_corpora(kind: str, name: str) -> None:
     with pytest.raises(DataError, match=r"the server sent a message \(sent as application.*in place of the file"):
         refuse_page(f"http://h/{name}", b'{"error": "quota exceeded"}', kind)
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl?x=1", "A.JSON"])
-def test_corpora_in_json_are_no_messages(name: str) -> None:
+def test_corpora_in_json_are_not_messages(name: str) -> None:
     refuse_page(f"http://h/{name}", b'{"de": "a", "en": "b"}', "application/json")
     refuse_page("http://h/a.gz", b"\x1f\x8b", "application/json")

@@ -219,7 +219,7 @@ def test_registries_that_are_wrong(change: tuple[str, str], says: str, tmp_path:
     assert str(path) in str(caught.value)
 
 
-def test_a_registry_that_is_no_text(tmp_path: Path) -> None:
+def test_a_registry_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\xff\xfe")
     for name in ("a", "none", "."):
         with pytest.raises(ConfigError, match=re.escape(str(tmp_path / name))):

@@ -72,7 +72,7 @@ def test_tries_that_bring_something_do_not_count_as_failed(server: Server, tmp_p
 
 
 @pytest.mark.parametrize("first", [behaving.dropping(600), behaving.chunked(600)], ids=["length", "no length"])
-def test_a_byte_a_try_does_not_go_on_for_ever(
+def test_a_byte_a_try_does_not_continue_for_ever(
     server: Server, tmp_path: Path, network: Network, first: behaving.Behaviour
 ) -> None:
     said = failed(server.add("a", TEXT, first, *[behaving.dropping(1)] * 99), tmp_path, network)
@@ -182,7 +182,7 @@ def test_a_server_that_sends_another_part_than_asked_for(
     assert got(server.add("a", TEXT, change, behaviour), tmp_path, network) == other
 
 
-def test_a_server_without_versions_or_parts_starts_anew(server: Server, tmp_path: Path, network: Network) -> None:
+def test_a_server_without_versions_or_parts_restarts(server: Server, tmp_path: Path, network: Network) -> None:
     url = server.add("a", TEXT, behaving.dropping(70_000), etag=None)
     assert got(url, tmp_path / "1", network) == TEXT
     url = server.add("b", TEXT, behaving.dropping(70_000), ranges=False)
@@ -214,7 +214,7 @@ def test_a_length_that_is_too_large(server: Server, tmp_path: Path, network: Net
     assert pauses[-3:] == [1, 2, 4]
 
 
-def test_an_interrupted_fetch_goes_on_later(server: Server, tmp_path: Path, network: Network) -> None:
+def test_an_interrupted_fetch_continues_later(server: Server, tmp_path: Path, network: Network) -> None:
     class StoppedError(Exception):
         pass
 
@@ -271,7 +271,7 @@ def test_what_is_refused_after_a_drop_leaves_the_part_as_it_is(
     assert ranges(server) == [None, "bytes=70000-", "bytes=70000-"]
 
 
-def test_a_part_with_more_or_less_than_its_length_is_no_file(tmp_path: Path) -> None:
+def test_a_part_with_more_or_less_than_its_length_is_not_a_file(tmp_path: Path) -> None:
     def finish(content: bytes) -> None:
         with Part.opened(tmp_path / "file") as part:
             part.restart("http://h/file", '"1"', 10)

@@ -313,7 +313,7 @@ def test_a_shard_that_ends_every_actor_is_named(ray: Ray) -> None:
 
 
 @pytest.mark.usefixtures("ray")
-def test_a_signal_stops_actors_and_processes_go_on() -> None:
+def test_a_signal_stops_actors_and_processes_continue() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def signalled(before: int, now: int, total: int | None) -> None:
@@ -361,7 +361,7 @@ def test_actors_that_no_node_can_hold_are_refused(workers: int | None, ray: Ray)
 
 
 @pytest.mark.usefixtures("ray")
-def test_a_folder_that_an_actor_cannot_see_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_an_actor_cannot_see_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getcwd", lambda: "/no/such")
     with pytest.raises(
         ConfigError, match=r"start on 10.0.0.7 \(FileNotFoundError.*'/no/such'\): every node must see /no/such under"
@@ -389,7 +389,7 @@ def test_actors_that_died_for_good_are_asked_no_more(ray: Ray) -> None:
     assert sorted(done) == [0, 1, 2, 3]
 
 
-def test_actors_that_do_not_begin_are_told(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_that_do_not_begin_are_reported(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "_SILENT_SECONDS", 0)
     ray.room = 0
     with (
@@ -416,7 +416,7 @@ def test_processes_take_no_more_shards_than_they_have_room_for() -> None:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_an_input_that_changes_while_it_is_read_is_told_before_the_merge(tmp_path: Path) -> None:
+def test_an_input_that_changes_while_it_is_read_is_reported_before_the_merge(tmp_path: Path) -> None:
     """A call for a part notices it, too: no later one could know."""
     text = tmp_path / "text"
     text.write_text("as it was\n")
@@ -431,13 +431,13 @@ def test_an_input_that_changes_while_it_is_read_is_told_before_the_merge(tmp_pat
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("part", [(0, 1), (0, 2)])
-def test_an_input_that_ends_early_is_told(part: tuple[int, int], tmp_path: Path) -> None:
+def test_an_input_that_ends_early_is_reported(part: tuple[int, int], tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the input became shorter .*; start again in another folder"):
         job(tmp_path / "job", Turned(), Work(part=part), found=LINES[:5])
 
 
 @pytest.mark.usefixtures("in_process")
-def test_parts_work_at_once_but_not_beside_a_merge(tmp_path: Path) -> None:
+def test_parts_work_at_once_but_not_next_to_a_merge(tmp_path: Path) -> None:
     do = partial(job, tmp_path / "job", Turned())
 
     def beside(before: int, now: int, total: int | None) -> None:

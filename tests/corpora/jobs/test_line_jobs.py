@@ -174,7 +174,7 @@ def test_settings_and_inputs_of_a_job_stay(
         (("--job", "job"), ("--window", "2"), "`ziggurat bulk --shard-lines N ...`"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_done(
+def test_mistakes_are_reported_before_anything_is_done(
     bulk_options: tuple[str, ...],
     more: tuple[str, ...],
     said: str,
@@ -197,7 +197,7 @@ def test_mistakes_are_told_before_anything_is_done(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
-def test_what_changes_while_a_job_runs_is_told(
+def test_what_changes_while_a_job_runs_is_reported(
     ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that grows."""
@@ -288,7 +288,7 @@ def test_help_of_a_verb_behind_bulk(ziggurat: Ziggurat) -> None:
     assert ziggurat("bulk", "align", "--help").out == ziggurat("align", "--help").out
 
 
-def test_progress_is_told_with_a_total_or_without(
+def test_progress_is_reported_with_a_total_or_without(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(jobs, "_MESSAGE_SECONDS", 0.0)

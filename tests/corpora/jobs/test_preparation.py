@@ -195,7 +195,7 @@ def test_a_part_reads_only_its_files(config: DataConfig, tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_killed_at_any_shard_it_goes_on_to_the_same_store(
+def test_killed_at_any_shard_it_continues_to_the_same_store(
     config: DataConfig, whole: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = StageFiles.write
@@ -265,7 +265,7 @@ def test_the_program_killed_at_random_moments_makes_the_same_store(
     assert not list((tmp_path / "job").rglob("*.tmp"))
 
 
-def test_a_store_in_the_way_is_told_before_anything_is_done(config: DataConfig, tmp_path: Path) -> None:
+def test_a_store_in_the_way_is_reported_before_anything_is_done(config: DataConfig, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "mine").touch()
     with pytest.raises(DataError, match="holds something other than a store"):
@@ -274,7 +274,7 @@ def test_a_store_in_the_way_is_told_before_anything_is_done(config: DataConfig, 
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere", "auto"])
-def test_a_cluster_that_is_not_there_is_told_before_anything_is_learnt(
+def test_a_cluster_that_is_not_there_is_reported_before_anything_is_learnt(
     address: str, config: DataConfig, ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
@@ -290,7 +290,7 @@ def test_a_cluster_that_is_not_there_is_told_before_anything_is_learnt(
     assert (merge.status, "no part is done" in " ".join(merge.err.split())) == (2, True), merge.err
 
 
-def test_a_file_that_changes_while_it_is_encoded_is_told(config: DataConfig, tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_encoded_is_reported(config: DataConfig, tmp_path: Path) -> None:
     """A call for a part notices it, too: no later one could know."""
 
     def changed(before: int, now: int, total: int | None) -> None:

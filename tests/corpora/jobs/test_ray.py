@@ -195,13 +195,15 @@ def deadly(shard: Shard[Any]) -> Manifest:
 @pytest.mark.parametrize(
     ("do", "said"), [(refused, "^shard 0 cannot be$"), (deadly, "shard 0 ended its worker 5 times")]
 )
-def test_errors_of_workers_are_ours(do: Callable[[Shard[Any]], Manifest], said: str, nodes: Any) -> None:
+def test_errors_of_workers_are_errors_of_the_package(
+    do: Callable[[Shard[Any]], Manifest], said: str, nodes: Any
+) -> None:
     with ray_actors(nodes.address, 1) as run, pytest.raises(DataError, match=said):
         list(run(do, iter([Shard(0, 0, [])]), lambda: False))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere", "ray://127.0.0.1:9", "auto"])
-def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_not_there_is_reported(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     ray.shutdown()
     with pytest.raises(ConfigError, match="no cluster there"), ray_actors(address, 1):
@@ -209,13 +211,13 @@ def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("workers", [None, 3])
-def test_more_than_a_node_has_is_told(workers: int | None, nodes: Any) -> None:
+def test_more_than_a_node_has_is_reported(workers: int | None, nodes: Any) -> None:
     """Two nodes with one CPU each cannot hold an actor that needs two."""
     with pytest.raises(ConfigError, match="but the nodes have 1 and 0;"), ray_actors(nodes.address, workers, cpus=2):
         pass
 
 
-def test_a_folder_that_workers_cannot_see_is_told(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_workers_cannot_see_is_reported(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getcwd", lambda: "/no/such")
     with (
         pytest.raises(ConfigError, match=r"FileNotFoundError.*every node must see /no/such under"),
@@ -239,7 +241,7 @@ def done(shard: Shard[Any]) -> Manifest:
     return Manifest("", shard.index, "", "", 0, 0, 0)
 
 
-def test_workers_that_do_not_begin_are_told(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_do_not_begin_are_reported(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other actors occupy both CPUs."""
     monkeypatch.setattr(launchers, "_SILENT_SECONDS", 1)
     with ray_actors(nodes.address, 2) as others:

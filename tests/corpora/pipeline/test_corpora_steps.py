@@ -68,7 +68,7 @@ def test_sentences_of_test_sets_leave_the_training_text_and_are_counted(
     assert any(line.startswith("warning: CONTAMINATION: 2 of 16 sentences of test set babel, sou") for line in said)
 
 
-def test_contamination_that_pairs_leave_is_told_with_a_way_out(
+def test_contamination_that_pairs_leave_is_reported_with_a_way_out(
     place: Path, context: MakeContext, said: list[str]
 ) -> None:
     """The same goes for a model's data, with the names and the way out that its user knows."""
@@ -176,7 +176,7 @@ def test_what_is_held_out_stands_nowhere_in_other_case_or_direction_either(
     assert lines(place / "w/monolingual/target.txt") == ["kao", "..."]
 
 
-def test_what_cleaning_drops_is_told_by_its_keys(place: Path, context: MakeContext, said: list[str]) -> None:
+def test_what_cleaning_drops_is_reported_by_its_keys(place: Path, context: MakeContext, said: list[str]) -> None:
     with (place / "data/train.qlo").open("a") as source, (place / "data/train.qhi").open("a") as target:
         source.write("one\n" * 2 + "same\n" + "a\n")
         target.write("two\n" * 2 + "same\n" + "b " * 40 + "\n")

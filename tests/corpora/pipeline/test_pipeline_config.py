@@ -144,7 +144,7 @@ def test_what_is_refused(override: str, said: str) -> None:
     assert said in refused(whole(), *changes)
 
 
-def test_rules_of_the_whole_file_are_told_at_the_key_that_they_name() -> None:
+def test_rules_of_the_whole_file_are_reported_at_the_key_that_they_name() -> None:
     def place(written: str, content: dict[str, Any]) -> str:
         lines = [line.strip() for line in yaml.safe_dump(content).splitlines()]
         return f"my.yaml, line {1 + lines.index(written)}"
@@ -372,7 +372,7 @@ def test_limits_of_length_hold_when_the_data_of_a_model_are_prepared() -> None:
     assert settings[0] != settings[1]
 
 
-def test_fine_tuning_for_int8_goes_on_with_the_last_mix_of_the_student() -> None:
+def test_fine_tuning_for_int8_continues_with_the_last_mix_of_the_student() -> None:
     noise = {"modifiers": {"upper_case": {"probability": 0.1}}}
     web = {"mix": {"train": 1, "distillation": 3}, "until": {"corpus": "train", "epochs": 2}}
     clean = {"mix": {"distillation": 1}, "until": {"corpus": "distillation", "epochs": 5}} | noise

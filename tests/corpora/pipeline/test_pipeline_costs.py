@@ -241,7 +241,7 @@ def test_of_what_is_still_to_be_fetched_nothing_is_known_but_its_limit(
     assert said["backtranslate"].startswith("at most 9 lines")
 
 
-def test_lines_of_other_files_are_told_by_their_size_and_rows_of_tables_are_read(
+def test_lines_of_other_files_are_reported_by_their_size_and_rows_of_tables_are_read(
     place: Path, expected: Callable[..., dict[str, str]]
 ) -> None:
     Path("a.gz").write_bytes(b"x" * 2000)

@@ -270,7 +270,7 @@ def _go(folder: Path, fakes: Sequence[Fake]) -> object:
 
 
 @pytest.mark.slow
-def test_killed_at_any_file_operation_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_at_any_file_operation_it_continues_to_the_same_bytes(tmp_path: Path) -> None:
     """A first run, and a second one after changes that redo three of four steps."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
@@ -289,7 +289,7 @@ def test_killed_at_any_file_operation_it_goes_on_to_the_same_bytes(tmp_path: Pat
         assert results(cut / "w") == results(whole / "w")
 
 
-def test_killed_in_the_middle_a_step_goes_on_with_what_it_has(tmp_path: Path, ran: list[str]) -> None:
+def test_killed_in_the_middle_a_step_continues_with_what_it_has(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
 
     def stopped(folder: Path) -> None:
@@ -308,7 +308,7 @@ def test_killed_in_the_middle_a_step_goes_on_with_what_it_has(tmp_path: Path, ra
     assert pipeline(tmp_path / "w", fakes).statuses()[1].spent.calls == 2
 
 
-def test_a_step_begun_with_other_settings_begins_anew(tmp_path: Path, ran: list[str]) -> None:
+def test_a_step_begun_with_other_settings_restarts(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
     Pipeline(tmp_path / "w", [fake.step() for fake in fakes[:1]]).run()
     step = fakes[1].step()
@@ -344,7 +344,7 @@ def test_what_took_long_is_set_aside_and_not_removed(killed: bool, tmp_path: Pat
     assert pipeline(tmp_path / "p", fakes).left_over() == []
 
 
-def test_work_that_a_change_loses_is_told(tmp_path: Path, ran: list[str]) -> None:
+def test_work_that_a_change_loses_is_reported(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)[:2]
     pipeline(tmp_path / "p", fakes).run()
     times = tmp_path / "p" / TIMES
@@ -625,7 +625,7 @@ def test_a_file_that_goes_from_one_key_to_the_next_is_a_change(tmp_path: Path, r
     assert why(a=[one, two]) == "b: 1 input files before, 0 now"
 
 
-def test_of_another_machine_a_result_stays_and_what_was_begun_begins_anew(tmp_path: Path, ran: list[str]) -> None:
+def test_of_another_machine_a_result_stays_and_what_was_begun_restarts(tmp_path: Path, ran: list[str]) -> None:
     step = Fake("one", ran=ran).step()
     on_one, on_two = (changed(step, machine=lambda n=n: {"threads": n}) for n in (1, 2))
     Pipeline(tmp_path / "w", [changed(on_one, work=lambda folder: 15)]).run()

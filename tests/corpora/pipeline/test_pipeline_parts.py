@@ -91,7 +91,7 @@ def test_parts_are_merged_by_the_next_call(begun: Path) -> None:
     assert part(begun, 0) == []  # it is done
 
 
-def test_parts_of_other_settings_begin_anew_when_none_is_at_work(begun: Path) -> None:
+def test_parts_of_other_settings_restart_when_none_is_at_work(begun: Path) -> None:
     def other() -> None:
         with pytest.raises(
             DataError, match=r"job: settings changed .*other shards are still running with the old settings"

@@ -85,7 +85,7 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     assert "depends on the output of student" in out
 
 
-def test_a_folder_is_no_file_of_that_name(place: Path, ziggurat: Call) -> None:
+def test_a_folder_is_not_a_file_of_that_name(place: Path, ziggurat: Call) -> None:
     for name in ("demo", "starter"):  # as `ziggurat demo` leaves one
         Path(name).mkdir()
         assert ziggurat("pipeline", name, "--print")[:2] == (0, embedded_text(name))
@@ -141,7 +141,7 @@ def test_errors_of_what_the_file_names_have_its_line(place: Path, ziggurat: Call
     assert f"my.yaml, line {line}: `student.stages.0.mix`: no corpus nothing" in err
 
 
-def test_folders_of_others_are_told_before_any_work(place: Path, ziggurat: Call) -> None:
+def test_folders_of_others_are_reported_before_any_work(place: Path, ziggurat: Call) -> None:
     Path("my.yaml").write_text(small())
     Path("w/clean").mkdir(parents=True)
     Path("w/clean/notes.txt").touch()

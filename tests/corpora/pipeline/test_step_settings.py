@@ -116,7 +116,7 @@ def test_every_key_of_a_corpus_counts_unless_its_text_does_not_depend_on_it() ->
     assert set(MonolingualText.model_fields) - set(names["monolingual"]["target"][0]) == {"path"}
 
 
-def test_progress_is_told_at_once_and_after_the_first_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_at_once_and_after_the_first_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("ziggurat.corpora.pipeline.context.time.monotonic", lambda: clock[0])
     said: list[str] = []

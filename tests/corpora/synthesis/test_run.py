@@ -89,7 +89,7 @@ def test_pairs_are_what_the_model_says_filtered_and_noised(
 
 
 @pytest.mark.slow
-def test_samples_are_another_seeds_and_go_on_the_same(make_job: MakeJob, in_process: BackTranslate) -> None:
+def test_samples_are_another_seeds_and_continue_the_same(make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job, other = (make_job(name, method="sample", seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
     for each in (whole, other):
         in_process(each)
@@ -131,7 +131,7 @@ def killed_at(moment: int, *, before: bool, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("without_model")
-def test_killed_at_any_write_it_goes_on_to_the_same_corpus(
+def test_killed_at_any_write_it_continues_to_the_same_corpus(
     make_job: MakeJob, in_process: BackTranslate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with killed_at(-1, before=True, monkeypatch=monkeypatch) as writes:
@@ -148,7 +148,7 @@ def test_killed_at_any_write_it_goes_on_to_the_same_corpus(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_model")
-def test_killed_at_every_fourth_write_it_goes_on_to_the_same_corpus(
+def test_killed_at_every_fourth_write_it_continues_to_the_same_corpus(
     make_job: MakeJob, in_process: BackTranslate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job()
@@ -250,7 +250,7 @@ def test_other_files_and_models_are_refused(
         in_process(job)
 
 
-def test_what_cannot_be_done_is_told_before_anything_is(
+def test_what_cannot_be_done_is_reported_before_anything_is(
     make_job: MakeJob, in_process: BackTranslate, tmp_path: Path
 ) -> None:
     nothing = tmp_path / "nothing"
@@ -280,7 +280,7 @@ def test_a_text_of_which_nothing_is_left_is_an_error_with_counts(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.usefixtures("without_model")
-def test_a_signal_stops_it_and_it_goes_on(number: int, make_job: MakeJob, in_process: BackTranslate) -> None:
+def test_a_signal_stops_it_and_it_continues(number: int, make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job = make_job("whole"), make_job()
     in_process(whole)
 

@@ -100,7 +100,7 @@ def test_parts_and_their_merge(ziggurat: Ziggurat, reverse: Path, mono: Path, tm
         (["--input", "{mono}", "--out", "o", "seed=4"], "`--seed`"),
     ],
 )
-def test_mistakes_are_told(
+def test_mistakes_are_reported(
     arguments: list[str], said: str, ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -204,7 +204,7 @@ def test_killed_twenty_times_it_makes_the_same_corpus(reverse: Path, long_text: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_stopped_by_a_signal_it_leaves_no_process_and_goes_on(
+def test_stopped_by_a_signal_it_leaves_no_process_and_continues(
     number: signal.Signals, reverse: Path, long_text: Path, tmp_path: Path
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "bt"

@@ -148,7 +148,7 @@ def test_any_html_comes_back(parts: list[str], cdata: bool) -> None:
         (' maxwidth="many" size-unit="char"', False),
     ],
 )
-def test_a_target_beyond_its_limit_is_told(attributes: str, is_long: bool) -> None:
+def test_a_target_beyond_its_limit_is_reported(attributes: str, is_long: bool) -> None:
     outcome = read('<source>a &amp; <g id="1">bold</g></source>', upper, attributes)[1]
     assert outcome.notices == ({"too_long": 1} if is_long else {})
     assert outcome.notices.places == ({"too_long": "unit u"} if is_long else {})
@@ -243,7 +243,7 @@ def test_what_trados_marks_as_deleted_stays_out() -> None:
 
 
 @pytest.mark.parametrize("inside", ["Alt text", '<g id="2">Alt</g>', ""])
-def test_text_inside_of_native_codes_is_told(inside: str) -> None:
+def test_text_inside_native_codes_is_reported(inside: str) -> None:
     code = f'<ph id="1">&lt;img alt="<sub>{inside}</sub>"></ph>'
     found, outcome = read(f"<source>A {code} word</source>")
     assert (len(found), target(outcome)) == (1, f"a {code} WORD")
@@ -277,7 +277,7 @@ def test_an_empty_variant_is_filled(variant: str, said: str | None) -> None:
     assert found == (text.replace(f"{variant}</tu>", f"{said}</tu>") if said is not None else text)
 
 
-def test_units_of_other_languages_are_told() -> None:
+def test_units_of_other_languages_are_reported() -> None:
     units = '<tu><tuv xml:lang="fr"><seg>mots</seg></tuv></tu><tu><tuv xml:lang="en"><seg>words</seg></tuv></tu>'
     text = f'<tmx version="1.4"><header srclang="fr"/><body>{units}</body></tmx>'
     assert run(document(text.encode(), "a.tmx", SETTINGS), upper).notices == {"other_languages": 1}
@@ -318,3 +318,45 @@ def test_an_empty_segment_of_xliff_2_is_translated_and_no_more(state: str) -> No
     whole = f'<xliff version="2.0" srcLang="en" trgLang="de"><file id="f">{unit}</file></xliff>'
     outcome = run(document(whole.encode(), "a.xlf", SETTINGS), upper)
     assert b'<segment state="translated"><source>App</source><target>aPP</target></segment>' in outcome.value
+
+
+@pytest.mark.parametrize("key", ["menu.title", "some_key", "someKey", "ERROR_NOT_FOUND", "$key.title", " menu.title\n"])
+@pytest.mark.parametrize("behind", ["", "<target/>", '<target state="new">some_key</target>'])
+def test_a_source_that_is_a_key_gets_no_target(key: str, behind: str) -> None:
+    asked, outcome = read(f"<source>{key}</source>{behind}")
+    assert asked == []
+    assert outcome.notices == {"for_programs": 1, "nothing_to_translate": 1}
+    assert outcome.notices.places["for_programs"] == "unit u"
+    assert f"<source>{key}</source>{behind}</trans-unit>" in outcome.value.decode()
+
+
+@pytest.mark.parametrize("text", ["Title", "left", "menu title", "<g id='1'>menu</g>.title", "Well. Done"])
+def test_a_source_that_is_text_gets_a_target(text: str) -> None:
+    asked, outcome = read(f"<source>{text}</source>")
+    assert asked
+    assert "for_programs" not in outcome.notices
+
+
+@pytest.mark.parametrize(
+    ("source", "attributes", "asked"),
+    [
+        ("Line one\nLine two\n\nThree", ' xml:space="preserve"', ["Line one", "Line two", "Three"]),
+        ("Line one\r\nLine two", ' xml:space="preserve"', ["Line one", "Line two"]),
+        ("Line one&#10;Line two", "", ["Line one", "Line two"]),
+        ("Line one&#xA;&#xA;Line two", "", ["Line one", "Line two"]),
+        ("Line one\n   Line two", "", ["Line one\n   Line two"]),
+        ("Line one\n   Line two", ' xml:space="default"', ["Line one\n   Line two"]),
+        ("Hello &lt;b&gt;you&lt;/b&gt;\nLine two", ' xml:space="preserve"', ["Hello you", "Line two"]),
+    ],
+)
+def test_line_ends_that_are_no_layout_divide_texts(source: str, attributes: str, asked: list[str]) -> None:
+    found, outcome = read(f"<source>{source}</source>", attributes=attributes)
+    assert found == asked
+    assert read(f"<source>{source}</source>", identity, attributes)[1].value.decode().count(source) == 2
+    ends = re.findall(r"\r?\n|&#10;|&#xA;", source)
+    assert re.findall(r"\r?\n|&#10;|&#xA;", target(outcome)) == ends
+
+
+def test_white_space_is_kept_in_all_elements_inside() -> None:
+    found, _ = read('<source xml:space="preserve">A one\nB two</source>', attributes=' xml:space="default"')
+    assert found == ["A one", "B two"]

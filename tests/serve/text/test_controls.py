@@ -179,7 +179,7 @@ def test_entries_stay_entries_whatever_is_said() -> None:
         ((' TOC \\o "1-3" \\t "My style,1" ',), 0),
     ],
 )
-def test_text_in_instructions_that_stays_is_told(instruction: tuple[str, ...], told: int) -> None:
+def test_text_in_instructions_that_stays_is_reported(instruction: tuple[str, ...], told: int) -> None:
     for body in (
         paragraph(run("Say "), field(*instruction, result="this"), run(" now.")),
         paragraph(f"<w:fldSimple w:instr='{''.join(instruction)}'>{run('this')}</w:fldSimple>"),
@@ -260,7 +260,7 @@ def asked_for(body: str) -> list[str]:
         ("O", ('<w:bookmarkStart w:id="0" w:name="x"/>', run("nce."), '<w:bookmarkEnd w:id="0"/>'), "Once.", "o|NCE."),
     ],
 )  # fmt: skip
-def test_a_letter_in_a_frame_begins_the_text_beside_it(
+def test_a_letter_in_a_frame_begins_the_text_next_to_it(
     cap: str, following: tuple[str, ...], asked: str, said: str
 ) -> None:
     body = framed(cap, *following)
@@ -391,7 +391,7 @@ def test_fields_of_opendocument(inside: str, asked: list[str], said: str) -> Non
         ('<x style:num-prefix="a)"/>', 0),
     ],
 )
-def test_text_of_opendocument_that_stays_is_told(tag: str, told: int) -> None:
+def test_text_of_opendocument_that_stays_is_reported(tag: str, told: int) -> None:
     parts = members(odt())
     parts["styles.xml"] = parts["styles.xml"].replace(b"<style:footer>", f"{tag}<style:footer>".encode())
     outcome = run_work(document(packed(parts), "a.odt", SETTINGS), upper)

@@ -179,7 +179,7 @@ def test_masters_and_tables_of_slides() -> None:
 
 
 @pytest.mark.parametrize("part", ["slideMasters/slideMaster1.xml", "slideLayouts/slideLayout7.xml"])
-def test_text_of_masters_beside_placeholders_is_translated(part: str) -> None:
+def test_text_of_masters_next_to_placeholders_is_translated(part: str) -> None:
     shape = "<p:sp><p:nvSpPr><p:nvPr>{}</p:nvPr></p:nvSpPr><a:p><a:r><a:t>Hello all</a:t></a:r></a:p></p:sp>"
     inside = shape.format("<p:ph type='title'/>") + shape.format("")
     parts = {"ppt/presentation.xml": "<x/>", f"ppt/{part}": f"<p:sld xmlns:p='urn:p' {A}>{inside}</p:sld>"}
@@ -279,7 +279,7 @@ def book(version: str, spine: str) -> bytes:
         ("<foreignObject><p>Words</p></foreignObject>", 1),
     ],
 )
-def test_drawings_with_text_in_books_are_told(inside: str, told: int) -> None:
+def test_drawings_with_text_in_books_are_reported(inside: str, told: int) -> None:
     parts = members(book("3.0", "<spine>"))
     item = b'<item id="s" href="page.svg" media-type="image/svg+xml"/></manifest>'
     parts["OPS/book.opf"] = parts["OPS/book.opf"].replace(b"</manifest>", item)

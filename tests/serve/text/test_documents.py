@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.serve.text.fakes import Translate, identity, permuting, swapped
-from tests.serve.text.files import FILES, PICTURE, TEXTS, docx, members
+from tests.serve.text.files import FILES, PICTURE, TEXTS, docx, members, packed
 from tests.serve.text.files import run as word_run
 from ziggurat.serve.text.documents.kinds import KINDS, document, document_kind
 from ziggurat.serve.text.files import Settings
@@ -368,3 +368,43 @@ def test_json_values_and_nothing_else() -> None:
     listed = ["TWO WORDS", None, {"key words": 'A <b>BOLD</b> Ü " THING'}]
     assert said == {"title": "HELLO {name}", "n": 1.5, "list": listed, "url": "http://x.y"}
     assert '"n": 1.50' in translated("a.json", upper).decode()
+
+
+XHTML = '<html xmlns="http://www.w3.org/1999/xhtml"><head>{}</head><body>{}</body></html>'
+
+
+@pytest.mark.parametrize(
+    "whole", ['<script src="a.js"/>', "<title/>", "<style/>", "<textarea/>", "<iframe/>", "<xmp/>"]
+)
+@pytest.mark.parametrize("ending", ["xhtml", "XHT"])
+def test_an_element_of_xhtml_without_content_ends_at_once(whole: str, ending: str) -> None:
+    page = XHTML.format(whole, f"<p>one {whole} two</p><div/><p>three<script>var four;</script></p>")
+    said = translated(f"a.{ending}", permuting(None, change=swapped), page.encode()).decode()
+    assert said == page.replace("one", "ONE").replace("two", "TWO").replace("three", "THREE")
+
+
+@pytest.mark.parametrize("body", ["<p>one", "<br>", "a & b", "&nbsp;", "<p a=b>one</p>"])
+def test_xhtml_that_is_not_well_formed_is_refused_with_a_way_out(body: str) -> None:
+    page = XHTML.format("", body).encode()
+    with pytest.raises(DataError, match=r"a\.xhtml: not well-formed XML: .*; if it is HTML, .* \.html"):
+        translated("a.xhtml", identity, page)
+    assert translated("a.html", identity, page) == page
+
+
+SIGNED = [
+    ("a.docx", "_xmlsignatures/sig1.xml"),
+    ("a.pptx", "_xmlsignatures/sig2.xml"),
+    ("a.odt", "META-INF/documentsignatures.xml"),
+    ("a.odt", "META-INF/macrosignatures.xml"),
+    ("a.epub", "META-INF/signatures.xml"),
+]
+
+
+@pytest.mark.parametrize(("name", "part"), SIGNED)
+def test_a_signature_that_the_translation_breaks_is_told(name: str, part: str) -> None:
+    content = packed({**members(FILES[name]), part: b"<signature/>", "_xmlsignatures/origin.sigs": b""})
+    settings = Settings(SETTINGS.options)
+    outcome = run(document(content, name, settings), permuting(None, change=swapped))
+    assert (outcome.notices["signed"], outcome.notices.places["signed"]) == (1, part)
+    assert members(outcome.value)[part] == b"<signature/>"
+    assert "signed" not in run(document(content, name, settings), identity).notices

@@ -72,7 +72,7 @@ def test_xhtml_and_books_say_it_too() -> None:
     assert all(re.search(r'<html [^>]*dir="rtl"', page) for page in pages)
 
 
-def test_a_page_without_a_place_for_its_direction_is_told() -> None:
+def test_a_page_without_a_place_for_its_direction_is_reported() -> None:
     assert translated("<p>One</p>", target="ar").notices == {"direction": 1}
     assert translated("<p>One</p>").notices == {}
     assert run(html("<p>One</p>", OPTIONS), upper).notices == {}
@@ -241,14 +241,14 @@ def test_text_is_found_wherever_people_read_it(page: str) -> None:
         "<p>One <textarea rows=2>Write &amp; read</textarea></p>",
     ],
 )
-def test_text_that_stays_is_told(page: str) -> None:
+def test_text_that_stays_is_reported(page: str) -> None:
     outcome = translated(page)
     assert outcome.notices["not_read"] == 1
     assert outcome.notices.places["not_read"].startswith("element <")
 
 
 @pytest.mark.parametrize("page", ["<textarea></textarea>", "<textarea>12</textarea>", "<iframe srcdoc=''></iframe>"])
-def test_nothing_that_stays_is_not_told(page: str) -> None:
+def test_everything_that_stays_is_reported(page: str) -> None:
     assert "not_read" not in translated(page).notices
 
 

@@ -73,7 +73,7 @@ def test_xml_that_is_broken_or_declares_entities_is_refused(name: str, part: str
         read(name, with_part(name, part, attack) if part else attack)
 
 
-def test_declarations_inside_of_a_file_are_refused_of_any_kind() -> None:
+def test_declarations_inside_a_file_are_refused_of_any_kind() -> None:
     content = FILES["a.tmx"].replace(b'SYSTEM "tmx14.dtd"', b'[<!ATTLIST tuv x CDATA "y">]')
     with pytest.raises(DataError, match="declarations of its own in its DOCTYPE"):
         read("a.tmx", content)
@@ -121,7 +121,7 @@ def test_pieces_are_counted_before_a_file_is_read(name: str, piece: str) -> None
 
 
 @pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
-def test_letters_of_utf_16_are_no_ends_of_lines(codec: str) -> None:
+def test_letters_of_utf_16_are_not_ends_of_lines(codec: str) -> None:
     content = "\ufeff\u0b95\u0bcd\u0c15\u0d15\r\n\u2028".encode(codec)
     assert read("a.txt", content, Limits(pieces=2)) == content
     with pytest.raises(DataError, match="more than 1 tags, lines or strings"):
@@ -141,7 +141,7 @@ def test_pieces_of_all_members_count_together() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-def test_paragraphs_are_told_before_any_is_cut(name: str) -> None:
+def test_paragraphs_are_reported_before_any_is_cut(name: str) -> None:
     told, cut = list[str](), list[str]()
 
     def split(text: str) -> list[str]:
@@ -211,7 +211,7 @@ def test_encrypted_doubled_and_strangely_packed_members_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.docx", "a.pptx", "a.odt", "a.epub"])
-def test_a_document_of_another_kind_is_told_so(name: str) -> None:
+def test_a_document_of_another_kind_is_named(name: str) -> None:
     with pytest.raises(DataError, match="not a zip archive"):
         read(name, b"plain text")
     with pytest.raises(DataError, match="is it a document of another kind"):
@@ -321,3 +321,16 @@ def test_long_runs_of_one_sign_come_back_and_hang_nothing(name: str, one: Callab
     """If an expression is quadratic, each of these takes minutes."""
     content = one(200_000 if "{n" not in one(1) and "<b>" not in one(1) else 20_000)
     assert read(name, content.encode()).decode() == content
+
+
+def test_encrypted_documents_are_told_so() -> None:
+    listed = b"<manifest><file-entry full-path='content.xml'><encryption-data/></file-entry></manifest>"
+    for parts in ({"content.xml": b"\x80\xff"}, {}):  # LibreOffice encrypts the members, or packs them into one
+        with pytest.raises(DataError, match=r"a\.odt: is protected by a password; save it without one"):
+            read("a.odt", packed({**parts, "META-INF/manifest.xml": listed}))
+    locked = "<encryption><EncryptedData><CipherReference URI='{}'/></EncryptedData></encryption>"
+    for page in ("OPS/text/page%201.xhtml", "/OPS/toc.ncx"):
+        with pytest.raises(DataError, match=r"a\.epub: OPS/.* is encrypted"):
+            read("a.epub", with_part("a.epub", "META-INF/encryption.xml", locked.format(page).encode()))
+    fonts = with_part("a.epub", "META-INF/encryption.xml", locked.format("OPS/a.otf").encode())
+    assert members(read("a.epub", fonts))["OPS/text/page 1.xhtml"]

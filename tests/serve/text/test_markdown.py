@@ -51,7 +51,7 @@ def translated(text: str, translate: Translate, settings: Settings = SETTINGS, n
         "<https://some.words> TEXT ![](some.png) TEXT\n",
     ],
 )
-def test_what_is_no_text_stays(text: str) -> None:
+def test_what_is_not_text_stays(text: str) -> None:
     given = text.replace("TEXT", "text")
     assert translated(given, upper) == text
     assert translated(given.replace("\n", "\r\n"), upper) == text.replace("\n", "\r\n")
@@ -151,7 +151,7 @@ def test_marks_of_sites_formulas_and_targets_stay(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["it costs $5 and $6 now", "from US$5 to $10 or $ more", "\\(see the words here\\)"])
-def test_dollars_and_brackets_around_words_are_no_formula(text: str) -> None:
+def test_dollars_and_brackets_around_words_are_not_a_formula(text: str) -> None:
     assert translated(text, upper) == swapped(text)
 
 
@@ -391,7 +391,7 @@ TITLES = [
 
 
 @pytest.mark.parametrize("text", [*TEMPLATES, *TAGS, *RAW, *BLOCKS, *TITLES])
-def test_text_beside_marks_is_translated_and_they_stay(text: str) -> None:
+def test_text_next_to_marks_is_translated_and_they_stay(text: str) -> None:
     given = text.replace("TEXT", "text")
     for name in ("a.md", "a.mdx"):
         assert translated(given, identity, name=name) == given
@@ -422,7 +422,7 @@ def test_expressions_of_mdx_stay(text: str) -> None:
     assert translated(given, upper, name="a.mdx") == text
 
 
-def test_tables_drawn_with_signs_are_told() -> None:
+def test_tables_drawn_with_signs_are_reported() -> None:
     grid = "text\n\n+---+\n| a |\n+===+\n| b |\n+---+\n\ntext\n\n+---+\n| c |\n+---+\n"
     outcome = run(document(grid.encode(), "a.md", SETTINGS), upper)
     assert outcome.notices == {"left_out": 2}
@@ -441,7 +441,7 @@ def test_tables_drawn_with_signs_are_told() -> None:
         ("请看[链接](u)", "请看链接", None),
     ],
 )
-def test_emphasis_and_links_beside_words(text: str, asked: str, said: str | None) -> None:
+def test_emphasis_and_links_next_to_words(text: str, asked: str, said: str | None) -> None:
     found: list[str] = []
 
     def watched(sentences: list[str]) -> list[SentenceTranslation]:
@@ -479,7 +479,7 @@ def timed(text: str) -> float:
     return time.process_time() - began
 
 
-def test_rows_of_a_table_are_no_lines_that_stay_lines() -> None:
+def test_rows_of_a_table_are_not_lines_that_stay_lines() -> None:
     table = "| a | b |\n|---|---|\n| c `d|e` | f |\n| g | h |\n"
     asked: list[str] = []
 
@@ -580,3 +580,41 @@ def test_a_marker_as_translation_begins_no_block(text: str, marker: str) -> None
 
     for translate in (only, linked, alone):
         assert blocks(translated(text, translate)) == blocks(text)
+
+
+CHINESE = {"see": "看", "the": "", "menu": "菜单", "now": "现在", " ": "", ".": "。", "!": "！", "(": "（", ")": "）"}
+
+
+def in_chinese(sentences: list[str]) -> list[SentenceTranslation]:
+    """A translator into a script without blanks, word by word."""
+    answers = []
+    for text in sentences:
+        said, links = "", []
+        for found in re.finditer(r"\w+|\W", text):
+            word = CHINESE.get(found[0], found[0])
+            links += [Link(*found.span(), len(said), len(said) + len(word))] if word else []
+            said += word
+        answers.append(SentenceTranslation(said, links))
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("see **menu** now", "看**菜单**现在"),
+        ('see **"menu"** now', '看 **"菜单"** 现在'),
+        ("see *(menu)* now", "看 *（菜单）* 现在"),
+        ("see _menu_ now", "看 _菜单_ 现在"),
+        ("see __menu__", "看 __菜单__"),
+        ("**menu:** see", "**菜单:** 看"),
+        ("see ~~menu!~~ now", "看~~菜单！~~ 现在"),
+        ("see **[menu](x)** now", "看 **[菜单](x)** 现在"),
+        ("see **_menu_** now", "看 **_菜单_** 现在"),
+    ],
+)
+def test_emphasis_is_emphasis_next_to_words_of_scripts_without_blanks(text: str, said: str) -> None:
+    outcome = run(document(text.encode(), "a.md", SETTINGS), in_chinese).value.decode()
+    assert outcome == said
+    parser = MarkdownIt("commonmark").enable("strikethrough")
+    tags = [re.findall("<[^<>]+>", parser.render(each)) for each in (text, outcome)]
+    assert tags[0] == tags[1]

@@ -91,7 +91,7 @@ def test_every_link_leads_somewhere_as_before(titles: list[str], translate: Tran
     assert set(wanted) <= set(names(said))
 
 
-def test_links_to_headings_of_other_files_are_told() -> None:
+def test_links_to_headings_of_other_files_are_reported() -> None:
     text = "[a](b.md#use) [c](../d#e 'title') [f](https://a.b/c#d) [g](#h) ![i](j.png)\n\n[k]: l/m.mdx#n\n"
     outcome = translated(text)
     assert outcome.notices["headings_elsewhere"] == 3

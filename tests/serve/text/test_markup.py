@@ -18,6 +18,7 @@ from ziggurat.serve.text.markup import html, xml
 from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.serve.text.tokens import html_tokens
+from ziggurat.system.errors import DataError
 
 OPTIONS = Options(sentencex_splitter("en"))
 ONE_SENTENCE = Options(None)
@@ -342,6 +343,20 @@ def test_in_xml_only_end_tags_end_elements() -> None:
     text = f'<x><p {NO[:-3]}="no">keep<p>keep</p>keep</p><p>TEXT</p></x>'
     rules = MarkupRules(inline=frozenset(), xml=True)
     assert run(xml(text.replace("TEXT", "text"), OPTIONS, rules), upper).value == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "UTF-16LE", "iso-8859-1", "ascii", "x-unknown"])
+def test_an_encoding_that_the_text_of_xml_declares_means_nothing(encoding: str) -> None:
+    text = f'<?xml version="1.0" encoding="{encoding}"?>\n<x>grün “漢字”</x>'
+    assert run(xml(text, OPTIONS, MarkupRules(inline=frozenset(), xml=True)), upper).value == text.replace(
+        "grün", "GRüN"
+    )
+
+
+@pytest.mark.parametrize("text", ["<x>\ud800</x>", "\udfff", "a <b>\udc00"])
+def test_half_a_character_in_xml_is_refused(text: str) -> None:
+    with pytest.raises(DataError, match="half a character"):
+        run(xml(text, OPTIONS, MarkupRules(inline=frozenset(), xml=True)), upper)
 
 
 def test_text_that_copied_elements_also_have_is_told_apart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
@@ -120,6 +121,9 @@ def test_branches_are_translated_one_by_one(message: str, said: str) -> None:
         "{n, plural, one {a } file}} other {b}}",
         "{n, plural, other {" * (MAX_DEPTH + 1) + "deep" + "}}" * (MAX_DEPTH + 1),
         ".match {$n :number}\none {{One file}}\n* {{Files}}",
+        ".match $n\none {{One file}}\n* {{Files}}",
+        ".input {$n :number}\n.match $n\none {{One file}}\n* {{Files}}",
+        ".local $x = {$n :number}\n{{Some text}}",
         "You have {{PLURAL:$1|one file|$1 files}}",
         "{{GENDER:$1|He|She|They}} left",
     ],
@@ -349,7 +353,7 @@ def test_a_file_of_messages_is_known_by_its_shape(name: str, before: object, aft
     assert in_json(before, faithful, name) == after
 
 
-def test_text_beside_the_keys_that_are_known_is_told() -> None:
+def test_text_next_to_the_keys_that_are_known_is_reported() -> None:
     content = {"a": {"message": "Hi", "description": "Note"}, "b": {"message": "Yo", "extra": "Other"}}
     (record,) = run(document(json.dumps(content).encode(), "a.json", SETTINGS), upper).notices.records()
     assert (record["kind"], record["place"], record["count"]) == ("not_read", "key b.extra", 1)
@@ -521,7 +525,7 @@ def test_plural_forms_are_translated_one_by_one_between_tags() -> None:
 
 
 @pytest.mark.parametrize("kept", ["{{price|currency}}", "{{ a | b }}", "${user | upper}", "[[a|b]]"])
-def test_a_bar_inside_of_a_template_divides_no_forms(kept: str) -> None:
+def test_a_bar_inside_a_template_divides_no_forms(kept: str) -> None:
     asked: list[str] = []
 
     def noted(sentences: list[str]) -> list[SentenceTranslation]:
@@ -598,7 +602,7 @@ NUMBERED = st.recursive(
 
 
 @given(st.lists(NUMBERED, max_size=3).map(" and ".join), st.booleans())
-def test_tags_with_numbers_are_elements_beside_others(text: str, is_branch: bool) -> None:
+def test_tags_with_numbers_are_elements_next_to_others(text: str, is_branch: bool) -> None:
     message = f"{{n, plural, other {{{text}}}}}" if is_branch else text
     assert in_json([message], identity) == [message]
     (said,) = in_json([message], permuting(3, change=swapped))
@@ -714,3 +718,81 @@ def test_the_language_of_a_file_of_messages_becomes_the_target(locale: str, beco
 def test_files_of_messages_of_another_language_are_refused(content: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="use another model"):
         in_json(content, upper)
+
+
+@pytest.mark.parametrize("key", ["menu.title", "some_key", "someKey", "NOT_FOUND", "translator-credits", "Your names"])
+def test_a_message_that_is_no_text_stays_empty(key: str) -> None:
+    content = f'msgid "{key}"\nmsgstr ""\n\nmsgid "Some text"\nmsgstr ""\n'
+    outcome = run(document(content.encode(), "a.po", SETTINGS), upper)
+    assert outcome.value.decode() == content.replace(
+        'msgid "Some text"\nmsgstr ""', '#, fuzzy\nmsgid "Some text"\nmsgstr "sOME TEXT"'
+    )
+    assert outcome.notices == {"for_programs": 1}
+    assert outcome.notices.places == {"for_programs": "line 2"}
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("Print B<only> the I<file> name.", "pRINT B<ONLY> THE I<FILE> NAME."),
+        ("B<a E<lt> b>, see L<other(1)> or F</etc/x>", "B<A E<lt> B>, SEE L<other(1)> OR F</etc/x>"),
+        ("Give S<B<--all> or I<some>> now", "gIVE S<B<--ALL> OR I<SOME>> NOW"),
+        ("B<i> is bold", "B<I> IS BOLD"),
+        ("a > b and B<c", "A > B AND B<C"),
+    ],
+)
+def test_marks_of_po4a_are_tags(source: str, said: str) -> None:
+    content = f'#. type: Plain text\n#: a.1:5\n#, no-wrap\nmsgid "{source}"\nmsgstr ""\n'
+    after = run(document(content.encode(), "a.po", SETTINGS), upper).value.decode()
+    assert f'msgstr "{said}"' in after
+
+
+def test_the_model_does_not_see_marks_of_po4a() -> None:
+    asked = list[str]()
+    content = '#. type: TP\nmsgid "Print B<only> it"\nmsgstr ""\n\n#. of a list B<x>\nmsgid "a B<x> c"\nmsgstr ""\n'
+    run(document(content.encode(), "a.po", SETTINGS), lambda sentences: asked.extend(sentences) or identity(sentences))
+    assert asked == ["Print only it", "a B<x> c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("<b>Title</b>\n\nSome text.\nMore <i>of it</i>\n", ["Title", "Some text.", "More of it"]),
+        ("Press &amp; hold:\n- one\n- two", ["Press & hold:", "- one", "- two"]),
+        ("Read <a href='x'>the terms</a>\nbefore you go", ["Read the terms", "before you go"]),
+        ("<b>Name:</b> {x}\r\n<b>Age:</b> {y} | none", ["Name: {x}", "Age: {y}", "none"]),
+        ("<p>One\ntwo</p>\n<p>Three</p>", ["One\ntwo", "Three"]),
+        ("One<br>\nTwo", ["One", "Two"]),
+    ],
+)
+def test_line_ends_of_a_message_with_tags_divide_texts(text: str, asked: list[str]) -> None:
+    found = list[str]()
+
+    def watched(sentences: list[str]) -> list[SentenceTranslation]:
+        found.extend(sentences)
+        return faithful(sentences)
+
+    said = in_json({"a": text}, watched)["a"]
+    assert found == asked
+    assert re.findall(r"\s+", said) == re.findall(r"\s+", text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "source", "answer", "said"),
+    [
+        ("c-format", "Used by %d users", "%d Nutzer, 50 %", "%d Nutzer, 50 %%"),
+        ("fuzzy, python-format", "%(n)d of all", "%(n)d, 5% von allen", "%(n)d, 5%% von allen"),
+        ("c-format", "%d%% of all", "%d%% von 9 %", "%d%% von 9 %%"),
+        ("c-format", "Plain", "100%", "100%%"),
+        ("no-c-format", "Plain", "100%", "100%"),
+        ("c-format", "%I64d bytes", "%I64d Byte", "%I64d Byte"),
+        ("qt-format", "%1 of all", "%1, 5% von allen", "%1, 5% von allen"),
+    ],
+)
+def test_a_new_percent_sign_is_written_twice_for_printf(flags: str, source: str, answer: str, said: str) -> None:
+    content = f'#, {flags}\nmsgid "{source}"\nmsgstr ""\n'
+
+    def translate(sentences: list[str]) -> list[SentenceTranslation]:
+        return [SentenceTranslation(answer, None) for _ in sentences]
+
+    assert f'msgstr "{said}"' in run(document(content.encode(), "a.po", SETTINGS), translate).value.decode()

@@ -116,7 +116,7 @@ def test_text_boxes_and_their_fallback_are_translated() -> None:
     assert run_work(document(docx(body), "a.docx", SETTINGS), identity).value == docx(body)
 
 
-def test_embedded_documents_are_told() -> None:
+def test_embedded_documents_are_reported() -> None:
     parts = {"word/document.xml": BODY, "word/embeddings/sheet.xlsx": "x", "word/afchunk1.htm": "y"}
     outcome = read("a.docx", parts)
     assert outcome.notices == {"left_out": 2}
@@ -138,7 +138,7 @@ def test_embedded_documents_are_told() -> None:
         ("word/header9.xml", f"{TYPE}wordprocessingml.header+xml", docx()),
     ],
 )
-def test_documents_inserted_as_they_are_are_told(part: str, kind: str, content: bytes) -> None:
+def test_documents_inserted_as_they_are_are_reported(part: str, kind: str, content: bytes) -> None:
     override = f'<Types><Override PartName="/{part}" ContentType="{kind}"/></Types>'
     parts = {"[Content_Types].xml": override.encode(), "word/document.xml": BODY.encode(), part: content}
     outcome = read("a.docx", parts)
@@ -216,7 +216,7 @@ TEXT = "<x><a:t xmlns:a='urn:a'>Some words</a:t></x>"
         ("settings.xml", "<w:settings/>", 0),
     ],
 )
-def test_parts_with_text_that_are_not_read_are_told(part: str, content: str, told: int) -> None:
+def test_parts_with_text_that_are_not_read_are_reported(part: str, content: str, told: int) -> None:
     for main, body, name in (("word/document.xml", BODY, "a.docx"), ("ppt/presentation.xml", TEXT, "a.pptx")):
         place = f"{main.split('/')[0]}/{part}"
         outcome = read(name, {main: body, place: content})
@@ -236,7 +236,7 @@ def test_parts_with_text_that_are_not_read_are_told(part: str, content: str, tol
         (f"<w:ins>{run('Some text')}</w:ins>", 0),
     ],
 )
-def test_text_that_is_not_read_is_told(paragraph: str, told: int) -> None:
+def test_text_that_is_not_read_is_reported(paragraph: str, told: int) -> None:
     space = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
     body = f"<w:document {W} {space}><w:p>{run('The dog.')}{paragraph}</w:p></w:document>"
     outcome = read("a.docx", {"word/document.xml": body})
@@ -265,14 +265,21 @@ def test_descriptions_of_pictures_are_translated(element: str, said: list[str]) 
 
 
 @pytest.mark.parametrize("name", ["Object 1/content.xml", "Object 2/content.xml"])
-def test_objects_of_opendocument_are_told(name: str) -> None:
+def test_objects_of_opendocument_are_reported(name: str) -> None:
     text = "<x xmlns:text='urn:oasis:names:tc:opendocument:xmlns:text:1.0'><text:p>Axis</text:p></x>"
     assert read("a.odt", members(odt()) | {name: text.encode()}).notices == {"left_out": 1}
     assert read("a.odt", members(odt()) | {name: b"<math><mi>x</mi></math>"}).notices == {}
 
 
+@pytest.mark.parametrize("name", ["OPS/unlisted.xhtml", "OPS/text/PAGE 1.xhtml", "more.HTML", "OPS/x.htm"])
+def test_pages_that_a_book_does_not_list_are_told(name: str) -> None:
+    outcome = read("a.epub", members(epub()) | {name: b"<html><body><p>Some text</p></body></html>"})
+    assert outcome.notices == {"left_out": 1}
+    assert outcome.notices.places == {"left_out": name}
+
+
 @pytest.mark.parametrize("kind", ["text/html", "text/plain", "application/pdf"])
-def test_pages_of_a_book_that_are_not_read_are_told(kind: str) -> None:
+def test_pages_of_a_book_that_are_not_read_are_reported(kind: str) -> None:
     parts = members(epub()) | {"OPS/more.bin": b"text"}
     item = f'<item id="m" href="more.bin" media-type="{kind}"/></manifest>'.encode()
     parts["OPS/book.opf"] = parts["OPS/book.opf"].replace(b"</manifest>", item)

@@ -112,7 +112,7 @@ PERCENTAGES = [
 
 
 @pytest.mark.parametrize("text", ["it costs $5", "{a, b", "a @ b", "© 2024 ™", "a {} b%", *PERCENTAGES])
-def test_ordinary_signs_are_no_items(text: str) -> None:
+def test_ordinary_signs_are_not_items(text: str) -> None:
     assert [text[i.start : i.end] for i in protected(text) if text[i.start : i.end] != "{}"] == []
 
 
@@ -189,7 +189,7 @@ def test_a_stretch_without_full_stops_is_cut_between_words() -> None:
     assert sum(text[start:end].count("word") for start, end in spans) == 2000
 
 
-def test_no_sentence_ends_inside_of_an_item() -> None:
+def test_no_sentence_ends_inside_an_item() -> None:
     text = "Go to www.example.org/a.B now. Then rest."
     assert asked_for(text) == ["Go to www.example.org/a.B now.", "Then rest."]
     whole = sentence_spans("ab cd", lambda text: [text[:3], text[3:]], [(1, 4)])

@@ -67,6 +67,22 @@ def test_it_is_looked_for_in_what_people_read(name: str, text: str, said: str) -
     assert outcome(name, text, r"Acme\s+Cloud").value.decode() == said
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("%d%% done", "%d%% DONE"),
+        ("Done: %d%%", "dONE: %d%%"),
+        ("Open {scheme}{host} now", "oPEN {scheme}{host} NOW"),
+        ("in {{a}}{{b}}{{c}}", "IN {{a}}{{b}}{{c}}"),
+        ("pre{a}{b}post", "PRE{a}{b}POST"),
+        ("got %s%s of it", "GOT %s%s OF IT"),
+    ],
+)
+def test_what_has_nothing_in_between_stays_together(text: str, said: str) -> None:
+    assert outcome("a.txt", text).value.decode() == said
+    assert outcome("a.txt", text).notices["protected_again"]
+
+
 @given(st.lists(st.sampled_from(["Acme", "X-1", "words", "more", "%s", "{0}", "Acme2"]), min_size=1, max_size=8))
 def test_each_comes_through_as_often_as_it_was(words: list[str]) -> None:
     text, options = " ".join(words), Options(None, protect=Protection([r"\bAcme\b", r"X-\d"]))

@@ -75,7 +75,7 @@ def test_times_as_players_take_them(times: str) -> None:
 
 
 @pytest.mark.parametrize("times", ["00:00:01 -> 00:00:02", "1s --> 2s", "00:01 — 00:02", "{0}{25}"])
-def test_times_that_are_not_understood_are_told(times: str) -> None:
+def test_times_that_are_not_understood_are_reported(times: str) -> None:
     asked, outcome = read("a.srt", f"1\n{times}\nThe dog runs.\n")
     assert set(outcome.notices) & {"times_unread", "no_cues"} or asked == ["The dog runs."]
     assert bool(outcome.notices) == bool(outcome.notices.places)
@@ -203,7 +203,7 @@ def test_text_with_times_is_text(line: str) -> None:
 @pytest.mark.parametrize(
     ("rest", "told"), [("Hello there", 1), ("X1:10 X2:20", 0), ("align:start line:0", 0), ("- Hello", 1)]
 )
-def test_text_in_the_line_of_times_is_told(name: str, rest: str, told: int) -> None:
+def test_text_in_the_line_of_times_is_reported(name: str, rest: str, told: int) -> None:
     head = "1\n00:00:01.000 --> 00:00:02.000 " if name == "a.srt" else "WEBVTT\n\n00:01.000 --> 00:02.000 "
     outcome = read(name, f"{head}{rest}\nThe dog.\n")[1]
     assert outcome.notices == ({"not_shown": 1} if told else {})
@@ -224,7 +224,7 @@ def test_text_in_the_line_of_times_is_told(name: str, rest: str, told: int) -> N
         "<i>One.\n<b>\nTwo",
     ],
 )
-def test_a_line_end_beside_a_tag_without_a_partner_stays(name: str, body: str) -> None:
+def test_a_line_end_next_to_a_tag_without_a_partner_stays(name: str, body: str) -> None:
     head = f"1\n{TIMES}" if name == "a.srt" else f"WEBVTT\n\n{TIMES.replace(',', '.')}"
     assert read(name, f"{head}{body}\n")[1].value.decode() == head + re.sub(
         r"(<[^>]*>)|([^<>]+)", lambda m: m[1] or swapped(m[2]), f"{body}\n"
@@ -242,7 +242,7 @@ def test_a_line_end_beside_a_tag_without_a_partner_stays(name: str, body: str) -
         ("{\\an8}one\\N{\\i1}two", ["one\ntwo"], "{\\an8}ONE\\N{\\i1}TWO"),
     ],
 )
-def test_ends_of_lines_inside_of_a_line_of_subrip(body: str, asked: list[str], said: str) -> None:
+def test_ends_of_lines_inside_a_line_of_subrip(body: str, asked: list[str], said: str) -> None:
     found, outcome = read("a.srt", f"1\n{TIMES}{body}\n")
     assert found == asked
     assert outcome.value.decode() == f"1\n{TIMES}{said}\n"
@@ -263,3 +263,21 @@ def test_signs_above_words_of_webvtt_stay(body: str, asked: str) -> None:
     assert "".join(found) == asked or found == ["one", "two"]
     signs = re.findall("<rt[^<]*(?:<b>four</b>)?", body)
     assert found == ["one", "two"] or all(sign in outcome.value.decode() for sign in signs)
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ("Kind: captions\nLanguage: en", "Kind: captions\nLanguage: de"),
+        ("Language: en-GB\r", "Language: de\r"),
+        ("language : en", "language : de"),
+        ("Language: fr", "Language: fr"),
+        ("Language: en and more", "Language: en and more"),
+        ("Language: [version]", "Language: [version]"),
+        ("00:00.000 --> 00:01.000\nLanguage: en", "00:00.000 --> 00:01.000\nlANGUAGE: EN"),
+    ],
+)
+def test_the_header_of_webvtt_states_the_language_of_the_translation(head: str, said: str) -> None:
+    cue = "\n\n00:01.000 --> 00:02.000\n"
+    _, outcome = read("a.vtt", f"WEBVTT\n{head}{cue}Hello\n")
+    assert outcome.value.decode() == f"WEBVTT\n{said}{cue}hELLO\n"

@@ -259,8 +259,8 @@ class LiveBeams:
         `sentences` is on the CPU: to fetch it would wait for the device.
         """
         target = (sentences != torch.arange(len(sentences))).nonzero()[:, 0]
-        device = self._positions.device
-        moves = RowMoves(target.to(device), sentences[target].to(device))
+        both = torch.stack((target, sentences[target])).to(self._positions.device, non_blocking=True)
+        moves = RowMoves(*both.unbind())
         for buffer in (self._positions, self._bias, self._padding):
             moves.within(buffer)
         order = sentences.tolist()

@@ -213,8 +213,12 @@ _QUOTED_EXPRESSION = regex.compile(r"\{\s*+[\"'`<]")
 
 def html(text: str, options: Options, rules: MarkupRules = HTML) -> SentenceRequests[Result[str]]:
     """Return the work of translating HTML, a document or a fragment; nothing is added around it."""
+    return (yield from page(list(html_tokens(text)), options, rules))
+
+
+def page(tokens: Sequence[Token], options: Options, rules: MarkupRules) -> SentenceRequests[Result[str]]:
+    """Return the work of translating the tokens of a page, or of a part of one, in HTML or XHTML."""
     notices = TextNotices()
-    tokens = list(html_tokens(text))
     if turns(rules.languages) and not any(token.name == "html" for token in tokens):
         notices["direction"] += 1
     said = yield from written(markup_template(tokens, rules, notices), options, notices)
@@ -234,9 +238,9 @@ def xml(text: str, options: Options, rules: MarkupRules) -> SentenceRequests[Res
 def xml_tokens(text: str) -> list[Token]:
     """Return the tokens of a document or a fragment. Raises DataError if it is not well-formed."""
     try:
-        return read_xml(text.encode("utf-8", "surrogatepass"), "the text").tokens
+        return read_xml(text, "the text").tokens
     except DataError:
-        return read_xml(f"<x>{text}</x>".encode("utf-8", "surrogatepass"), "the text").tokens[1:-1] if text else []
+        return read_xml(f"<x>{text}</x>", "the text").tokens[1:-1] if text else []
 
 
 def markup_template(tokens: Sequence[Token], rules: MarkupRules, notices: TextNotices | None = None) -> Template:

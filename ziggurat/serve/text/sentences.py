@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 import regex
 
 from ziggurat.serve.notices import TextNotices
-from ziggurat.serve.text.splitting import BRANCHES, Item, Protection, Splitter, has_words, occurrences, protected
+from ziggurat.serve.text.splitting import (
+    BRANCHES,
+    Item,
+    Protection,
+    Splitter,
+    adjoining,
+    has_words,
+    occurrences,
+    protected,
+)
 from ziggurat.translate.options import Terms
 from ziggurat.translate.results import UNSPACED_SCRIPTS
 
@@ -415,22 +424,23 @@ def _put_back(unit: Unit, target: Target) -> Target:
     text, links, fixed = "", [], []
     begin, lowest = 0, 0
     shifts: list[tuple[int, int]] = []  # from this character on, how many characters were inserted before it
-    for item in unit.items:
-        lowest = best_boundary(centres, item.start, range(lowest, len(words) + 1), 0, len(words))
+    for run in adjoining(unit.items):
+        start, stop = run[0].start, run[-1].end
+        lowest = best_boundary(centres, start, range(lowest, len(words) + 1), 0, len(words))
         end = words[lowest - 1][1] if lowest else 0
         text += target.text[begin:end]
         begin = max(begin, end)
-        # The white space around the item is as in the source; a single blank of the translation is kept before it.
-        if text and not text[-1].isspace() and _blank_before(unit.text, item.start, text[-1]):
+        # The white space around the items is as in the source; a single blank of the translation is kept before them.
+        if text and not text[-1].isspace() and _blank_before(unit.text, start, text[-1]):
             text += " "
             if target.text[begin : begin + 1].isspace():
                 begin += 1
-        fixed.append(Link(item.start, item.end, len(text), len(text) + item.end - item.start))
-        text += unit.text[item.start : item.end]
-        if _divides(unit.text, item.start, item.end) and target.text[begin : begin + 1].isspace():
-            begin += 1  # the blank that stood for it
-        rest = target.text[begin:]
-        if rest and not rest[0].isspace() and _blank_after(unit.text, item.end, rest[0]):
+        shift = len(text) - start
+        fixed += [Link(item.start, item.end, item.start + shift, item.end + shift) for item in run]
+        text += unit.text[start:stop]
+        if _divides(unit.text, start, stop) and target.text[begin : begin + 1].isspace():
+            begin += 1  # the blank that stood for them
+        if (rest := target.text[begin:]) and not rest[0].isspace() and _blank_after(unit.text, stop, rest[0]):
             text += " "
         shifts.append((begin, len(text) - begin))
     text += target.text[begin:]

@@ -379,6 +379,17 @@ def has_words(text: str, items: list[Item]) -> bool:
     return _LETTER.search(text, begin) is not None
 
 
+def adjoining(items: Sequence[Item]) -> list[list[Item]]:
+    """Return items in runs without text inside: the parts of `%d%%` and of `{scheme}{host}` belong together."""
+    runs: list[list[Item]] = []
+    for item in items:
+        if runs and runs[-1][-1].end == item.start:
+            runs[-1].append(item)
+        else:
+            runs.append([item])
+    return runs
+
+
 def occurrences(literal: str, text: str) -> list[int]:
     """Return where `literal` starts in `text`, not inside a word and without overlaps."""
     places, at = [], text.find(literal)

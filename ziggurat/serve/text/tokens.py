@@ -287,19 +287,23 @@ class Xml:
         return text.encode(self.encoding, "xmlcharrefreplace")
 
 
-def read_xml(content: bytes, name: str, prefixes: Mapping[str, str] | None = None) -> Xml:
+def read_xml(content: bytes | str, name: str, prefixes: Mapping[str, str] | None = None) -> Xml:
     """Return a document as tokens.
 
     Args:
-        content: the file.
+        content: the file, or its text: then a declared encoding means nothing.
         name: its name, for messages.
         prefixes: prefixes for names, by namespace; names in other namespaces lose their prefix.
 
     Raises DataError if it is not well-formed, declares entities, is nested too deeply, has too many tokens or an
     unknown encoding.
     """
-    text, encoding = _decoded(content, name)
-    reader = _Reader(text.encode("utf-8", "strict"), prefixes or {}, name)
+    text, encoding = (content, "utf-8") if isinstance(content, str) else _decoded(content, name)
+    try:
+        encoded = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{name}: has half a character (character {error.start}, from 0); remove it") from None
+    reader = _Reader(encoded, prefixes or {}, name)
     return Xml(reader.tokens, encoding, reader.prefixes)
 
 
@@ -312,9 +316,7 @@ def _decoded(content: bytes, name: str) -> tuple[str, str]:
         if encoding is None:
             raise DataError(f"{name}: its encoding {printable(label)!r} is unknown; convert it to UTF-8")
     try:
-        text = content.decode(encoding)
-        text.encode("utf-8")
-        return text, encoding
+        return content.decode(encoding), encoding
     except UnicodeError as error:
         raise DataError(f"{name}: cannot be read as {printable(encoding)}: {error}") from None
 
@@ -430,6 +432,9 @@ class Spellings:
     def add(self, text: str, raw: str) -> None:
         """Add the next text and its spelling."""
         self._known.setdefault(text, []).append(raw)
+
+    def __contains__(self, text: str) -> bool:
+        return text in self._known
 
     def next(self, text: str) -> str | None:
         """Return the source's spelling of its next text that equals this one; None for a new text."""

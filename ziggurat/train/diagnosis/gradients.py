@@ -295,10 +295,12 @@ def sublayer_variance(trace: Trace, masks: Mapping[str, Tensor]) -> dict[str, li
     """
     found: dict[str, list[float]] = {}
     for place, row in trace.sublayers.items():
-        mask = masks[place.partition(".")[0]]
-        found[place] = [
-            torch.nan if s is None else float(s.r[mask].float().var(-1, unbiased=False).mean()) for s in row
-        ]
+        # A mask as an index waits for a GPU each time; the numbers of its rows serve all sub-layers.
+        rows = masks[place.partition(".")[0]].flatten().nonzero()[:, 0]
+        missing = torch.full((), torch.nan, device=rows.device)
+        real = [None if s is None else s.r.flatten(0, 1).index_select(0, rows).float() for s in row]
+        means = [missing if r is None else r.var(-1, unbiased=False).mean() for r in real]
+        found[place] = torch.stack(means).tolist()
     return found
 
 

@@ -12,6 +12,7 @@ import regex
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.lines import file_work
 from ziggurat.serve.text.documents.messages import is_html, message_tokens, with_own_elements
+from ziggurat.serve.text.documents.program_values import is_for_programs
 from ziggurat.serve.text.elements import HTML, PAGES, MarkupRules
 from ziggurat.serve.text.files import Settings, is_same
 from ziggurat.serve.text.markup import Form, Template, TemplateGroup, markup_template, slots
@@ -37,6 +38,8 @@ _REVIEW = ' state="needs-review-translation" state-qualifier="leveraged-mt"'
 _STATES = regex.compile(r"""\s+(?:state|state-qualifier|subState)\s*+=\s*+(?:"[^"]*+"|'[^']*+')""")
 # How a unit in XLIFF 1.2, or in Phrase's, records that a person has approved its target.
 _APPROVED = regex.compile(r"""(\s(?:approved|m:confirmed)\s*+=\s*+["'])(yes|1)(?=["'])""")
+_WRITTEN_LINE_END = regex.compile(r"(&#(?:10|[xX]0?[aA]);)")
+_LINE_END = regex.compile(rf"{_WRITTEN_LINE_END.pattern[:-1]}|\r?\n)")
 _UNITS = frozenset(("trans-unit", "segment", "unit", "group", "file", "tu"))
 
 
@@ -55,11 +58,11 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
     """Return the work of translating XLIFF 1.2 or 2: units whose target is missing or untranslated get one.
 
     A target is untranslated if it is empty, if its state is `new` or `needs-translation` (1.2), or if its segment's
-    state is given as `initial` (2). New targets in 1.2 are marked as machine-made and to be reviewed, and their units
-    lose any mark of approval; a segment in 2 with a state gets `translated`, which precedes `reviewed`. Of nested
-    elements with `translate` the innermost decides: a locked group may contain open units. A segmented source
-    (`seg-source`) gets a target with the same segments, if that lacks any. Source that is HTML is read as HTML. Targets
-    longer than their unit allows are reported.
+    state is given as `initial` (2). A unit whose source is a key (`menu.title`) instead of text gets none. New targets
+    in 1.2 are marked as machine-made and to be reviewed, and their units lose any mark of approval; a segment in 2 with
+    a state gets `translated`, which precedes `reviewed`. Of nested elements with `translate` the innermost decides: a
+    locked group may contain open units. A segmented source (`seg-source`) gets a target with the same segments, if that
+    lacks any. Source that is HTML is read as HTML. Targets longer than their unit allows are reported.
 
     Raises DataError if it is not XLIFF, or if its languages differ from those of `settings`.
     """
@@ -69,7 +72,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
         raise DataError(f"{name}: not XLIFF (its element is {root.name if root else 'missing'!r})")
     second = root.attributes.get("version", "").startswith("2")
     unit = "segment" if second else "trans-unit"
-    ends, most = xml_ends(xml.tokens), _limits(xml.tokens)
+    ends, most, kept = xml_ends(xml.tokens), _limits(xml.tokens), _preserved(xml.tokens)
 
     def filled(place: int) -> tuple[int, int, Template] | None:
         """Return the range in which a unit is replaced (or its target inserted), and the replacement."""
@@ -77,8 +80,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
         source, target = within.get("source"), within.get("target")
         if source is None or source not in ends:
             return None
-        cut = within.get("seg-source", source)  # the segmented source, if a tool has split it
-        cut = cut if cut in ends else source
+        cut = within["seg-source"] if within.get("seg-source") in ends else source  # if a tool has split it
         segment = xml.tokens[place]
         state = (segment if second or target is None else xml.tokens[target]).attributes.get("state")
         said = dict[str, str]()
@@ -87,8 +89,11 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
             if not said or not _segments(xml.tokens, ends, cut).keys() - said.keys():
                 return None
         called = f"unit {printable(segment.attributes.get('id', '?'), 40)}"
+        if _is_key(xml.tokens[source + 1 : ends[source]]):
+            notices.add("for_programs", called)
+            return None
         _tell_flows(xml.tokens, ends, cut, called, notices)
-        template = _target_template(_with_segments(xml.tokens, ends, cut, said))
+        template = _target_template(_in_lines(_with_segments(xml.tokens, ends, cut, said), preserved=cut in kept))
         if place in most:
             template = [TemplateGroup(template, finish=partial(measured, place))]
         tag = _target_tag(xml.tokens[source], None if target is None else xml.tokens[target])
@@ -113,15 +118,19 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
             notices.add("too_long", f"unit {printable(xml.tokens[place].attributes.get('id', '?'), 40)}")
         return text
 
-    begins = ("target-language", "trgLang")[second]
+    states, begins = ("srcLang", "trgLang") if second else ("source-language", "target-language")
     for token in xml.tokens:
         if token.kind == "open" and token.name == ("xliff" if second else "file"):
-            source = token.attributes.get(("source-language", "srcLang")[second], "")
-            settings.refuse_languages(source, token.attributes.get(begins, ""), name)
+            settings.refuse_languages(token.attributes.get(states, ""), token.attributes.get(begins, ""), name)
     template = _with_targets(xml, unit, filled, settings, notices)
     if settings.target:
         _named(template, xml, "xliff" if second else "file", begins, settings.target)
     return (yield from file_work(template, xml, settings, notices))
+
+
+def _is_key(inside: Sequence[Token]) -> bool:
+    """Return whether the content of a source is a key, as with Symfony, or another value for programs."""
+    return is_for_programs("".join(token.raw if token.kind != "text" else token.text for token in inside).strip())
 
 
 def _tell_flows(tokens: Sequence[Token], ends: dict[int, int], source: int, unit: str, notices: TextNotices) -> None:
@@ -143,6 +152,34 @@ def _limits(tokens: Sequence[Token]) -> dict[int, int]:
         elif token.name in ("segment", "trans-unit") and (limit := of_unit if limit is None else limit) is not None:
             most[place] = limit
     return most
+
+
+def _preserved(tokens: Sequence[Token]) -> set[int]:
+    """Return the indices of elements in which white space is no layout: `xml:space` holds for all inside an element."""
+    found, states = set[int](), [False]
+    for place, token in enumerate(tokens):
+        if token.kind == "close":
+            states.pop()
+        elif token.kind == "open":
+            said = token.attributes.get("xml:space")
+            states.append(states[-1] if said is None else said == "preserve")
+            found |= {place} if states[-1] else set()
+    return found
+
+
+def _in_lines(tokens: Sequence[Token], *, preserved: bool) -> list[Token]:
+    """Return a source's tokens with its line ends as breaks: those written as `&#10;`, and others if `preserved`."""
+    found: list[Token] = []
+    for token in tokens:
+        if token.kind != "text" or token.raw.startswith(CDATA):
+            found.append(token)
+            continue
+        for number, part in enumerate((_LINE_END if preserved else _WRITTEN_LINE_END).split(token.raw)):
+            if number % 2:
+                found.append(Token("empty", part, "br"))
+            elif part:
+                found.append(Token("text", part, text=unescape(part)))
+    return found
 
 
 def _segments(tokens: Sequence[Token], ends: dict[int, int], place: int) -> dict[str, str]:

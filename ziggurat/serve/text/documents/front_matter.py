@@ -14,7 +14,7 @@ import regex
 import yaml
 
 from ziggurat.serve.notices import TextNotices
-from ziggurat.serve.text.documents.strings import is_for_programs
+from ziggurat.serve.text.documents.program_values import is_for_programs
 from ziggurat.serve.text.elements import text_attributes
 from ziggurat.serve.text.markup import Template, TemplateGroup
 from ziggurat.serve.text.splitting import has_words, protected

@@ -11,7 +11,7 @@ import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.elements import PAGES
-from ziggurat.serve.text.files import Charset, Settings, decoded
+from ziggurat.serve.text.files import Charset, Settings, decoded, is_same
 from ziggurat.serve.text.markup import (
     Form,
     MarkupForm,
@@ -20,14 +20,15 @@ from ziggurat.serve.text.markup import (
     Template,
     TemplateGroup,
     add,
-    html,
+    page,
     written,
 )
 from ziggurat.serve.text.pairing import marked
 from ziggurat.serve.text.paragraphs import plain_text
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.tokens import Spellings, Token, Xml, html_tokens
+from ziggurat.serve.text.tokens import Spellings, Token, Xml, html_tokens, read_xml
+from ziggurat.system.errors import DataError
 
 LINE = regex.compile(r"[^\r\n]*+(?:\r\n|\n|\r)|[^\r\n]++")
 """LINE matches a line with its end; str.splitlines would also split at other characters."""
@@ -62,19 +63,35 @@ _HEAD = 4096
 
 
 def html_file(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating an HTML page, in the character set that it declares, or else UTF-8.
+    """Return the work of translating a page of HTML, or of XHTML by its name, in the character set that it declares, or
+    else UTF-8.
 
     Characters that the set lacks become references. A page that is UTF-8 but declares another set gets a correct
     declaration, and a page that declares the source language then declares the target language.
+
+    Raises DataError for XHTML that is not well-formed.
     """
     labels = [found["label"] for found in _DECLARED.finditer(content[:_HEAD].decode("latin-1")) if found["label"]]
     text, charset = decoded(content, name, labels[0] if labels else "")
     if not charset.declared:
         text = _DECLARED.sub(_utf8_declared, text[:_HEAD]) + text[_HEAD:]
-    rules = replace(PAGES, languages=(settings.source, settings.target))
-    outcome = yield from html(text, settings.options, rules)
+    is_xml = name.lower().endswith((".xhtml", ".xht"))  # browsers, too, go by the name of a file
+    rules = replace(PAGES, xml=is_xml, languages=(settings.source, settings.target))
+    tokens = _xhtml_tokens(text, name) if is_xml else list(html_tokens(text))
+    outcome = yield from page(tokens, settings.options, rules)
     errors = "replace" if charset.codec.startswith("utf") else "xmlcharrefreplace"
     return Result(charset.encoded(outcome.value, errors), outcome.notices)
+
+
+def _xhtml_tokens(text: str, name: str) -> list[Token]:
+    """Return the tokens of XHTML, in which `<script/>` is a whole element.
+
+    Raises DataError if it is not well-formed.
+    """
+    try:
+        return read_xml(text, name).tokens
+    except DataError as error:
+        raise DataError(f"{error}; if it is HTML, give it a name that ends in .html") from None
 
 
 def _utf8_declared(found: regex.Match[str]) -> str:
@@ -98,6 +115,7 @@ _ARROW = regex.compile(  # after a line that only the preceding number marks as 
     r"\s*+\d.*?(?:(?<![-=])[-=]++\s?>|[–—]>|→)\s*+\d.*+"
 )
 _NUMBER = regex.compile(r"\W*+\d++\W*+")
+_LANGUAGE = regex.compile(r"Language[ \t]*+:[ \t]*+([A-Za-z][\w\-]*+)(?=\s*+$)", flags=regex.IGNORECASE)
 _NO_CUE = ("NOTE", "STYLE", "REGION")
 _IMAGE = regex.compile(r"\S+\.(?:jpe?g|png|webp|gif|avif)(?:#\S*)?", flags=regex.IGNORECASE)
 _LETTER = regex.compile(r"\p{L}")
@@ -119,8 +137,20 @@ def vtt(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
 
 def _subtitles(content: bytes, name: str, settings: Settings, *, entities: bool) -> SentenceRequests[Result[bytes]]:
     text, charset = decoded(content, name)
-    cues = _Cues(LINE.findall(text), is_web=entities)
+    lines = LINE.findall(text)
+    cues = _Cues(_in_target(lines, settings) if entities else lines, is_web=entities)
     return (yield from file_work(cues.template(), charset, settings, cues.notices))
+
+
+def _in_target(lines: Sequence[str], settings: Settings) -> list[str]:
+    """Return the lines of WebVTT; if the header states the source's language, it states the translation's."""
+    end = next((number for number, line in enumerate(lines) if not line.strip() or "-->" in line), len(lines))
+    head = list(lines[:end])
+    for number, line in enumerate(head):
+        found = _LANGUAGE.match(line)
+        if found and settings.source and settings.target and is_same(found[1], settings.source):
+            head[number] = line[: found.start(1)] + settings.target + line[found.end(1) :]
+    return [*head, *lines[end:]]
 
 
 class _Cues:

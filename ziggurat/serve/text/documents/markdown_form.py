@@ -26,10 +26,15 @@ ENDS_LINK = regex.compile(r"(?<!\\)\](?=[(\[:])")
 _BEGINS_IMAGE = regex.compile(r"(?<!\\)!\Z")
 
 
+_EMPHASIS = frozenset(("*", "_", "**", "__", "~~", "***"))
+_OF_WORD = regex.compile(r"[^\s\p{P}\p{S}]")  # as parsers of Markdown divide characters
+_SIGN = regex.compile(r"[\p{P}\p{S}]")
+
+
 def _is_empty(pieces: Sequence[Piece], number: int) -> bool:
     """Return whether emphasis without text starts at a piece: `**` would be read as a different mark."""
     first, second = pieces[max(number, 0)], pieces[number + 1] if number + 1 < len(pieces) else None
-    return isinstance(first, Open) and isinstance(second, Close) and first.name in ("*", "_", "**", "__", "~~", "***")
+    return isinstance(first, Open) and isinstance(second, Close) and first.name in _EMPHASIS
 
 
 def _without_empty_marks(pieces: Sequence[Piece]) -> list[Piece]:
@@ -67,6 +72,34 @@ def _without_empty_lines(pieces: Sequence[Piece]) -> list[Piece]:
     if last is not None and not has_text:
         del kept[last]
     return kept
+
+
+def _edge(piece: Piece | None, *, last: bool) -> str:
+    """Return the first character of a piece as it is written, or the last; empty if that is not known."""
+    raw = piece if isinstance(piece, str) else "" if piece is None else piece.raw
+    return (raw[-1:] if last else raw[:1]) if isinstance(raw, str) else ""
+
+
+def _with_room(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces with a blank between a word and emphasis that parsers would not recognise next to it.
+
+    Scripts without blanks leave none between a word and `**“menu”**` or `_menu_`, whose marks would be text there.
+    """
+    kept: list[Piece] = []
+    for number, piece in enumerate(pieces):
+        before = pieces[number - 1] if number else None
+        following = pieces[number + 1] if number + 1 < len(pieces) else None
+        if isinstance(piece, Open) and piece.name in _EMPHASIS and _needs_room(piece, before, following, last=True):
+            kept.append(" ")
+        kept.append(piece)
+        if isinstance(piece, Close) and piece.name in _EMPHASIS and _needs_room(piece, following, before, last=False):
+            kept.append(" ")
+    return kept
+
+
+def _needs_room(mark: Open | Close, outside: Piece | None, inside: Piece | None, *, last: bool) -> bool:
+    is_beside = _OF_WORD.match(_edge(outside, last=last)) is not None
+    return is_beside and (mark.name[0] == "_" or _SIGN.match(_edge(inside, last=not last)) is not None)
 
 
 _IN_NAME = str.maketrans("`<>[]|", "'‹›()/")  # in roles and links of wikis, which have no escapes
@@ -113,6 +146,8 @@ class MarkdownForm:
         if self.is_whole:
             pieces = _without_empty_lines(pieces)
         pieces = _without_empty_marks(pieces)
+        if any(isinstance(piece, str) and piece not in self.spellings for piece in pieces):
+            pieces = _with_room(pieces)
         begin, in_link, in_name = 0, False, False  # start of a link's text
         for number, piece in enumerate(pieces):
             if isinstance(piece, str):

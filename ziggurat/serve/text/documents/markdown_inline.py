@@ -14,7 +14,7 @@ import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.markdown_form import ENDS_LINK, MarkdownForm, Shortcut, flat
-from ziggurat.serve.text.documents.strings import is_for_programs
+from ziggurat.serve.text.documents.program_values import is_for_programs
 from ziggurat.serve.text.elements import HTML, OF_COMPONENTS, PAGES, MarkupRules, is_translated, names_in
 from ziggurat.serve.text.markup import (
     MarkupSlot,

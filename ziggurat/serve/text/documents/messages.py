@@ -16,7 +16,9 @@ from typing import NamedTuple, TypeAlias
 import regex
 
 from ziggurat.serve.notices import TextNotices
+from ziggurat.serve.text.documents.access_keys import read_label
 from ziggurat.serve.text.documents.icu import FORMATTED, MessageError, icu_template, parse
+from ziggurat.serve.text.documents.program_values import is_for_programs
 from ziggurat.serve.text.elements import HTML, PAGES, MarkupRules
 from ziggurat.serve.text.files import Charset, Settings, decoded
 from ziggurat.serve.text.markup import PlainForm, Template, filled, markup_template, written
@@ -46,6 +48,8 @@ _NAMES = (
     r"(?<![\w@/.])@[A-Za-z_]\w{0,60}+(?:[.\-]\w{1,40}+){0,3}+|(?<![\w!/])![a-z_]\w{1,40}+|(?<![\w%])%[a-z_]\w{3,40}+(?!%)",
     r"(?<!\w)__[A-Za-z](?:\w{0,40}?[A-Za-z0-9])?__(?!\w)|(?<![\w%])%L?[1-9](?![\w%$!]|[.,]\d)",
 )
+_PRINTF = frozenset(("awk", "c", "gcc-internal", "javascript", "lua", "objc", "perl", "php", "python", "ruby"))
+"""_PRINTF are gettext's flags (`c-format`) of messages in which `%` is written `%%`."""
 _QT = r"%L?\d{1,2}(?!\d)"
 _FORMATS = {
     **dict.fromkeys(("qt", "qt-plural", "kde", "kde-kuit", "ycp", "smalltalk"), _QT),
@@ -69,7 +73,7 @@ def references(*more: str) -> regex.Pattern[str]:
 _TAG_WITH_NUMBER = regex.compile(_NUMBERED)
 _ELEMENTS = HTML.inline | HTML.void | HTML.copied | HTML.nested | HTML.seen | BLOCKS
 # MessageFormat 2, and MediaWiki's {{PLURAL:$1|file|files}}.
-_OTHER_SYNTAX = regex.compile(r"\A\s*+\.(?:match|input|local)\s*+\{|\{\{(?:PLURAL|GENDER|GRAMMAR|FORMAL):")
+_OTHER_SYNTAX = regex.compile(r"\A\s*+\.(?:match|input|local)\s*+[{$]|\{\{(?:PLURAL|GENDER|GRAMMAR|FORMAL):")
 # For files in which some messages are ICU's: '{name}' is a placeholder between quotation marks, as in FORMATTED.
 _MAY_QUOTE, _NO_ICU = regex.compile(r"\{|''"), regex.compile(r"'\{[^\s{},']|\|")
 
@@ -81,10 +85,14 @@ class Syntax(NamedTuple):
         names: the placeholders that they may contain.
         is_icu: whether all are in ICU's MessageFormat, or only those that show it; None: whether an apostrophe before a
             brace quotes it is unknown.
+        is_pod: whether they are marked as in POD: `B<bold>`, `E<lt>`.
+        is_printf: whether a percent sign is written twice.
     """
 
     names: regex.Pattern[str] = references()
     is_icu: bool | None = False
+    is_pod: bool = False
+    is_printf: bool = False
 
 
 _UNKNOWN = Syntax()
@@ -96,7 +104,9 @@ def message(text: str, options: Options, notices: Counter[str], syntax: Syntax =
     An ICU message that cannot be parsed is left unchanged, and is counted as `not_parsed`.
     """
     branches = BRANCHES.search(text) is not None
-    tags = is_html(text)
+    tags = is_html(text) and not syntax.is_pod
+    if not tags and (found := read_label(text)) is not None:
+        return found.translated((yield from message(found.text, options, notices, syntax)))
     apostrophe = "\u2019" if syntax.is_icu is None else "''"
     if branches or FORMATTED.search(text) or (syntax.is_icu and _MAY_QUOTE.search(text) and not _NO_ICU.search(text)):
         try:
@@ -116,7 +126,7 @@ def message(text: str, options: Options, notices: Counter[str], syntax: Syntax =
         tokens = list(message_tokens(text, syntax.names))
         rules = with_own_elements(tokens, _MESSAGE)
         whole: Template = []
-        for form in _plural_forms(tokens):
+        for form in _parted(tokens, _DIVIDED_FORMS if rules.collapses else _DIVIDED):
             whole += [form] if isinstance(form, str) else markup_template(form, rules)
         return (yield from written(whole, options, notices))
     template: Template = []
@@ -177,8 +187,8 @@ def _reference(found: regex.Match[str]) -> list[Token]:
     return [Token("empty" if raw.endswith("/>") else "close" if raw.startswith("</") else "open", raw, number)]
 
 
-def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
-    """Yield the forms between `|` outside all elements, and the dividers."""
+def _parted(tokens: Sequence[Token], pattern: regex.Pattern[str]) -> Iterator[list[Token] | str]:
+    """Yield the parts between the dividers that a pattern matches outside all elements, and the dividers."""
     form: list[Token] = []
     depth = 0
     for token in tokens:
@@ -186,7 +196,7 @@ def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
         if token.kind != "text" or depth > 0:
             form.append(token)
             continue
-        for number, part in enumerate(_DIVIDED_FORMS.split(token.raw)):
+        for number, part in enumerate(pattern.split(token.raw)):
             if number % 2:
                 yield form
                 yield part
@@ -197,20 +207,37 @@ def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
 
 
 def with_own_elements(tokens: Sequence[Token], rules: MarkupRules = HTML) -> MarkupRules:
-    """Return rules that allow elements known only to a program (`<link>terms</link>`) inside sentences."""
+    """Return rules that allow elements known only to a program (`<link>terms</link>`) inside sentences.
+
+    If no element stands between lines, line ends do, as in messages of chats and of GTK: they are no layout of a page.
+    """
+    names = {token.name for token in tokens}
     own = {token.name for token in tokens if token.kind == "close" or token.name.isdigit()}
     own -= rules.inline | rules.copied | rules.nested | BLOCKS | {"br"}
-    return replace(rules, inline=rules.inline | own, void=rules.void - own) if own else rules
+    collapses = rules.collapses and not names.isdisjoint(BLOCKS | rules.blank)
+    return replace(rules, inline=rules.inline | own, void=rules.void - own, collapses=collapses)
 
 
 def _named(text: str, names: regex.Pattern[str]) -> list[Piece]:
     """Return a line as pieces, with its names."""
     pieces: list[Piece] = []
     begin = 0
+    pods: list[str] = []  # elements of POD that are open
     for found in names.finditer(text):
-        pieces += [text[begin : found.start()], _sign(found[0], found["number"])]
+        sign = _sign(found[0], found["number"])
+        if found[0] == ">":
+            sign = Close(">", pods.pop()) if pods else ">"
+        elif _POD_OPENS.fullmatch(found[0]):
+            pods.append(found[0])
+            sign = Open(found[0], found[0])
+        pieces += [text[begin : found.start()], sign]
         begin = found.end()
     return [piece for piece in (*pieces, text[begin:]) if piece]
+
+
+_POD_OPENS = regex.compile(r"\b[A-Z]{1,2}<(?=\S|\Z)")
+_POD = rf"\b(?:CW?|[EFL])<[^<>]{{1,200}}>|{_POD_OPENS.pattern}|>"
+"""_POD matches code, links, letters and the tags of POD, which po4a writes for the fonts of manuals."""
 
 
 def _sign(raw: str, number: str | None) -> Piece:
@@ -236,6 +263,8 @@ _ESCAPE = regex.compile(r"(?:\\(?P<octal>[0-7]{1,3}))+|(?:\\x(?P<hex>[0-9A-Fa-f]
 _CHARSET = regex.compile(r'"Content-Type:[^"\n]*?charset=([^\s\\";]+)', flags=regex.IGNORECASE)
 _LANGUAGE = regex.compile(r"^(?P<source>X-Source-)?Language:[ \t]*+([\w@.\-]++)", flags=regex.MULTILINE)
 _PLURALS = regex.compile(r"^Plural-Forms:[^\n;]*+;\s*+plural\s*+=([^\n;]++)", flags=regex.MULTILINE)
+_CREDITS = frozenset(("translator-credits", "translator_credits", "Your names", "Your emails"))
+"""_CREDITS are messages whose translations are the names of those who translated the file, in GNOME and KDE."""
 _OFTEN, _FEW = 200, 5  # a form used by fewer than _FEW of the first numbers counts as rare
 _Entry: TypeAlias = "dict[str, tuple[int, int, str]]"
 _ESCAPES = {
@@ -250,6 +279,8 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
     Among plural forms, the form of 1 is the translation of the singular unless many numbers share it; all others are
     translations of the plural. Forms that the file does not list are not added. The file keeps its character set if
     that has all letters of the translations, and becomes UTF-8 otherwise.
+
+    A message that is a key (`menu.title`) instead of text stays untranslated.
 
     Raises DataError for a line that is not valid in a .po file, bytes that are invalid in its character set, or
     languages in its header that differ from those of `settings`.
@@ -272,17 +303,20 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
                 continue
             if left:
                 notices.add("left_by_key", f"line {begin + 1}")
+            elif source[2] in _CREDITS or (is_for_programs(source[2]) and not read_label(source[2])):
+                notices.add("for_programs", f"line {begin + 1}")
             else:
                 plural = entry.get("msgid_plural", source)[2]
                 wanted.append((entry, key, source[2] if _is_singular(key, numbers, source[2], plural) else plural))
-    names = [_formats(lines, min(begin for begin, _, _ in entry.values())) for entry, _, _ in wanted]
+    syntaxes = [_syntax(lines, min(begin for begin, _, _ in entry.values())) for entry, _, _ in wanted]
     works = [
-        partial(message, part[2], settings.options, syntax=Syntax(own)) for part, own in zip(wanted, names, strict=True)
+        partial(message, part[2], settings.options, syntax=own) for part, own in zip(wanted, syntaxes, strict=True)
     ]
     done = yield from placed(works, [f"line {entry[key][0] + 1}" for entry, key, _ in wanted], notices)
-    for (entry, key, source_text), answer in zip(wanted, done, strict=True):
+    for (entry, key, source_text), syntax, answer in zip(wanted, syntaxes, done, strict=True):
         begin, end, _ = entry[key]
-        quoted = _quoted(_edges(source_text, answer))
+        said = _percents(source_text, answer) if syntax.is_printf else answer
+        quoted = _quoted(_edges(source_text, said))
         body = [f"{key} {quoted[0]}"] if len(quoted) == 1 else [f'{key} ""', *quoted]
         # All of it on its first line, so that the numbers of the other lines stay valid.
         lines[begin:end] = ["".join(line + _line_end(lines[begin]) for line in body), *[""] * (end - begin - 1)]
@@ -350,11 +384,30 @@ def _flags(lines: list[str], first: int) -> int | None:
     return None
 
 
-def _formats(lines: list[str], first: int) -> regex.Pattern[str]:
-    """Return the pattern of this entry's placeholders, by its flags."""
+def _syntax(lines: list[str], first: int) -> Syntax:
+    """Return the facts about this entry's messages, by its flags and by the comments of po4a."""
     at = _flags(lines, first)
     flags = set() if at is None else {flag.strip().removesuffix("-format") for flag in lines[at][2:].split(",")}
-    return references(*(pattern for flag, pattern in _FORMATS.items() if flag in flags))
+    at = first
+    while at and lines[at - 1].startswith("#") and not lines[at].startswith("#. type:"):
+        at -= 1
+    is_pod = lines[at].startswith("#. type:")
+    patterns = [pattern for flag, pattern in _FORMATS.items() if flag in flags]
+    return Syntax(references(*patterns, *([_POD] if is_pod else [])), is_pod=is_pod, is_printf=bool(flags & _PRINTF))
+
+
+def _percents(source: str, said: str) -> str:
+    """Return a translation for printf, in which a percent sign that the source lacks (`50 %`) is written twice."""
+    bare, at = "", 0
+    for item in protected(source):
+        bare, at = bare + source[at : item.start], item.end
+    if "%" in bare + source[at:]:  # a format that is not known
+        return said
+    written, at = "", 0
+    for item in protected(said):
+        written += said[at : item.start].replace("%", "%%") + said[item.start : item.end]
+        at = item.end
+    return written + said[at:].replace("%", "%%")
 
 
 def _encoded(text: str, charset: Charset) -> bytes:

@@ -88,11 +88,15 @@ PROPERTIES = MarkupRules(
 )
 """PROPERTIES are the rules for document properties: title, subject, keywords and description, shown in fields."""
 _WORD = regex.compile(r"\p{L}{2}")
+_SIGNATURE = regex.compile(r"_xmlsignatures/.*\.xml|META-INF/\w*signatures\.xml", flags=regex.IGNORECASE)
+_LISTED = "META-INF/manifest.xml"
 
 
 def opendocument(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating an OpenDocument file: its text, and the headers and footers of its pages."""
     archive = Archive(content, name, settings.limits)
+    if _LISTED in archive.names and b"encryption-data" in archive.read(_LISTED):
+        raise DataError(f"{name}: is protected by a password; save it without one")
     archive.read("content.xml")
     parts = [part for part in archive.names if part in ("content.xml", "styles.xml", "meta.xml")]
     documents = {part: read_xml(archive.markup(part), f"{name}: {part}", _OPEN_DOCUMENT) for part in parts}
@@ -142,14 +146,19 @@ def xml_members(
         for part, content in changed.items():
             written_again = read_xml(content, f"{archive.name}: {part}", documents[part].prefixes)
             changed[part] = written_again.encoded(turn(written_again.tokens, to_right))
+    if any(content != archive.read(part) for part, content in changed.items()):
+        for part in filter(_SIGNATURE.fullmatch, archive.names):
+            notices.add("signed", part)
     return Result(archive.replaced(changed), notices)
 
 
 # EPUB
 
 _CONTAINER = "META-INF/container.xml"
+_ENCRYPTED = "META-INF/encryption.xml"
 _PAGES = ("application/xhtml+xml", "application/x-dtbook+xml")
 _OTHER_PAGES = ("text/html", "text/x-oeb1-document", "text/plain", "application/pdf")
+_PAGE_NAMES = (".xhtml", ".html", ".htm")  # pages that the package does not list, or by another name
 _PICTURE = "image/svg+xml"
 _WRITTEN_IN_PICTURE = regex.compile(
     rb"<(?:\w++:)?+(?:text|title|desc|tspan|textPath|p|div|span)\b[^<>]*+>[^<]*?(?:[A-Za-z]|[\xc3-\xf4][\x80-\xbf])"
@@ -169,6 +178,7 @@ def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resu
     templates: dict[str, Template] = {}
     left: list[str] = []
     notices = TextNotices()
+    encrypted = _encrypted(archive, name)
     for token in book.tokens:
         if token.name != "item" or token.kind not in ("open", "empty"):
             continue
@@ -176,11 +186,14 @@ def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resu
         part = posixpath.normpath(posixpath.join(posixpath.dirname(package), unquote(token.attributes.get("href", ""))))
         if part not in archive.names:
             continue
+        if part in encrypted and kind in (*_PAGES, _CONTENTS):
+            raise DataError(f"{name}: {part} is encrypted, to keep it from being copied")
         if kind in _OTHER_PAGES or (kind == _PICTURE and _WRITTEN_IN_PICTURE.search(archive.read(part))):
             left.append(part)
         if part not in documents and kind in (*_PAGES, _CONTENTS):
             documents[part] = read_xml(archive.markup(part), f"{name}: {part}")
             templates[part] = markup_template(documents[part].tokens, _NCX if kind == _CONTENTS else rules, notices)
+    left += [part for part in archive.names if part not in (*documents, *left) and part.lower().endswith(_PAGE_NAMES)]
     if settings.target and package not in documents:
         text = "".join(_directed(book.tokens, settings))
         documents[package], templates[package] = book, [_LANGUAGE.sub(rf"\g<1>{spelt(settings.target)}\g<2>", text)]
@@ -196,6 +209,14 @@ def _directed(tokens: Sequence[Token], settings: Settings) -> Iterator[str]:
             yield direction.with_attribute(token.raw, "page-progression-direction", "rtl" if to_right else "ltr")
         else:
             yield token.raw
+
+
+def _encrypted(archive: Archive, name: str) -> set[str]:
+    """Return the members that are encrypted; fonts often are, to keep them in the book."""
+    if _ENCRYPTED not in archive.names:
+        return set()
+    tokens = read_xml(archive.markup(_ENCRYPTED), f"{name}: {_ENCRYPTED}").tokens
+    return {unquote(token.attributes.get("URI", "")).lstrip("/") for token in tokens if token.name == "CipherReference"}
 
 
 def _package(archive: Archive, name: str) -> str:
