@@ -71,7 +71,7 @@ def experiment(folder: Path, tokens: int) -> Experiment:
 
 
 def measure(folder: Path, every: int, updates: int, tokens: int) -> dict[str, Any]:
-    """Train in turns and return seconds per update and per wait."""
+    """Train with each way of saving in turn, and return seconds per update and per wait."""
     keep_freed_memory()
     config = experiment(folder, tokens)
     store, training = Store.open(config.data.store), config.training

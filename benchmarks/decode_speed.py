@@ -1,4 +1,4 @@
-"""Decoding speed in turns with other toolkits; the latency of one sentence; speed against decoder depth and length.
+"""Decoding speed, ours and other toolkits'; the latency of one sentence; speed against decoder depth and length.
 
     python -m benchmarks.decode_speed [--shape T3 ...] [--beam 4 1] [--peer ctranslate2 hf ...] [--rounds 2] [--json]
         [--precision float32 int8]

@@ -40,7 +40,7 @@ MULTIPLE = 8
 """MULTIPLE is the number to whose multiples lengths are padded: it keeps shapes few and suits tensor cores."""
 SPECIAL = SpecialIds(0, 3, 0, 2, 3)
 KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
-"""KERNELS are those of attention for the plain loop; ours avoids cuDNN's (ziggurat.model.directory)."""
+"""KERNELS are the plain loop's attention kernels; ours avoids cuDNN's (ziggurat.model.directory)."""
 
 
 def config_of(name: str, width: int, heads: int, **choices: Any) -> ModelConfig:

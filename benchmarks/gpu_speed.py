@@ -1,4 +1,4 @@
-"""Training speed on a GPU in one call under 9 minutes, in turns with a plain torch.nn.Transformer loop.
+"""Training speed on a GPU, ours and that of a plain torch.nn.Transformer loop, in one call under 9 minutes.
 
     python -m benchmarks.gpu_speed [--model "base 6-6" ...] [--tokens 25000 4096 50000] [--seconds 4] [--minutes 8]
         [--small] [--device cuda] [--no-compile]

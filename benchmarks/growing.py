@@ -1,4 +1,4 @@
-"""Growth of time and memory with the work: depth, batch, vocabulary, sentence length, and the size of the corpus.
+"""Time and memory against the amount of work: depth, batch, vocabulary, sentence length, and the size of the corpus.
 
     python -m benchmarks.growing [--axis depth batch vocabulary length processes corpus] [--seconds 6] [--two] [--json]
 

@@ -17,7 +17,7 @@ import minisbd
 
 
 class Pattern:
-    """A splitter that cuts after the marks that end a sentence."""
+    """A splitter that cuts after sentence-final punctuation."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass

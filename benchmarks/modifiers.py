@@ -1,10 +1,10 @@
 """Time that modifiers take: microseconds per pair in the loader, and their share of training time at T1's speed.
 
     python -m benchmarks.modifiers [--data FOLDER] [--batches 60] [--rounds 3] [--speed 3500] [--json]
-    python -m benchmarks.train_speed --peer --shape T1 --modified --rounds 3      # training with and without, in turns
+    python -m benchmarks.train_speed --peer --shape T1 --modified --rounds 3      # training with and without
 
 Multi30k en-de with word alignments. Batches of 4,096 tokens are loaded without training, with one modifier at a time
-and with the mix of Firefox's teachers, in turns with none; figures are medians of the rounds, in CPU time. A single
+and with the mix of Firefox's teachers, and with none; figures are medians of interleaved rounds, in CPU time. A single
 modifier is applied to all pairs (or to every tenth word), to measure the cost of a modified pair. The share is the
 extra time for the mix divided by the training time of a pair at `--speed` target tokens/s (benchmarks/README.md has
 that of T1).

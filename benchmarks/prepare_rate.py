@@ -2,7 +2,7 @@
 
     python -m benchmarks.prepare_rate [--pairs 200000] [--threads 2] [--rounds 3] [--source F --target F] [--json]
 
-Both do the same sentences with the same model and threads, in turns, in this process. SentencePiece gets lists of
+They take turns in this process, with the same sentences, model and threads. SentencePiece gets lists of
 strings in memory and returns lists of ids; `prepare` reads two files, checks and normalises, filters,
 segments, and writes the store's files with fsync. Prints the median sentences per second of each and the ratio.
 Exit status 1 if the ratio is below 0.6.

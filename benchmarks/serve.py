@@ -1,4 +1,4 @@
-"""Serving under load, in turns with LibreTranslate using the same model.
+"""Serving under load, compared with LibreTranslate using the same model.
 
     python -m benchmarks.serve MODEL --text FILE [--peer PYTHON] [--package FILE.argosmodel] [--rounds 3] [--json]
 

@@ -1,4 +1,4 @@
-"""Milliseconds per step of beam search with and without a lexical shortlist, in turns within one run.
+"""Milliseconds per step of beam search with and without a lexical shortlist, interleaved in one run.
 
 python -m benchmarks.shortlist [--json]
 

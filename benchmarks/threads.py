@@ -125,7 +125,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def measure(o: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure in turns, and return each figure with its policy, load and work."""
+    """Measure policies in interleaved rounds, and return each figure with its policy, load and work."""
     rows = []
     own = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     with tempfile.TemporaryDirectory(prefix="ziggurat-bench-") as name:

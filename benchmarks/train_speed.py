@@ -1,4 +1,4 @@
-"""Training speed on the shapes T1, T2, T3 in turns with other toolkits: target tokens/s and share of matmul peak.
+"""Training speed on the shapes T1, T2 and T3, ours and other toolkits': target tokens/s and share of matmul peak.
 
     python -m benchmarks.train_speed [--shape T1 ...] [--precision fp32 bf16] [--peer fairseq ...] [--rounds 2]
         [--seconds 40] [--tokens 4096] [--compiled] [--modified] [--profile] [--data FOLDER] [--json]
@@ -244,7 +244,7 @@ def theirs(peer: str, shape: str, precision: str, seconds: float, tokens: int) -
 def marian(
     shape: str, store: Path, data: Path, seconds: float, tokens: int, ours_did: dict[str, Any]
 ) -> dict[str, Any]:
-    """Train with Marian and return the figures, assuming as many operations per target token as `ours_did` has."""
+    """Train with Marian and return the figures, assuming the operations per target token that `ours_did` reports."""
     from ziggurat.data.corpus import Store
 
     vocabulary = marian_peer.written(store.parent, Store.open(store).source)

@@ -1,5 +1,5 @@
-"""Records that several experiments share: the code's commit, the processor, and timed updates of several models in
-turns.
+"""Records that several experiments share: the code's commit, the processor, and interleaved, timed updates of several
+models.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def seconds_in_turns(
 ) -> dict[str, list[float]]:
     """Return the seconds of `rounds` updates of each experiment's model, with one thread and the same batches.
 
-    They take turns, so that other work on the machine affects all equally; the batches are those of the first. `clock`:
-    time.process_time leaves out the time of other processes.
+    They take turns, so that other work on the machine affects all equally; the batches are the first experiment's. With
+    `clock` time.process_time, the time of other processes is left out.
     """
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -12,6 +12,6 @@ AT_ONCE = ("help.txt", "parameters.txt", "python.txt", "spec.json")
 @pytest.mark.parametrize(
     "name", [name if name in AT_ONCE else pytest.param(name, marks=pytest.mark.slow) for name in PARTS]
 )
-def test_the_surface_is_as_it_was(name: str) -> None:
+def test_the_surface_is_unchanged(name: str) -> None:
     unlike = differences(name)
     assert not unlike, "\n".join(["meant? `python -m tools.surface --write` keeps it", *unlike[:40]])

@@ -6,7 +6,7 @@
     python experiments/against-depth/run.py --method pre dlcl-en-de-base-6-6-pre model.dropout.residual=0.2 \\
         --method post dlcl-en-de-base-6-6-post --depths 6-6 20-6 --seeds 1 2 3 --work FOLDER --store STORE
 
-Each run is trained and scored on the test set, and its decoding is measured in turns with the others; then `ziggurat
+Each run is trained and scored on the test set, and decoding is measured in interleaved rounds; then `ziggurat
 report` draws them. Existing results are kept, so the same command resumes where it was stopped.
 """
 
@@ -104,8 +104,8 @@ FIGURES: dict[str, tuple[tuple[Depth, ...], dict[str, Method]]] = {
 """FIGURES maps a name to depths and methods."""
 
 STAGE, BEFORE_LAST = 0.192, 0.76
-"""STAGE is the share of the updates of one stage, as in the recipe with 24 layers, and BEFORE_LAST the most that all
-stages but the last may take, as in the recipe with 48.
+"""STAGE is one stage's share of the updates, as in the recipe with 24 layers, and BEFORE_LAST the largest share of all
+stages but the last, as in the recipe with 48.
 """
 
 
@@ -175,7 +175,7 @@ def score(folder: Path, test: Test) -> None:
 
 
 def measure_speed(folders: Sequence[Path], test: Test, lines: int, rounds: int) -> None:
-    """Record each run's decoding speed: the median of rounds in which all take turns, on all cores.
+    """Record each run's decoding speed, the median of interleaved rounds on all cores.
 
     Every translation has the average length of the references, so that badly trained models do the same work as others.
     """

@@ -2,7 +2,7 @@
 
     python experiments/depth-benchmark/run.py --store STORE --work FOLDER [--jobs 2]    # all, most valuable first
     python experiments/depth-benchmark/run.py --store STORE --work FOLDER --brief       # only the methods in BRIEF
-    python experiments/depth-benchmark/run.py --store STORE --work FOLDER --cost        # seconds and memory, in turns
+    python experiments/depth-benchmark/run.py --store STORE --work FOLDER --cost        # seconds and memory
     python experiments/depth-benchmark/run.py --store STORE --work FOLDER --long        # best eight, Tatoeba fr-en
 
 STORE is Multi30k prepared by `ziggurat prepare multi30k-de-en` (for --long, Tatoeba fr-en: README.md); FOLDER keeps the
@@ -71,7 +71,7 @@ BEST = 8
 
 
 class Run(NamedTuple):
-    """One training."""
+    """One training run."""
 
     method: str
     depth: str
@@ -173,7 +173,7 @@ def climbing(method: str, depth: str) -> list[Run]:
 
 
 def all_runs() -> list[Run]:
-    """Return the runs for the table whose rates are known, most important first."""
+    """Return the table's runs whose rates are known, most important first."""
     known = [method for method in (*(m for m in METHODS if m not in BRIEF), *BRIEF) if not missing(method)]
     first = sorted(known, key=lambda method: method in SLOWER)
     seeds = [
@@ -279,7 +279,7 @@ def scored(folder: Path, source: list[str], reference: list[str], out: Path) -> 
 
 
 def cost(store: str, depth: str, methods: list[str], rounds: int = 12) -> None:
-    """Measure an update of each method in turns with plain pre-norm, and the memory of its tensors."""
+    """Measure an update of each method, interleaved with plain pre-norm, and the memory of its tensors."""
     out = HERE / "results" / f"cost-{depth}.json"
     out.parent.mkdir(exist_ok=True)
     opened, found = Store.open(store), json.loads(out.read_text("utf-8")) if out.exists() else {}

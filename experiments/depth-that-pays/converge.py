@@ -1,12 +1,12 @@
-"""Depth against width when training has converged: quality by depth, and what it costs in core hours.
+"""Depth against width when training has converged: quality by depth, and its cost in core hours.
 
     python experiments/depth-that-pays/converge.py --store STORE --fr-en STORE --work FOLDER   # resumes
     python experiments/depth-that-pays/converge.py --work FOLDER --status   # core hours so far
     python experiments/depth-that-pays/converge.py --table
 
-The stores are Tatoeba de-en and fr-en as README.md says. One process of one thread and of the lowest priority, for a
-machine's spare hours: it may be stopped (SIGSTOP) or killed at any moment. Each training that ends is one file of
-results/converged, and its translations of the test set another; those that are there are not repeated.
+README.md says how to make the stores, Tatoeba de-en and fr-en. A single thread at the lowest priority uses a machine's
+spare hours; it may be stopped (SIGSTOP) or killed at any moment. Each completed run leaves one file with its figures
+and one with its translations of the test set in results/converged; existing ones are not repeated.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ from ziggurat.train.loop import train  # noqa: E402
 
 RESULTS = HERE / "results" / "converged"
 LAYERS = {"6-6": 6, "18-6": 18, "30-6": 30, "12-6": 12, "wide 6-6": 6, "grown 18-6": 18}
-"""Encoder layers of each system, the most wanted first."""
+"""LAYERS maps a system to its encoder layers, the most important first."""
 WIDE = {128: 168, 256: 344}
-"""Widths at which 6-6 has as many parameters as 18-6, within 1.1 %."""
+"""WIDE maps the width of 18-6 to that of a 6-6 with as many parameters, within 1.1 %."""
 GROWN = "{layers: 6, updates: 4000}, {layers: 12, updates: 8000}"
 PEAKS = (1e-3, 2e-3, 4e-3)
 BEYOND = (2.5e-4, 5e-4, 8e-3, 1.6e-2)
-"""Rates that are tried while one at an end of those tried is the best."""
+"""BEYOND are the rates to try while the best so far is at an edge of those tried."""
 TRIAL = 3000
-"""Updates, two passes over the data, after which dev losses decide between rates; the best trial goes on from there."""
+"""TRIAL is the updates, two passes over the data, after which dev losses choose the rate; the best trial continues."""
 WARM_UP = 1000
 DROPOUTS = (0.1, 0.2, 0.3)
 EVERY, PATIENCE = 500, 8
-"""Updates between validations, and validations without a lower dev loss after which training has converged."""
+"""EVERY is the updates between validations; PATIENCE is how many without a lower dev loss mean convergence."""
 SECONDS = 30
-"""Between two readings of the processor's clock: so much is not counted when the process is killed."""
+"""SECONDS is the time between readings of the CPU clock, and so the most that a kill leaves uncounted."""
 
 
 class Run(NamedTuple):
-    """One training."""
+    """One training run."""
 
     corpus: str
     width: int
@@ -105,12 +105,12 @@ class Run(NamedTuple):
         ]
 
     def result(self, trial: bool = False) -> dict[str, Any] | None:
-        """Return the figures of the converged run, or of its first TRIAL updates; None before they are there."""
+        """Return the figures of the converged run, or of its first TRIAL updates; None if there are none yet."""
         file = RESULTS / f"{'trial-' if trial else ''}{self.name}.json"
         return json.loads(file.read_text("utf-8")) if file.exists() else None
 
     def loss(self, trial: bool = False) -> float:
-        """Return the lowest dev loss in nats, of a trial the last; infinite where training failed or is to come."""
+        """Return the lowest dev loss in nats, or a trial's last; infinite if training failed or has not ended."""
         figures = self.result(trial)
         if figures is None or figures["failure"]:
             return math.inf
@@ -119,9 +119,9 @@ class Run(NamedTuple):
 
 
 class Meter:
-    """The processor's time that a run takes, whatever interrupts it: `with`, for as long as this process is at it.
+    """Context that counts a run's CPU time across interruptions.
 
-    `file` has a line for every SECONDS: the time, and the CPU seconds of all processes until then.
+    Every SECONDS it adds a line to `file`: the time, and the CPU seconds of all processes so far.
     """
 
     def __init__(self, file: Path) -> None:
@@ -131,7 +131,7 @@ class Meter:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def read(self) -> float:
-        """Write the time down, and return the CPU seconds so far."""
+        """Record the time, and return the CPU seconds so far."""
         seconds = self._before + time.process_time()
         with self._file.open("a", encoding="utf-8") as file:
             file.write(f"{time.time():.0f} {seconds:.1f}\n")
@@ -155,14 +155,14 @@ class Meter:
 
 
 def readings(file: Path) -> list[tuple[float, float]]:
-    """Return the readings of a meter, without a line that a kill has cut off: time and CPU seconds."""
+    """Return a meter's readings of time and CPU seconds, without a line cut off by a kill."""
     whole = file.read_text("utf-8").splitlines(keepends=True) if file.exists() else []
     pairs = [line.split() for line in whole if line.endswith("\n")]
     return [(float(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2]
 
 
 def trials(run: Run) -> Iterator[tuple[Run, bool]]:
-    """Give the trials of rates for a run: PEAKS, then the next one while an end is the best."""
+    """Yield the trials of rates for a run: PEAKS, then the next rate while the best is at an edge."""
     tried = list(PEAKS)
     yield from ((run._replace(rate=rate), True) for rate in tried)
     while True:
@@ -176,13 +176,13 @@ def trials(run: Run) -> Iterator[tuple[Run, bool]]:
 
 
 def best_rates(run: Run) -> list[float]:
-    """Return the rates whose trials did not fail, the best first."""
+    """Return the rates whose trials did not fail, best first."""
     losses = {rate: run._replace(rate=rate).loss(trial=True) for rate in (*PEAKS, *BEYOND)}
     return sorted((rate for rate in losses if losses[rate] < math.inf), key=lambda rate: losses[rate])
 
 
 def full(run: Run, tried: Run) -> Iterator[tuple[Run, bool]]:
-    """Give a run to convergence, at the best rate of the trials of `tried`; should it fail, at the next best."""
+    """Yield a run to convergence at the best rate in the trials of `tried`; if it fails, at the next best."""
     for rate in best_rates(tried):
         yield run._replace(rate=rate), False
         if run._replace(rate=rate).loss() < math.inf:
@@ -190,12 +190,12 @@ def full(run: Run, tried: Run) -> Iterator[tuple[Run, bool]]:
 
 
 def best_of(runs: Iterable[Run]) -> Run:
-    """Return the run with the lowest dev loss, each at the rate that was best for it."""
+    """Return the run with the lowest dev loss, each at its best rate."""
     return min((run._replace(rate=rate) for run in runs for rate in (*PEAKS, *BEYOND)), key=Run.loss)
 
 
 def plan() -> Iterator[tuple[Run, bool]]:
-    """Give all trainings in the order of worth, and whether each is a trial; what comes next hangs on those before."""
+    """Yield all runs, most important first, and whether each is a trial; later ones depend on earlier results."""
     first = Run("de-en", 128, "6-6", DROPOUTS[0], 1, 0.0)
     for run in (first, first._replace(system="18-6")):  # what matters most, before the search for a dropout
         yield from trials(run)
@@ -206,7 +206,7 @@ def plan() -> Iterator[tuple[Run, bool]]:
     for corpus, width in (("de-en", 128), ("de-en", 256), ("fr-en", 128), ("fr-en", 256)):
         found = {system: Run(corpus, width, system, dropout, 1, 0.0) for system in LAYERS}
         for system, run in found.items():
-            # Rates are looked for once a width and depth: on de-en, and not for a model that starts shallow.
+            # Each width and depth gets one search for a rate: on de-en, and not for a model that starts shallow.
             of = "18-6" if system.startswith("grown") else system
             tried = first if (of, width) == (first.system, first.width) else run._replace(corpus="de-en", system=of)
             yield from trials(tried)
@@ -218,14 +218,14 @@ def plan() -> Iterator[tuple[Run, bool]]:
 
 
 def one_run(run: Run, trial: bool, stores: dict[str, Path], work: Path) -> None:
-    """Train a run for TRIAL updates or to convergence; translate the test set then, and write the figures down."""
+    """Train a run for TRIAL updates or to convergence, translate the test set if converged, and write the figures."""
     out, folder = RESULTS / f"{'trial-' if trial else ''}{run.name}.json", work / run.name
     stop = f"training.stop={{updates: {TRIAL if trial else 'null'}, patience: {PATIENCE}}}"
     experiment = load_named("multi30k-de-en", [*run.settings(), stop, f"data.store={stores[run.corpus]}"])
     opened = Store.open(stores[run.corpus])
     resume = any((folder / "checkpoints").glob("step-*"))
     if not resume:
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before its first checkpoint
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run killed before its first checkpoint
     failure = None
     with Meter(work / f"{run.name}.cpu") as meter:
         try:
@@ -259,7 +259,7 @@ def one_run(run: Run, trial: bool, stores: dict[str, Path], work: Path) -> None:
 
 
 def curve(folder: Path, clock: list[tuple[float, float]]) -> list[tuple[int, float, int]]:
-    """Return update, dev loss in nats (infinite: None was recorded) and CPU seconds of each validation."""
+    """Return each validation's update, dev loss in nats (infinite if None was recorded) and CPU seconds."""
     file = folder / "metrics.jsonl"
     records = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
     times, seconds = zip(*clock, strict=True)
@@ -271,7 +271,7 @@ def curve(folder: Path, clock: list[tuple[float, float]]) -> list[tuple[int, flo
 
 
 def scored(run: Run, folder: Path, out: Path) -> dict[str, Any]:
-    """Translate the test set with the weights that a run would by default, the averaged or the best; keep the lines."""
+    """Translate the test set with a run's default weights, averaged or best; keep the translations."""
     translator = ziggurat.load(folder, device="cpu")
     found = [t.text for t in translator.translate(lines(run.corpus, run.corpus[:2]), beam_size=4)]
     bleu, chrf = evaluate(found, [lines(run.corpus, "en")], metrics=("bleu", "chrf"))
@@ -286,12 +286,12 @@ def lines(corpus: str, language: str) -> list[str]:
 
 
 def status(work: Path) -> None:
-    """Print where each training stands, and the core hours of all."""
+    """Print the progress of each run, and the core hours of all."""
     total = 0.0
     for file in sorted(work.glob("*.cpu"), key=lambda file: file.stat().st_mtime):
         read = readings(file)
         total += read[-1][1] if read else 0
-        name, state = file.name.removesuffix(".cpu"), "under way"
+        name, state = file.name.removesuffix(".cpu"), "running"
         dev = curve(work / name, read) if read else []
         if (RESULTS / f"{name}.json").exists():
             state = "done"
@@ -303,7 +303,7 @@ def status(work: Path) -> None:
 
 
 def table() -> None:
-    """Print means and standard errors over seeds, and p of each system beside 6-6 (paired bootstrap, BLEU)."""
+    """Print means and standard errors over seeds, and each system's p against 6-6 (paired bootstrap, BLEU)."""
     files = sorted(RESULTS.glob("[!t]*.json"))
     figures = [f for f in (json.loads(file.read_text("utf-8")) for file in files) if not f["failure"]]
 
@@ -327,13 +327,13 @@ def table() -> None:
 
 
 def with_error(values: list[float], digits: int) -> str:
-    """Return the mean of the seeds, and its standard error where there are several."""
+    """Return the mean over seeds, with its standard error if there are several."""
     error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{error}"
 
 
 def significance(corpus: str, rows: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
-    """Return p by system, of its BLEU beside that of 6-6, corrected for the number of pairs (Holm)."""
+    """Return by system the p of its BLEU against that of 6-6, corrected for the number of pairs (Holm)."""
     if len(rows) < 2 or "6-6" not in rows:
         return {}
     systems = []
@@ -346,7 +346,7 @@ def significance(corpus: str, rows: dict[str, list[dict[str, Any]]]) -> dict[str
 
 
 def main() -> None:
-    """Train, or print the state or the table."""
+    """Train, or print the progress or the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path)
     parser.add_argument("--fr-en", type=Path)

@@ -1,13 +1,13 @@
 """Depth against width at equal CPU seconds of training: quality and decoding speed after 30 and 90 core minutes.
 
-    python experiments/depth-that-pays/run.py --store STORE --cost         # first: CPU seconds of an update, in turns
-    python experiments/depth-that-pays/run.py --store STORE --work FOLDER  # goes on where it was stopped
+    python experiments/depth-that-pays/run.py --store STORE --cost         # first: CPU seconds per update
+    python experiments/depth-that-pays/run.py --store STORE --work FOLDER  # resumes where it stopped
     python experiments/depth-that-pays/run.py --store STORE --work FOLDER --speed   # decoding, on an idle machine
     python experiments/depth-that-pays/run.py --table
 
-STORE is Tatoeba de-en as README.md says. A budget is a number of updates: core seconds over the seconds that an update
-takes. So it does not matter what else the machine does while a model trains, and a stopped experiment may go on
-elsewhere, with the budgets of the first machine.
+STORE is Tatoeba de-en, prepared as README.md says. A budget is a number of updates: core seconds divided by the seconds
+that an update takes. So other work on the machine does not matter while a model trains, and a stopped experiment can
+continue on another machine with the same budgets.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from ziggurat.train.loop import train  # noqa: E402
 RESULTS = HERE / "results"
 TEST = Path("../shared/data/tatoeba-de-en/test")
 BUDGETS = (1800, 5400)
-"""Core seconds: a quarter of an hour and three quarters on two cores."""
+"""BUDGETS are in core seconds: a quarter and three quarters of an hour on two cores."""
 PRECISION = "fp32"
-"""bf16 is emulated where the processor has no AVX-512; then it says nothing of depth."""
+"""PRECISION is not bf16, because processors without AVX-512 emulate that too slowly to show anything about depth."""
 HISTORY = ("model.encoder.history=dlcl", "model.decoder.history=dlcl")
-"""Of all systems, so that none is better for its method: the best of experiments/depth-benchmark for what it costs."""
+"""HISTORY is that of all systems, so that they differ only in depth: the best for its cost in depth-benchmark."""
 
 
 class System(NamedTuple):
@@ -59,7 +59,7 @@ class System(NamedTuple):
     stages: tuple[tuple[int, float], ...] = ()
 
     def settings(self, layers: int) -> list[str]:
-        """Return the model with so many encoder layers, and all that the systems share."""
+        """Return the overrides for a model with this many encoder layers, including all that the systems share."""
         return [
             f"model={{preset: small, d_model: {self.width}, d_ff: {4 * self.width}, heads: 4}}",
             "model.residual=pre",
@@ -92,7 +92,7 @@ def cost_file() -> dict[str, dict[str, float]]:
 
 
 def measure_cost(store: str, rounds: int = 20) -> None:
-    """Measure an update of every system, at every depth that it has, in turns."""
+    """Measure an update of every system at each of its depths, in interleaved rounds."""
     opened = Store.open(store)
     experiments = {
         (name, layers): load_named("multi30k-de-en", [*system.settings(layers), f"data.store={store}"])
@@ -179,10 +179,10 @@ def lines(language: str) -> list[str]:
 
 
 def speed(store: str, work: Path, rounds: int = 3) -> None:
-    """Measure decoding of the test set, output tokens per second on all cores, in turns.
+    """Measure decoding of the test set, in output tokens per second on all cores, in interleaved rounds.
 
-    Every sentence gets as many tokens as references have on average, so models that have hardly been trained do: all
-    systems are measured on one machine, wherever each was trained.
+    Every translation has the average length of the references, so barely trained models will do. All systems are thus
+    measured on one machine, wherever each was trained.
     """
     translators = {}
     for name, system in SYSTEMS.items():
@@ -227,10 +227,10 @@ def table() -> None:
 
 
 def crossing(name: str) -> None:
-    """Print when a system would have the dev loss of 6-6, by two extrapolations of their difference at equal time.
+    """Print when a system would reach the dev loss of 6-6, by two extrapolations of their difference at equal time.
 
-    The difference at the later system's validations, from the first budget on, as a straight line over the logarithm of
-    time, which crosses zero, and as a power of time, which does not.
+    The difference at the system's validations from the first budget on is fitted by a straight line over the logarithm
+    of time, which crosses zero, and by a power of time, which does not.
     """
     times, losses = curve(name)
     shallow_times, shallow = curve("6-6")
@@ -238,11 +238,11 @@ def crossing(name: str) -> None:
     logs = np.log(times[late])
     lead = losses[late] - np.interp(logs, np.log(shallow_times), shallow)
     slope, level = np.polyfit(logs, lead, 1)
-    said = f"{name} beside 6-6: {lead[0]:+.3f} nats after {times[late][0]:.0f} core minutes, {lead[-1]:+.3f} at the end"
+    said = f"{name} minus 6-6: {lead[0]:+.3f} nats after {times[late][0]:.0f} core minutes, {lead[-1]:+.3f} at the end"
     if lead[-1] > 0 > slope:
         said += f"; a straight line over log time reaches 0 after {np.exp(-level / slope):.0f} core minutes"
     if (lead > 0).all():
-        said += f"; as a power of time it goes with {np.polyfit(logs, np.log(lead), 1)[0]:.2f}"
+        said += f"; as a power of time, its exponent is {np.polyfit(logs, np.log(lead), 1)[0]:.2f}"
     print(said)
 
 
@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument("--store")
     parser.add_argument("--work", type=Path)
     parser.add_argument("--system", choices=SYSTEMS, nargs="*", default=list(SYSTEMS))
-    parser.add_argument("--jobs", type=int, default=1, help="systems side by side, each of one thread")
+    parser.add_argument("--jobs", type=int, default=1, help="systems trained in parallel, one thread each")
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--table", action="store_true")
@@ -278,11 +278,11 @@ def main() -> None:
     elif o.cost and o.store:
         measure_cost(o.store)
     elif o.store and o.work:
-        # A process for each: threads are set once, and none inherits what another left in memory.
+        # One process per system, because threads are set once, and none should inherit another's memory.
         with multiprocessing.get_context("spawn").Pool(o.jobs, maxtasksperchild=1) as pool:
             pool.starmap(one_system, [(name, o.store, o.work.resolve()) for name in o.system], chunksize=1)
     else:
-        parser.error("--store and --work say where the data is and where runs go")
+        parser.error("give --store, the prepared data, and --work, the folder for runs")
 
 
 if __name__ == "__main__":

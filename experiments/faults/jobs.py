@@ -15,18 +15,18 @@ import psutil
 from tests.faults.nursery import Nursery, Started
 
 _ORPHANS = 20.0
-"""_ORPHANS is for how many seconds a process may outlive the launcher, or the first of its job to end."""
+"""_ORPHANS is the seconds by which a process may outlive the launcher, or the first of its job to end."""
 
 
 class JobEnded(NamedTuple):
     """The end of a job.
 
     Attributes:
-        status: of the first process that did not end with 0; None: it was still running when its time was up.
-        said: standard output and error of all.
-        operations: of the first process, if it was watched.
-        killed: whether one of them was killed, as intended.
-        orphans: how many outlived that one for too long.
+        status: exit status of the first process that did not end with 0; None: it was running when its time was up.
+        said: standard output and error of all processes.
+        operations: file operations of the first process, if it was watched.
+        killed: whether one process was killed, as intended.
+        orphans: number of processes that outlived that one for too long.
     """
 
     status: int | None
@@ -37,7 +37,7 @@ class JobEnded(NamedTuple):
 
 
 class Job:
-    """One or several processes; with `launched` the given one started the others."""
+    """One or several processes; with `launched`, the given one started the others."""
 
     def __init__(self, nursery: Nursery, started: Sequence[Started], *, launched: bool = False) -> None:
         self._nursery, self._started, self._launched = nursery, started, launched

@@ -25,9 +25,9 @@ from tests.small import merged
 
 UPDATES = 24
 _MOST_KILLS = 15
-"""_MOST_KILLS is after how many kills a run may end."""
+"""_MOST_KILLS is the number of kills after which a run may end."""
 _PATIENCE = 120.0
-"""_PATIENCE is how many seconds a command may take: a hundred times what it needs."""
+"""_PATIENCE is the most seconds that a command may take, a hundred times what it needs."""
 
 _TRAINING: dict[str, Any] = {
     "threads": 1,

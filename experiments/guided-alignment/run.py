@@ -181,7 +181,7 @@ def one(task: Task, system: str, seed: int, work: Path) -> dict[str, Any]:
 
 
 def speed(work: Path) -> dict[str, Any]:
-    """Return the median seconds of an update with and without guided alignment, on the same batches, in turns."""
+    """Return the median seconds of interleaved updates with and without guided alignment, on the same batches."""
     guided = load_experiment(work / "babel-hmm-1.yaml")
     loss = guided.training.loss.model_copy(update={"alignment": None})
     plain = guided.model_copy(update={"training": guided.training.model_copy(update={"loss": loss})})

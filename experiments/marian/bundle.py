@@ -1,11 +1,10 @@
-"""Models of ours as Firefox has them: the engine's translations and ours, and why lines differ (README.md).
+"""Our models in the form that Firefox reads: the engine's translations and ours, and why lines differ (README.md).
 
     npm install --prefix ENGINE @browsermt/bergamot-translator@0.4.9
     python experiments/marian/bundle.py RUN --engine ENGINE --text TEXT --reference REFERENCE --out RESULT.json
 
-Every line is translated by Bergamot's engine with the float32 form of the folder and with int8, and by our own model
-with its own weights, with those that were rounded to int8, and with these and the engine's arithmetic
-(tests/exchange/browser.py).
+Bergamot's engine translates every line with the folder in float32 and in int8; our model translates it with its own
+weights, with those rounded to int8, and with these and the engine's arithmetic (tests/exchange/browser.py).
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ def engine_lines(engine: Path, folder: Path, lines: Sequence[str]) -> list[str]:
 
 
 def own_lines(translator: Translator, lines: Sequence[str]) -> list[str]:
-    """Return our translations with the search that an import has, which is Firefox's."""
+    """Return our translations with an import's search, which is Firefox's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [translation.text for translation in translator.translate_stream(lines)]
 
 
 def measured(given: Any) -> dict[str, Any]:
-    """Return how many lines each two neighbours of NAMES have in common, and the BLEU of each."""
+    """Return how many lines adjacent systems in NAMES have in common, and the BLEU of each."""
     lines, references = (
         path.read_text(encoding="utf-8").splitlines()[: given.lines] for path in (given.text, given.reference)
     )
@@ -75,7 +74,7 @@ def measured(given: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure the run that the command line names."""
+    """Measure the run named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--engine", type=Path, required=True)

@@ -1,7 +1,7 @@
-"""Models of Marian and their imports, compared: text, scores and alignments of the same search (README.md).
+"""Marian's models and their imports, compared: text, scores and alignments of the same search (README.md).
 
-`python experiments/marian/compare.py FOLDER... --marian PYMARIAN --text TEXT --out RESULT.json`: folders of models with
-what Marian wrote beside them, a text with a sentence per line, the file to write.
+`python experiments/marian/compare.py FOLDER... --marian PYMARIAN --text TEXT --out RESULT.json`: folders of models and
+the files that Marian wrote with them, a text with a sentence per line, the file to write.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Search(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """Its options for Marian; one sentence at a time, since the limit is that of a whole batch there."""
+        """Its options for Marian; one sentence at a time, because Marian limits lengths by the whole batch."""
         given = ["-b", self.beam, "--normalize", self.normalize, "--word-penalty", self.word_penalty]
         return list(map(str, [*given, "--max-length-factor", self.factor, "--mini-batch", 1, "--maxi-batch", 1]))
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """The keys of `decoding` in which it differs from what the import writes."""
+        """The keys of `decoding` that differ from those that the import writes."""
         return {
             "beam_size": self.beam,
             "n_best": self.beam,
@@ -75,7 +75,7 @@ class Found(NamedTuple):
     text: str
     score: float
     printed: float
-    """Half a unit of the last digit that was printed."""
+    """Half a unit of the last printed digit."""
     links: str | None = None
 
 
@@ -114,7 +114,7 @@ def ours(translator: Translator, text: str, search: Search, *, alignment: bool =
         for each in translation.hypotheses:
             links = None
             if each.alignment is not None:
-                # Marian's links may lead to the end of the source; `hard` leaves it out.
+                # Marian may link to the end of the source, which `hard` omits.
                 found_at = (row.index(max(row)) for row in each.alignment.soft)
                 links = " ".join(sorted(f"{s}-{t}" for t, s in enumerate(found_at)))
             rows.append(Found(each.text, each.score, 0.0, links))
@@ -132,7 +132,7 @@ def compared(marian: Sequence[Sequence[Found]], here: Sequence[Sequence[Found]])
         if a[0].text == b[0].text:
             same += 1
             largest = max(largest, gap)
-        # The other one's best is in the list, with the score of the best.
+        # The list has the other side's best, with the score of its own best.
         elif any(each.text == b[0].text and each.score >= a[0].score - TOLERANCE - 2 * each.printed for each in a):
             ties += 1
         else:
@@ -141,9 +141,9 @@ def compared(marian: Sequence[Sequence[Found]], here: Sequence[Sequence[Found]])
 
 
 def settled(result: dict[str, Any], translator: Translator, text: str, search: Search) -> dict[str, Any]:
-    """Return a result in which lines that alone, in a batch of one, become Marian's translation are ties, too.
+    """Return a result that also counts as ties the lines which match Marian's translation when translated alone.
 
-    Sums in another order make candidates at the edge of a beam change places.
+    A different order of summing can swap candidates at the edge of a beam.
     """
     lines = text.splitlines()
     left = []
@@ -175,7 +175,7 @@ def version(marian: Path) -> str:
 
 
 def main() -> None:
-    """Compare the models that the command line names."""
+    """Compare the models named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--marian", type=Path, default=marian_program())

@@ -1,10 +1,9 @@
-"""The same training by Marian and by us: loss on the development set at equal updates, three seeds each.
+"""The same training in Marian and here: loss on the development set after equal updates, three seeds each.
 
     python experiments/marian/curves.py WORK           # WORK of run.py; results/curves.json
 
-The settings are those that docs/coming-from/marian.md has side by side. In the end a model of Marian with a vocabulary
-that Marian made is imported and trained on, at a rate of nothing: the first loss on the development set must be
-Marian's last.
+The settings are the equivalents in docs/coming-from/marian.md. Finally, a model that Marian trained with its own
+vocabulary is imported and trained further at a rate of 0: its first loss on the development set must be Marian's last.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def data(work: Path) -> dict[str, Any]:
 
 
 def losses(run: Path) -> dict[int, float]:
-    """Return the loss of each validation of a run, in nats a token, by update."""
+    """Return the loss of each validation of a run, in nats per token, by update."""
     rows = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return {row["update"]: row["nll"] for row in rows if row["kind"] == "validation"}
 
@@ -106,7 +105,7 @@ def ours(work: Path, seed: int) -> dict[int, float]:
 
 
 def theirs(work: Path, marian: Path, seed: int, *, own: bool = False) -> dict[int, float]:
-    """Train with Marian and return the losses; `own`: with a vocabulary that Marian makes, not that of the store."""
+    """Train with Marian and return the losses; `own`: with a vocabulary made by Marian instead of the store's."""
     folder = work / ("curve-marian-own" if own else f"curve-marian-{seed}")
     log = folder / "valid.log"
     if not (folder / "model.npz.progress.yml").exists():
@@ -133,7 +132,7 @@ def theirs(work: Path, marian: Path, seed: int, *, own: bool = False) -> dict[in
 
 
 def continued(work: Path, marian: Path) -> dict[str, float]:
-    """Return Marian's last loss with its own vocabulary, and the first of a training that goes on from there."""
+    """Return Marian's last loss with its own vocabulary, and the first when training continues from there."""
     wanted = theirs(work, marian, 1, own=True)[UPDATES]
     imported, run, store = (work / f"curve-{name}" for name in ("imported", "continued", "store"))
     if not run.exists():
@@ -151,7 +150,7 @@ def continued(work: Path, marian: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Train what is not there yet and write results/curves.json."""
+    """Train what is missing and write results/curves.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path)
     work = parser.parse_args().work

@@ -1,10 +1,10 @@
 """Trains small models, exports them with `--to marian`, and compares Marian's translations and scores with ours.
 
-    python experiments/marian/run.py WORK              # trains and exports what is not there yet; results/exported.json
+    python experiments/marian/run.py WORK              # trains and exports what is missing; results/exported.json
     python experiments/marian/run.py WORK --models post
 
-Marian is that of `make marian`. A row of the result has what `compare.py` counts, by search; int8 is what
-`pymarian convert --gemm-type intgemm8` makes of the export.
+Marian is that of `make marian`. A row of the result has the counts of `compare.py` for each search; int8 is the export
+after `pymarian convert --gemm-type intgemm8`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "peak": 8e-4,
     },
 }
-"""MODELS are the choices by which each differs from a post-norm model of 2-2 layers of width 64.
+"""MODELS maps a name to how it differs from a post-norm model of 2-2 layers of width 64.
 
-`student` is the recipe `student-6-2-tiny-ssru` with fewer pieces. The text of the embedded language pair is
-as regular as what a teacher writes, so it is trained on that, without label smoothing.
+`student` is the recipe `student-6-2-tiny-ssru` with fewer pieces. It is trained on the embedded language pair, which is
+as regular as a teacher's output, without label smoothing.
 """
 
 
@@ -99,7 +99,7 @@ def ziggurat(*words: str | Path) -> None:
 
 
 def write_texts(work: Path) -> None:
-    """Write the texts of the embedded language pair that are not there yet."""
+    """Write the texts of the embedded language pair that are missing."""
     for part, pairs in (("train", 20_000), ("dev", 200), ("test", 1_000)):
         if not (work / f"{part}.qhi").exists():
             sides = zip(*generate(pairs, seed={"train": 1, "dev": 2, "test": 3}[part]), strict=True)
@@ -108,7 +108,7 @@ def write_texts(work: Path) -> None:
 
 
 def made(work: Path, name: str) -> None:
-    """Train and export a model that is not there yet."""
+    """Train and export a model if it is missing."""
     write_texts(work)
     config = configuration(work, name)
     (work / f"{name}.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -123,7 +123,7 @@ def made(work: Path, name: str) -> None:
 
 
 def measured(work: Path, name: str) -> dict[str, Any]:
-    """Return what Marian and we make of the test set with one model."""
+    """Return how Marian's and our translations of the test set compare for one model."""
     marian = marian_program()
     assert marian is not None, WITHOUT_MARIAN
     made(work, name)

@@ -1,4 +1,4 @@
-"""Trains models of Marian for `compare.py`, with one vocabulary for both sides.
+"""Trains models with Marian for `compare.py`, with one vocabulary for both sides.
 
 python experiments/marian/train.py WORK            # WORK of run.py; folders in WORK/models
 python experiments/marian/train.py WORK --models wide
@@ -30,9 +30,9 @@ MODELS: dict[str, tuple[str | int, ...]] = {
     "rms": ("--transformer-postprocess", "dar"),
     "wide": ("--transformer-postprocess", "dan", "--dim-vocabs", PIECES + 88, PIECES + 88),
 }
-"""MODELS are the options by which each differs from a Transformer of 2-2 layers of width 32.
+"""MODELS maps a name to options that differ from a Transformer of 2-2 layers of width 32.
 
-`wide` has words for its vocabulary: a list may be shorter than the matrix, a SentencePiece model may not.
+`wide` has a vocabulary of words, because a list may be shorter than the matrix, but a SentencePiece model may not.
 """
 OPTIONS = (
     *("--type", "transformer", "--dim-emb", 32, "--transformer-dim-ffn", 64, "--transformer-heads", 4),
@@ -44,7 +44,7 @@ OPTIONS = (
 
 
 def pieces(work: Path) -> Path:
-    """Return the SentencePiece model of the training text, made if it is not there yet."""
+    """Return the SentencePiece model of the training text, made if it is missing."""
     made = work / "joint.spm"
     if not made.exists():
         sentencepiece.SentencePieceTrainer.train(
@@ -70,7 +70,7 @@ def words(work: Path) -> Path:
 
 
 def main() -> None:
-    """Train the models that are not there yet."""
+    """Train the models that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))

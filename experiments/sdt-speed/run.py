@@ -1,7 +1,7 @@
 """Shallow-to-deep training against training from scratch: the seconds that each needs to reach the same dev loss.
 
     python experiments/sdt-speed/run.py --store STORE [--layers 24 48] [--seeds 1 2 3] [--jobs 2]   # all runs
-    python experiments/sdt-speed/run.py --store STORE --cost [--layers 24 48]    # seconds per update, in turns
+    python experiments/sdt-speed/run.py --store STORE --cost [--layers 24 48]    # seconds per update
     python experiments/sdt-speed/run.py --table                                  # the figures as a table
 
 STORE is Multi30k prepared by `ziggurat prepare multi30k-de-en`. Existing results are not repeated.
@@ -125,7 +125,7 @@ def one_run(name: str, store: str, layers: int, seed: int) -> None:
 
 
 def cost(store: str, layers: int, rounds: int = 40) -> None:
-    """Measure an update at each depth in turns, so that other work on the machine affects all equally."""
+    """Measure interleaved updates at each depth, so that other work on the machine affects all equally."""
     experiment = load_named("multi30k-de-en", [*overrides(layers, "from scratch", 1), f"data.store={store}"])
     final = (layers, experiment.model.decoder.layers)
     depths = sorted({(stage.encoder, stage.decoder) for stage in SCHEDULES["shallow to deep"][layers]} | {final})
@@ -166,7 +166,7 @@ def time_to(run: dict[str, Any], nll: float) -> float | None:
 
 
 def table() -> None:
-    """Print, by depth and seed, the seconds to the same dev loss at the costs measured in turns, and the means.
+    """Print, by depth and seed, the seconds to the same dev loss at the measured costs, and the means.
 
     The loss for a seed is the higher of the two final ones, so both runs reach it.
     """

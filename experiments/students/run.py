@@ -59,9 +59,9 @@ class Study:
     """The folders of the experiment.
 
     Attributes:
-        work: for everything that is made.
+        work: folder for all stores, runs and exports.
         data: the corpus; None: it has already been read.
-        results: for the figures.
+        results: folder for the figures.
         plan: the sizes.
     """
 
@@ -259,7 +259,7 @@ def everything(study: Study) -> None:
 
 
 def measure_all(study: Study) -> None:
-    """Translate the test set with every model and engine, in turns; write the figures."""
+    """Translate the test set with every model and engine, in interleaved rounds; write the figures."""
     models = study.models
     figures = measure(
         {name: (study.run(name), study.served(name)) for name in models},

@@ -1,4 +1,4 @@
-"""Quality and speed of every model with every engine that can run it here, in turns."""
+"""Quality and speed of every model with every engine that can run it here, in interleaved rounds."""
 
 from __future__ import annotations
 

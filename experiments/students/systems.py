@@ -67,18 +67,18 @@ class Plan:
 
     Attributes:
         name: the plan's name.
-        width: of all models.
+        width: width of all models.
         pieces: size of each vocabulary.
-        systems: by name; `teacher` and `backward` first.
+        systems: the models by name, `teacher` and `backward` first.
         tune_share: length of the later fine-tuning in int8, as a share of a student's updates.
-        n_best: candidates of the teacher for each sentence.
+        n_best: number of the teacher's candidates for each sentence.
         keep: share of the distilled pairs that the backward model keeps.
-        lines: how many lines of the corpus are used; None: all.
-        test_lines: how many lines of the test set are used; None: all.
-        updates: of every training; None: as many as its core seconds allow.
+        lines: number of lines used from the corpus; None: all.
+        test_lines: number of lines used from the test set; None: all.
+        updates: length of every training run; None: as many as its core seconds allow.
         peak: learning rate.
-        max_ratio: of the lengths of a distilled pair.
-        rounds: of the measurements in turns.
+        max_ratio: maximum ratio of the lengths of a distilled pair.
+        rounds: number of interleaved rounds of measurement.
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""60-12 layers at their real size (Liu et al. 2020), on a CPU: which train, and what the depth check said before.
+"""60-12 layers at their real size (Liu et al. 2020), on a CPU: which train, and whether the depth check predicted it.
 
     python experiments/very-deep/run.py --store STORE --work FOLDER [--system 'ADMIN 60-12' ...]   # resumes
-    python experiments/very-deep/run.py --table   # the table, and the figure beside this file
+    python experiments/very-deep/run.py --table   # the table, and the figure next to this file
 
-For each system first the verdict of the depth check is written down (results/NAME.check.json), then it is trained; one
-file of figures each (results/NAME.json). What is there already is not repeated.
+For each system the verdict of the depth check is recorded first (results/NAME.check.json); then it is trained, and its
+figures are written (results/NAME.json). Existing results are not repeated.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DLCL = [
 
 
 class System(NamedTuple):
-    """A model, and for how many updates it is trained."""
+    """A model, and the number of its training updates."""
 
     encoder: int
     decoder: int
@@ -96,7 +96,7 @@ def experiment_of(system: System, store: Path, corpus: str, recompute: bool = Fa
 
 
 def predict(name: str, experiment: Experiment) -> None:
-    """Write the verdict of the depth check down, before there is an outcome."""
+    """Record the verdict of the depth check before there is an outcome."""
     out = RESULTS / f"{slug(name)}.check.json"
     if out.exists():
         return
@@ -114,7 +114,7 @@ def predict(name: str, experiment: Experiment) -> None:
 
 
 def one_run(name: str, experiment: Experiment, work: Path) -> None:
-    """Train a system, and write its figures down."""
+    """Train a system and write its figures."""
     out, folder = RESULTS / f"{slug(name)}.json", work / slug(name)
     if out.exists():
         return
@@ -148,7 +148,7 @@ def one_run(name: str, experiment: Experiment, work: Path) -> None:
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of JSON lines; none where there is no file."""
+    """Return the records of a file of JSON lines, or none if it is missing."""
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
 
 
@@ -164,7 +164,7 @@ def slug(name: str) -> str:
 
 
 def outcome(figures: dict[str, Any]) -> str:
-    """Return what became of a training."""
+    """Return the outcome of a training run."""
     losses = [nll for _, nll in figures["dev"] if nll is not None and math.isfinite(nll)]
     if figures["failure"] or not losses:
         return f"failed ({figures['failure'] or 'no finite dev loss'})"
@@ -172,7 +172,7 @@ def outcome(figures: dict[str, Any]) -> str:
 
 
 def table() -> None:
-    """Print a row for each system, and draw the losses of training."""
+    """Print a row for each system, and draw the training losses."""
     print("| system | parameters | depth check, before | first loss | last dev loss | gradients, lowest / top | GiB |")
     print("|---" * 7 + "|")
     shown = {}
@@ -191,7 +191,7 @@ def table() -> None:
 
 
 def draw(shown: dict[str, dict[str, Any]]) -> None:
-    """Draw the losses of training over updates."""
+    """Draw the training losses over updates."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -211,7 +211,7 @@ def draw(shown: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Give verdicts and train, or print the table."""
+    """Record verdicts and train, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path)
     parser.add_argument("--corpus", default="fr-en", help="its languages")
@@ -236,7 +236,7 @@ def main() -> None:
         for name, experiment in experiments.items():
             one_run(name, experiment, o.work.resolve())
     else:
-        parser.error("--store and --work say where the data is and where runs go")
+        parser.error("give --store, the prepared data, and --work, the folder for runs")
 
 
 if __name__ == "__main__":

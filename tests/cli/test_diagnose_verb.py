@@ -74,7 +74,7 @@ def test_a_model_directory(measured_run: Path, tmp_path: Path, ziggurat: Ziggura
     write_records(model, read_records(measured_run))
     refused = ziggurat("diagnose", model)
     assert refused.status == 2
-    assert "records of a training" in refused.err
+    assert "records of a training run" in refused.err
     assert read_records(model) == read_records(measured_run)
 
 

@@ -151,7 +151,7 @@ def test_a_section_is_explained_without_an_empty_default(ziggurat: Ziggurat) -> 
     assert "default: )" not in ziggurat("explain")[1]
 
 
-def test_the_end_of_a_key_stands_for_all_keys_that_end_so(ziggurat: Ziggurat) -> None:
+def test_the_end_of_a_key_matches_all_keys_that_end_so(ziggurat: Ziggurat) -> None:
     def told(key: str) -> list[str]:
         return [line.split()[0] for line in ziggurat("explain", key)[1].splitlines() if line[0] != " "]
 

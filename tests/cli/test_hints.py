@@ -98,7 +98,7 @@ def test_options_with_one_hyphen_are_read_whole(
 
 
 @pytest.mark.parametrize("arguments", [["train", "x", "--colour", "blue"], ["report", "-config", "x"]])
-def test_options_that_nobody_has_get_no_hint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_no_verb_get_no_hint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(arguments)
     assert "Here:" not in capsys.readouterr().err

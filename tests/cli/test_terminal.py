@@ -269,7 +269,7 @@ def test_a_terminal_that_goes_away(tiny_folder: Path, tmp_path: Path) -> None:
     assert load_checkpoint(run / "last").progress.update >= 3
     log = (run / "log.txt").read_text()
     assert log.count("standard error cannot be written (Input/output error)") == 1
-    assert "to go on: `ziggurat train --run" in log
+    assert "to resume: `ziggurat train --run" in log
 
 
 @pytest.mark.slow

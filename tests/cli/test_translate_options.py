@@ -105,7 +105,7 @@ def test_quiet_leaves_errors_and_results_alone(ziggurat: Ziggurat, trained: Path
     assert "no such file" in ziggurat("translate", trained, "-i", tmp_path / "none", "--quiet").err
 
 
-def test_quiet_leaves_the_environment_as_it_was(ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_leaves_the_environment_unchanged(ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZIGGURAT_QUIET", "yes")
     assert ziggurat("--quiet", "--version").status == 0
     assert os.environ["ZIGGURAT_QUIET"] == "yes"
@@ -123,7 +123,7 @@ def test_the_output_option_has_one_name_and_its_old_one(
     assert len(set(written)) == 1
 
 
-def test_a_search_tells_of_every_sentence_it_has_settled(trained: Path) -> None:
+def test_a_search_reports_every_sentence_it_has_settled(trained: Path) -> None:
     translator = load_translator(trained, device="cpu", max_length={"limit": 4}, batch_sentences=3)
     told: list[int] = []
     translator.on_finished = told.append

@@ -205,7 +205,7 @@ def test_a_preset_that_overrides_takes_the_place_of_sizes(overrides: list[str], 
 @pytest.mark.parametrize(
     ("encoding", "told"), [("utf-16", True), ("utf-16-le", False), ("utf-16-be", False), ("latin-1", False)]
 )
-def test_a_file_in_utf_16_is_told_how_to_be_converted(encoding: str, told: bool, tmp_path: Path) -> None:
+def test_a_message_says_how_to_convert_a_utf_16_file(encoding: str, told: bool, tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_bytes("data: {store: caf\xe9}".encode(encoding))
     with pytest.raises(ConfigError) as error:

@@ -71,14 +71,14 @@ INVISIBLE = (
 
 
 @given(st.text(st.sampled_from(INVISIBLE), max_size=12), st.characters(categories=["L", "N", "P", "Sm", "Sc"]))
-def test_text_that_nobody_sees_is_blank_whatever_it_is_made_of(blank: str, seen: str) -> None:
+def test_invisible_text_is_blank_whatever_it_is_made_of(blank: str, seen: str) -> None:
     assert is_blank(blank)
     assert clean.empty(["a", blank], [blank, "a"]).all()
     if seen not in INVISIBLE:
         assert not is_blank(blank + seen + blank)
 
 
-def test_pairs_with_a_side_that_nobody_sees_are_counted_as_empty() -> None:
+def test_pairs_with_an_invisible_side_are_counted_as_empty() -> None:
     blank = ["\u200b", "\ufeff", "\u2060", "\u200d", "\u00ad", "\u200e", "\ufe0f", "\u034f", "\u3164", "\u2800"]
     for cleaner in (Cleaner(FilterConfig()), Cleaner.only_empty()):
         counts: Counter[str] = Counter()

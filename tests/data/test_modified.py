@@ -170,7 +170,7 @@ def test_most_drawn_pairs_fit_into_the_length_that_is_planned(folder: Path, name
             assert room.sum() < 2.6 * lengths.sum()  # bytes of noise vary most
 
 
-def test_a_pair_that_would_get_an_unknown_piece_stays_as_it_is(folder: Path, tmp_path: Path) -> None:
+def test_a_pair_that_would_get_an_unknown_piece_stays_unchanged(folder: Path, tmp_path: Path) -> None:
     """There is no byte fallback; noise uses many scripts, one of which the store has, and errors are only in the
     source.
     """
@@ -331,7 +331,7 @@ def test_other_pairs_are_drawn_in_every_epoch(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("least", "most"), [(2, 4), (3, 3), (3, 4)])
-def test_so_many_pairs_are_merged(folder: Path, least: int, most: int) -> None:
+def test_the_given_share_of_pairs_is_merged(folder: Path, least: int, most: int) -> None:
     section = {"probability": 1.0, "min_pairs": least, "max_pairs": most, "max_pieces": 1000}
     _, pairs = modifier(folder, {"merge": section}, longest=1000)
     merged = 1 + (pairs._partners(np.arange(300), 0) >= 0).sum(axis=1)

@@ -272,7 +272,7 @@ LETTERS = EditablePair("a b c d e f g h", "A B C D E F G H", [((n, n + 1), (n, n
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_so_many_hints_are_random_words(share: float) -> None:
+def test_the_given_share_of_hints_are_random_words(share: float) -> None:
     left = 0
     for seed in range(200):
         hinted, translation = modified("terms", LETTERS, Random(seed), {"replace": share}).texts
@@ -301,7 +301,7 @@ def test_what_is_put_into_a_line_has_the_shares_of_its_kinds(weights: tuple[floa
 
 
 @pytest.mark.parametrize(("shortest", "longest", "most"), [(2, 5, 6), (7, 9, 2), (3, 3, 1)])
-def test_noise_has_so_many_words_of_such_lengths(shortest: int, longest: int, most: int) -> None:
+def test_noise_has_the_given_number_and_lengths_of_words(shortest: int, longest: int, most: int) -> None:
     options = {"min_word_length": shortest, "max_word_length": longest, "max_words": most}
     found = [modified("noise", LETTERS, Random(seed), options).texts[0].split(" ") for seed in range(100)]
     assert {len(word) for words in found for word in words} == set(range(shortest, longest + 1))
@@ -309,7 +309,7 @@ def test_noise_has_so_many_words_of_such_lengths(shortest: int, longest: int, mo
 
 
 @pytest.mark.parametrize(("least", "most"), [(2, 5), (1, 1), (6, 8)])
-def test_a_prefix_has_so_many_words(least: int, most: int) -> None:
+def test_a_prefix_has_as_many_words_as_asked_for(least: int, most: int) -> None:
     options = {"min_words": least, "max_words": most, "template": "{trg}|"}
     found = [modified("prefix", LETTERS, Random(seed), options).texts[0].split("|") for seed in range(60)]
     assert {len(words.split()) for words, _ in found} == set(range(least, most + 1))

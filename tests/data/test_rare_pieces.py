@@ -65,7 +65,7 @@ def test_bytes_do_not_count_nor_vocabularies_that_are_given_or_small() -> None:
 
 
 @pytest.mark.parametrize(("size", "notices"), [(1500, 1), (900, 0)])
-def test_prepare_tells_it(size: int, notices: int, tmp_path: Path) -> None:
+def test_prepare_reports_them(size: int, notices: int, tmp_path: Path) -> None:
     draw = random.Random(1)
     words = ["".join(draw.choices("abcdefghijklmnopqrst", k=6)) for _ in range(400)]
     for name in ("a", "b"):
@@ -106,7 +106,7 @@ def test_fewer_pieces_than_asked_for(subword: dict[str, Any], said: list[str]) -
     assert all(part in str(one) for part, one in zip(said, found, strict=True))
 
 
-def test_prepare_tells_that_a_corpus_has_too_few_pieces(tmp_path: Path) -> None:
+def test_prepare_reports_that_a_corpus_has_too_few_pieces(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_text("the same line\n" * 20 + "and another\n", encoding="utf-8")
     config = DataConfig(

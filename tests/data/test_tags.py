@@ -36,7 +36,7 @@ def data(train: Corpora, dev: Corpora) -> DataConfig:
         ([("<2de>", "mul"), ("<2de>", "de")], [], TAGS),
     ],
 )
-def test_what_tells_the_language_is_not_mentioned(train: Any, dev: Any, known: list[str]) -> None:
+def test_tokens_that_name_the_language_are_not_mentioned(train: Any, dev: Any, known: list[str]) -> None:
     assert tag_notices(data(train, dev), known) == []
 
 

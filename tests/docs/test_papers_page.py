@@ -49,7 +49,7 @@ def test_every_recipe_that_is_named_exists() -> None:
     assert [name for name in named(TEXT) if name not in RECIPES] == []
 
 
-def test_every_recipe_of_a_paper_stands_in_a_row_of_its_section() -> None:
+def test_every_recipe_of_a_paper_has_a_row_in_its_section() -> None:
     sections = re.split(r"^## ", TEXT, flags=re.MULTILINE)
     for key in paper_keys():
         (section,) = [one for one in sections if f"`ziggurat recipes {key}`." in one]

@@ -281,7 +281,7 @@ def test_exporting_says_nothing_that_its_libraries_think(
 
 
 @pytest.mark.slow
-def test_ties_are_told_from_differences(written: Written) -> None:
+def test_ties_are_distinguished_from_differences(written: Written) -> None:
     path = written()
     opened = load_translator(path)
     model = open_model(path, device="cpu").model  # not packed, so that its weights can be changed

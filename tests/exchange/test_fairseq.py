@@ -378,7 +378,7 @@ def test_pieces_without_a_segmenter_are_reported(tokens: list[str], said: str, t
         imported(tmp_path, checkpoint, dictionary)
 
 
-def test_whole_words_are_told_nothing(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_whole_words_get_no_notice(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     checkpoint = write(tmp_path / "a.pt", parameters((7, 7)))
     dictionary = words(tmp_path / "dict.txt", ["the 1", "house 1", "@@ 1"])
     imported(tmp_path, checkpoint, dictionary, dictionary)

@@ -291,7 +291,7 @@ def test_an_export_is_evaluated(exported: tuple[Path, Path], text: Path, capfd: 
     assert json.loads(scores[0])[0]["value"] >= 0
 
 
-def test_check_tells_reasons_before_any_training(capfd: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_reasons_before_any_training(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["export", "--check", "dlcl-en-de-base-25-6-post-dlcl", "--json"])
     assert stop.value.code == 0

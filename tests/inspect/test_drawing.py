@@ -209,7 +209,7 @@ def test_ticks_of_linear_axes() -> None:
     ("nats", "ticks"),
     [((2.0, 7.0), {"10", "100", "1000"}), ((5.0, 5.1), {"152", "156", "160"}), ((1.0, 2.2), {"3", "5", "8"})],
 )
-def test_perplexity_stands_at_round_places(nats: tuple[float, float], ticks: set[str]) -> None:
+def test_perplexity_has_ticks_at_round_values(nats: tuple[float, float], ticks: set[str]) -> None:
     panel = Panel("p", "x", "nats", (Series("a", (1, 2), nats, 0),), perplexity=True)
     found = texts(to_svg(Figure("key", "", "t", "", "", (panel,))))
     assert "perplexity" in found

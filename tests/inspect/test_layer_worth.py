@@ -117,7 +117,7 @@ def test_every_measure_is_what_its_definition_says(residual: str) -> None:
     ],
     ids=str,
 )
-def test_any_wiring_is_measured_and_left_as_it_was(choices: dict[str, Any]) -> None:
+def test_any_wiring_is_measured_and_left_unchanged(choices: dict[str, Any]) -> None:
     model = built(3, 2, **choices)
     before = {name: p.clone() for name, p in model.named_parameters()}
     found = layer_measures(model, SOME, LOSS)

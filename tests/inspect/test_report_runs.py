@@ -55,18 +55,18 @@ def test_only_the_last_line_may_be_cut_off(tmp_path: Path) -> None:
     [
         (["first update: loss 1", "stopped after update 1500: `training.stop.updates` reached (5:26 of training; w"],
          True, "ended: `training.stop.updates` reached, after update 1,500"),
-        (["first update: loss 1", "stopped after update 34: SIGTERM (2 s of training; waited)", "to go on: `ziggurat`"],
+        (["first update: loss 1", "stopped after update 34: SIGTERM (2 s of training; waited)", "to resume: `zig`"],
          False, "stopped by SIGTERM, after update 34"),
         (["stopped after update 34: SIGTERM (2 s)", "resumed after update 34", "update 40  epoch 1"],
          False, "does not report an end"),
         (["stopped after update 9: no better bleu in 3 validations (2 s)", "averaged checkpoints 1, 2 into x"],
          True, "ended: no better bleu in 3 validations, after update 9"),
         (["stopped after update 9: `training.stop.updates` reached (2 s)", "resumed after update 9",
-          "nothing to do after update 9: `training.stop.updates` reached; to go on, raise that limit: `zig"],
+          "nothing to do after update 9: `training.stop.updates` reached; to continue, raise that limit: `zig"],
          True, "ended: `training.stop.updates` reached, after update 9"),
     ],
 )  # fmt: skip
-def test_the_log_tells_how_it_ended(tmp_path: Path, log: list[str], finished: bool, said: str) -> None:
+def test_the_log_says_how_it_ended(tmp_path: Path, log: list[str], finished: bool, said: str) -> None:
     ending = read_run(write_run(tmp_path / "a", log=log)).ending
     assert ending.finished is finished
     assert said in ending.text

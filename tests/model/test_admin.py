@@ -175,7 +175,7 @@ def test_profiling_again_gives_the_same() -> None:
     assert profile(model, seed=8) != profile(model)
 
 
-def test_what_stands_at_padding_does_not_matter() -> None:
+def test_values_at_padding_do_not_matter() -> None:
     still: dict[str, Any] = {"dropout": {"residual": 0.0, "embedding": 0.0}}
     torch.testing.assert_close(profile(tiny(**still), extra=6), profile(tiny(**still)), atol=1e-12, rtol=0)
 

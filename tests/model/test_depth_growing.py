@@ -96,7 +96,7 @@ def test_a_shallow_model_is_plain_and_lives_on_in_the_grown_one() -> None:
     ],
     ids=str,
 )
-def test_memories_that_nobody_would_read_or_that_are_not_output_are_refused(choices: dict[str, Any]) -> None:
+def test_memories_that_nothing_would_read_or_that_are_not_output_are_refused(choices: dict[str, Any]) -> None:
     reason = refusal({**CHOICES, **choices})
     assert reason is not None
     assert reason.problems[0].key == "memory"

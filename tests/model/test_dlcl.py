@@ -175,7 +175,7 @@ def test_fixed_weights_give_the_sum_or_the_mean_of_all_below(make: Any, combined
 
 
 @pytest.mark.parametrize("make", [dense, average])
-def test_fixed_weights_are_state_but_nobodys_parameters(make: Any) -> None:
+def test_fixed_weights_are_state_but_not_parameters(make: Any) -> None:
     history = make(combining(L, softmax=True, start="last"))
     assert "weight" in history.state_dict()
     assert {slot.role for slot in assign_roles(history)} == {Role.NORM_GAIN, Role.NORM_BIAS}

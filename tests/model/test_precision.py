@@ -219,7 +219,7 @@ def test_a_run_keeps_what_auto_has_chosen(rates: dict[str, float], tmp_path_fact
     assert "bf16" in (folder / "run" / "log.txt").read_text(encoding="utf-8")
 
 
-def test_nothing_is_trained_in_a_precision_that_nobody_chose(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_nothing_is_trained_in_a_precision_that_was_not_chosen(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(ValueError, match="settle_precision"):
         autocast(CPU, "auto")
     experiment = tiny_experiment(tmp_path_factory.mktemp("settled"))

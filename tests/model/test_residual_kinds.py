@@ -348,7 +348,7 @@ def test_hyper_connections_start_as_specified() -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_hyper_connections_start_as_so_many_pre_norm_streams(streams: int) -> None:
+def test_hyper_connections_start_as_copies_of_a_pre_norm_stream(streams: int) -> None:
     """One stream is pre-norm bit by bit; n streams are n copies of its stream, so their sum is n times it."""
     x, functions = stream(2, 3), branches(3)
     plain: list[Residual] = []

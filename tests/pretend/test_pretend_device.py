@@ -204,7 +204,7 @@ def test_the_package_takes_it_for_a_gpu_only_while_it_is_there() -> None:
     assert not has_bf16(cpu)
 
 
-def test_it_goes_as_it_came() -> None:
+def test_it_leaves_torch_unchanged() -> None:
     generator = torch.Generator
     with present():
         assert torch.rand(2).pin_memory().is_pinned()

@@ -70,7 +70,7 @@ def test_the_target_is_found_by_evidence_only(text: str, sources: list[str], tar
     assert found != target or share >= 50
 
 
-def test_of_one_language_there_is_no_certainty() -> None:
+def test_one_language_gives_no_certainty() -> None:
     detector = Detector(["en", "qlo"])
     assert detector.rank(ENGLISH)[0] == ("en", pytest.approx(100, abs=5))
     name, share = detector.rank(BABEL)[0]

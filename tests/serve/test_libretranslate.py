@@ -299,7 +299,7 @@ def test_tags_stay_where_two_models_lead(serve: Serve) -> None:
     assert re.findall("<[^>]*>", found) == ["<p>", "<b>", "</b>", "</p>"]
 
 
-def test_nobody_waits_beyond_the_deadline(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_client_waits_beyond_the_deadline(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     opening = ModelSource.open
     monkeypatch.setattr(ModelSource, "open", lambda self: (gate.wait(30), opening(self))[1])

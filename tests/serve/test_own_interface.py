@@ -202,7 +202,7 @@ def test_an_address_is_linked_to_itself(serve: Serve) -> None:
     assert own == [[at, at + len(address), there, there + len(address)]]
 
 
-def test_an_exported_model_tells_the_same(
+def test_an_exported_model_reports_the_same(
     serve: Serve, folders: dict[tuple[str, str], Path], exported: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"text": LINES[0], "alignments": True, "scores": True, **DE_EN}

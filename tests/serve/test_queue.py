@@ -72,7 +72,7 @@ def test_the_wait_is_estimated_from_what_was_done_lately() -> None:
     assert queue.wait() == pytest.approx(10, rel=0.01)
 
 
-def test_nobody_waits_for_what_is_late_or_cancelled() -> None:
+def test_no_client_waits_for_late_or_cancelled_work() -> None:
     queue, told = FairQueue(10), list[Any]()
     lines = [queued(str(n), done=told.append, deadline=time.monotonic() + (60 if n else -1)) for n in range(3)]
     queue.put(lines)

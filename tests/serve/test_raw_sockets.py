@@ -185,7 +185,7 @@ def test_who_takes_too_long_is_reported(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_many_that_dawdle_keep_out_nobody(server: Server) -> None:
+def test_many_slow_clients_block_no_other(server: Server) -> None:
     """More connections than the server accepts at a time; once their time is over, others are answered again."""
     waiting = []
     try:

@@ -89,7 +89,7 @@ def test_terms_that_harm_each_other() -> None:
     assert outcome([["fair", "cheap"]], Search(together=90.0)) == (["free cheap"], {0: ["fair"]})
 
 
-def test_only_so_many_terms_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_terms_searched_for_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COST, "x", 0.0)
     terms = [f"x{n}" for n in range(MOST_TERMS + 2)]
     for term in terms:

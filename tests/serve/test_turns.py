@@ -107,7 +107,7 @@ def test_lines_that_are_cancelled_leave_the_queue_and_a_whole_batch(copying: Tra
     assert list(batch.step()) == [1]
 
 
-def test_a_constrained_search_is_bounded_and_ends_when_nobody_waits(copying: Translator) -> None:
+def test_a_constrained_search_is_bounded_and_ends_once_no_client_waits(copying: Translator) -> None:
     options = TranslateOptions(constrained=True)
     assert LineBatch(copying, options, 64).slots == 8
     results: list[Translation | Exception] = []

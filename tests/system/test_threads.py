@@ -1,4 +1,4 @@
-"""How OpenMP's threads wait (ziggurat/system/processes.py): when a machine is busy; a team held and released."""
+"""How OpenMP's threads wait (ziggurat/system/processes.py) on a busy machine, and idle teams held and released."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_crowded_at_once_and_calm_only_after_a_while() -> None:
     assert [crowd.look(0.0) for _ in range(6)] == [True] * 5 + [False]
 
 
-def test_cores_that_are_left_to_others_do_not_count() -> None:
+def test_cores_left_to_other_processes_do_not_count() -> None:
     crowd = CoreContention(threads=2, cpus=8)
     assert not crowd.look(6.0)
     assert crowd.look(6.9)
@@ -53,7 +53,7 @@ def test_times_leave_out_this_process_low_priority_and_foreign_cpus(
     assert threads._times().others == pytest.approx((1000 + niced) / second - 1.5)
 
 
-def test_idle_team_is_held_and_let_go() -> None:
+def test_an_idle_team_is_held_and_released() -> None:
     torch.ones(8).sum()  # the library is loaded
     before = len(os.listdir("/proc/self/task"))
     let_go = idle_team(3)
@@ -101,7 +101,7 @@ def test_threads_sleep_at_once_within_a_context(
 
 
 @pytest.mark.parametrize(("asked", "held"), [(4, 2), (3, 3), (5, 1), (6, 1), (64, 1)])
-def test_a_crowded_machine_gets_a_team_for_as_long_as_it_is(
+def test_a_crowded_machine_gets_a_team_while_it_is_crowded(
     asked: int, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = iter([0.0, 1.5, 3.0, 3.0, 3.0, *[3.0] * 5])  # CPU seconds of others: busy for two checks, then calm
@@ -156,7 +156,7 @@ def _train(folder: Path) -> None:
     [_train, lambda folder: diagnose(folder / "plain", store=folder / "store"), lambda f: load_translator(f / "plain")],
     ids=["train", "diagnose", "translate"],
 )
-def test_whoever_computes_for_long_shares_cores(
+def test_long_computations_share_cores(
     work: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(shutil.copytree(Path(__file__).parents[1] / "golden" / "v1", tmp_path / "set", symlinks=True))

@@ -61,7 +61,7 @@ def test_the_largest_batches_are_those_of_the_plan(multiple: int, tiny_folder: P
     assert max(b * s * t for b, s, t in sizes) == max(b * s * t for b, s, t in shapes)
 
 
-def test_a_trial_leaves_everything_as_it_was(tiny_folder: Path) -> None:
+def test_a_trial_leaves_everything_unchanged(tiny_folder: Path) -> None:
     experiment = tiny_experiment(tiny_folder)
     learner = Learner(experiment, Store.open(experiment.data.store), CPU)
     before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}

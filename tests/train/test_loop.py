@@ -37,7 +37,7 @@ from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
 from ziggurat.train.progress import RecordWindow
 from ziggurat.train.saving import prune
-from ziggurat.train.schedule import TrainingResult, how_to_go_on, share_done, time_left
+from ziggurat.train.schedule import TrainingResult, how_to_continue, share_done, time_left
 from ziggurat.train.setup import position_limit
 from ziggurat.train.update import UpdateResult, train_update
 from ziggurat.train.validate import Validation
@@ -381,10 +381,10 @@ def test_time_left_goes_by_the_limit_that_comes_first(tiny_folder: Path) -> None
 def test_every_limit_that_is_reached_has_to_be_raised(tiny_folder: Path, tmp_path: Path) -> None:
     progress = RunProgress(update=25, epoch=1, seconds=60.0, validations_since_best=3)
     how, run = "raise that limit: `ziggurat train --run a --resume", Path("a")
-    assert how_to_go_on(progress, StopConfig(updates=26, minutes=1), run) == f"{how} training.stop.minutes=...`"
+    assert how_to_continue(progress, StopConfig(updates=26, minutes=1), run) == f"{how} training.stop.minutes=...`"
     both = StopConfig(updates=20, epochs=2, patience=3)
-    assert how_to_go_on(progress, both, run) == f"{how} training.stop.updates=... training.stop.patience=...`"
-    over = how_to_go_on(replace(progress, stages_to_come=-1), both, run)
+    assert how_to_continue(progress, both, run) == f"{how} training.stop.updates=... training.stop.patience=...`"
+    over = how_to_continue(replace(progress, stages_to_come=-1), both, run)
     assert over == "start a new run with other `data.stages`: `training.start_from=a` takes the weights of this one"
     stop = {"updates": 100, "minutes": 1e-6}
     train_run(tiny_folder, tmp_path / "run", stop=stop)

@@ -69,7 +69,7 @@ def test_a_layer_has_similarity_1_with_itself_and_all_are_symmetric_and_within_b
     assert float(inter_similarities(layers, MASK).abs().max()) <= 1 + 1e-12
 
 
-def test_pads_are_ignored_whatever_stands_there() -> None:
+def test_pads_are_ignored_whatever_they_contain() -> None:
     layers = states()
     for filler in (math.nan, math.inf, 1e300):
         spoilt = [layer.masked_fill(~MASK[..., None], filler).requires_grad_() for layer in layers]

@@ -186,7 +186,7 @@ def test_a_beta_with_which_no_update_would_ever_come_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_not_trained_is_nobodys(kind: str) -> None:
+def test_the_optimiser_leaves_out_fixed_parameters(kind: str) -> None:
     """A fixed omega is saved with the model but is not a parameter of the optimiser, so decay does not reach it."""
     model = tiny(residual="admin", wiring={"omega_trainable": False})
     optimiser = optimiser_of(model, kind, weight_decay=0.5)

@@ -178,7 +178,7 @@ def short_of_memory(layer_drop: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layer_drop", [pytest.param("", marks=pytest.mark.slow), "layer drop"])
-def test_a_process_without_memory_in_a_backward_pass_stops_nobody(layer_drop: str) -> None:
+def test_a_process_out_of_memory_in_a_backward_pass_stops_no_other(layer_drop: str) -> None:
     """The other process's buckets are answered; both skip the update, and the next one is right."""
     for said in run_together(HERE, "short_of_memory", 2, layer_drop):
         buckets, met = json.loads(said.splitlines()[-1])

@@ -232,7 +232,7 @@ WITHOUT_TABLE = {"latest", "attention_residuals", "block_attention_residuals", "
 
 
 @pytest.mark.parametrize("choices", CHOICES, ids=str)
-def test_every_kind_is_measured_and_left_as_it_was(choices: dict[str, Any]) -> None:
+def test_every_kind_is_measured_and_left_unchanged(choices: dict[str, Any]) -> None:
     model = moved(build_model(composed(choices), VOCABULARY, VOCABULARY), 0.05).eval()
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     model.output.weight.grad = kept = torch.ones_like(model.output.weight)

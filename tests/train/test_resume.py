@@ -276,7 +276,7 @@ def test_a_run_is_not_overwritten_and_not_shared(
     from ziggurat.train.run import run_lock
 
     run = uninterrupted[1]
-    with pytest.raises(ConfigError, match=r"already holds a run; go on with it: `ziggurat train --run .* --resume`"):
+    with pytest.raises(ConfigError, match=r"already holds a run; resume it: `ziggurat train --run .* --resume`"):
         train_run(run, experiment)
     with run_lock(run), pytest.raises(CheckpointError, match="another process is training in this folder"):
         train_run(run, experiment, resume=True)

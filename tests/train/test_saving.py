@@ -369,7 +369,7 @@ def test_all_processes_hear_alike_of_a_checkpoint_that_the_first_cannot_write(
         save_checkpoint(tmp_path, Checkpoint(RunProgress(), {}, {}, "store"), (2, 2), Processes(1, 2))
 
 
-def test_retention_keeps_the_newest_the_best_and_every_so_many(tmp_path: Path) -> None:
+def test_retention_keeps_the_newest_the_best_and_every_nth(tmp_path: Path) -> None:
     kept = CheckpointConfig(every_updates=5, keep_last=2, keep_best=1, keep_every=10)
     progress = RunProgress(scores={"step-00000015": 1.0, "step-00000025": 2.0}, interim=["step-00000020"])
     for update in (5, 10, 15, 20, 25, 30, 35, 40, 45, 46):

@@ -173,7 +173,7 @@ def test_mlflow_continues_with_one_run(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow  # on a busy machine W&B's own process may lag with its file
 @needs_wandb
 @needs_mlflow
-def test_a_whole_run_tells_all_three(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_run_reports_all_three(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An impossible MLflow store is reported, while training continues."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)

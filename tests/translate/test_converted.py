@@ -146,7 +146,7 @@ def test_sources_of_transformers_end_with_end_of_sentence(start: str, made: Made
 
 
 @pytest.mark.parametrize("tag", TAGS)
-def test_a_token_of_a_language_stands_before_the_source(tag: str, made: Made) -> None:
+def test_a_language_token_precedes_the_source(tag: str, made: Made) -> None:
     path = made("none")
     model = path / "sentencepiece.model"
     assert_same(path, [[tag, *source] for source in pieces(model, LINES)], str(model), tag=tag)

@@ -160,7 +160,7 @@ def test_lines_without_a_tag_are_counted_where_tags_name_languages(copying: Tran
 @pytest.mark.parametrize(
     "blank", ["\u200b", "\ufeff", " \u2060\u3000", "\u00ad\u200e", "\ufe0f", "\u3164", "\u2800", "\0", "\U000e0041"]
 )
-def test_text_that_nobody_sees_is_a_blank_line(copying: Translator, blank: str) -> None:
+def test_invisible_text_is_a_blank_line(copying: Translator, blank: str) -> None:
     found = copying.translate(["A dog", blank])
     assert [(one.text, one.parts) for one in found] == [("A dog", 1), ("", 0)]
     assert copying.notices["blank_lines"] == 1

@@ -277,8 +277,8 @@ class Corpus:
     ) -> Iterator[tuple[PairBlock, list[list[Link]] | None, NDArray[np.bool_] | None]]:
         """Yield its blocks with the links of each pair and the mask of pairs excluded by a score, each None if absent.
 
-        Without `words`, which links count, there are no links. Raises DataError as its reader does, and for faults in
-        the other files.
+        Links count the words of `words`; without it there are none. Raises DataError as its reader does, and for faults
+        in the other files.
         """
         stream = ScoreStream(self.scores, self.reader)
         if words is not None and self.alignments is not None:

@@ -1,7 +1,7 @@
 """The tables of a comparison of systems: plain values that can be written as JSON and read back.
 
-Each figure of a system is kept for each of its seeds (trainings that differ only in the random seed), with the mean
-and the standard deviation over seeds.
+Each figure of a system is kept for each of its seeds (runs that differ only in the random seed), with the mean and the
+standard deviation over seeds.
 
 Tables by parts of the test set follow compare-mt (Neubig et al. 2019): words by frequency, sentences by length and by
 score; the first two are Figure 3 of Liu et al. 2020 (P3). Words are those of the first reference and of the outputs;

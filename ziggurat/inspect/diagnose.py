@@ -347,8 +347,8 @@ def diagnose(
     if not (path / CHECKPOINTS).is_dir():
         if any(record.update for record in read_records(path)):
             raise ConfigError(
-                f"{path}: has the records of a training ({DEPTH_FILE}), but no checkpoints to measure; move the file "
-                "away to measure the model in the folder"
+                f"{path}: has the records of a training run ({DEPTH_FILE}), but no checkpoints to measure; move the "
+                "file away to measure the model in the folder"
             )
         say(f"measuring {path}")
         record, _ = measure(None, 0, None)

@@ -5,7 +5,7 @@ to save time, batches are small, and the warm-up is shortened to fit the trial. 
 verdicts with real runs. At initialisation, plain post-norm hardly differs from its remedies; after a few dozen updates
 it does.
 
-Finished trainings of a sweep are kept in a file, each under a digest of everything that its loss depends on, so that an
+Finished trials of a sweep are kept in a file, each under a digest of everything that its loss depends on, so that an
 interrupted sweep resumes from them.
 """
 
@@ -272,7 +272,7 @@ _FORMAT: Literal[1] = 1
 
 
 class KeptTrials:
-    """The losses of finished trainings, in memory and, if there is a path, in a JSON file.
+    """The losses of finished trials, in memory and, if there is a path, in a JSON file.
 
     Attributes:
         path: the file; None: nothing is kept.

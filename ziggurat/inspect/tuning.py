@@ -151,20 +151,20 @@ def sweep(
     kept: KeptTrials | None = None,
     told: Callable[[Tried], object] = lambda tried: None,
 ) -> list[Tried]:
-    """Train at each size with each rate, for a few updates; return the trainings, rates ascending at each size.
+    """Train at each size with each rate, for a few updates; return the results, with rates ascending at each size.
 
     While the best rate of a size is the lowest or highest, the next one is tried, half or twice as large; at most three
-    are added, so the best may still be at an end.
+    are added, so the best may still be at an edge.
 
     Args:
         experiment: the configuration, with `model.transfer`.
         store: its data.
         sizes: sizes of the models to train.
         rates: highest learning rates to try.
-        updates: number of updates of each training.
+        updates: number of updates of each trial.
         tokens: number of tokens in a batch, padding included.
         seeds: seeds of data and weights; the loss is the mean over them.
-        kept: finished trainings of earlier sweeps and this one; None: nothing is stored.
+        kept: finished trials of earlier sweeps and this one; None: nothing is stored.
         told: called with each result.
     """
     found, finished = [], kept or KeptTrials()

@@ -211,8 +211,8 @@ def is_full_disk(error: BaseException) -> bool:
 def written_whole(path: Path) -> Iterator[None]:
     """Context for writing the file or folder `path`: errors without a file name, or with a temporary one, get its name.
 
-    The system names no file if writing to or syncing an open file fails. A library's OSError without a number becomes
-    MachineError, with the system's reason from the chain of causes.
+    The system does not name the file when writing to or syncing an open one fails. A library's OSError without a number
+    becomes MachineError, with the system's reason from the chain of causes.
     """
     try:
         yield

@@ -30,7 +30,7 @@ from ziggurat.train.records import MetricsWriter, RunLog
 from ziggurat.train.recovery import Recovery, highest_nll, refuse_to_go_on
 from ziggurat.train.run import other_files_notice, run_locked
 from ziggurat.train.saving import Saver
-from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, how_to_go_on, next_rate
+from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, how_to_continue, next_rate
 from ziggurat.train.setup import Setup, rank_anew, refuse_too_large, set_up, starting_point
 from ziggurat.train.signals import GracefulStop
 from ziggurat.train.trackers import open_trackers
@@ -110,14 +110,16 @@ def _train_from(setup: Setup, p: RunProgress, log: RunLog, console: Console, adv
             reason = _Loop(setup, p, log, metrics, saver, signals, line).run()
         if p.update == begun and not overdue:
             nothing = f"nothing to do after update {p.update}: {reason}"
-            log.say(f"{nothing}; to go on, {how_to_go_on(p, config.stop, setup.run)}" if advice else nothing, "yellow")
+            log.say(
+                f"{nothing}; to continue, {how_to_continue(p, config.stop, setup.run)}" if advice else nothing, "yellow"
+            )
         else:
             waited = (
                 f"waited {duration(saver.waited_seconds)} for checkpoints{' since the last start' if begun else ''}"
             )
             log.say(f"stopped after update {p.update}: {reason} ({duration(p.seconds)} of training; {waited})")
         if signals.heeded is not None and advice:
-            log.say(f"to go on: `ziggurat train --run {setup.run} --resume`")
+            log.say(f"to resume: `ziggurat train --run {setup.run} --resume`")
         if signals.heeded is None:
             average_ended(setup, p, log, metrics)
     return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, signals.heeded)

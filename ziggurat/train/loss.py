@@ -264,7 +264,7 @@ def sequence_loss(
     bias: Tensor | None = None,
     ruled_out: Tensor | None = None,
 ) -> LossSums:
-    """Return the loss of a batch as its part of an update's loss.
+    """Return a batch's share of the loss of its update.
 
     The objectives of an update's batches add up to its loss, however it is divided into batches.
 

@@ -323,7 +323,7 @@ class GraphedPasses:
 
 
 class _Recording:
-    """The recorded forward and backward pass of one shape, that of `inputs`.
+    """The recorded forward and backward pass for the shape of `inputs`.
 
     The graphs read the model's buffers, so these are kept alive here: the model replaces its positional tables for
     longer inputs.

@@ -68,7 +68,7 @@ def refuse_existing(run: Path) -> None:
     """Raise ConfigError when the folder already holds a run, or anything else."""
     if (run / CHECKPOINTS).exists():
         raise ConfigError(
-            f"{run} already holds a run; go on with it: `ziggurat train --run {run} --resume`, or choose another folder"
+            f"{run} already holds a run; resume it: `ziggurat train --run {run} --resume`, or choose another folder"
         )
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise ConfigError(f"{run}: exists and holds something other than a run; choose a new folder")

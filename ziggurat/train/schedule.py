@@ -154,7 +154,7 @@ def ends_after(p: RunProgress, config: TrainingConfig, nll: float, seconds: floa
     return finished(replace(p, seconds=seconds, validations_since_best=misses), config) is not None
 
 
-def how_to_go_on(p: RunProgress, stop: StopConfig, run: Path) -> str:
+def how_to_continue(p: RunProgress, stop: StopConfig, run: Path) -> str:
     """Return a description of how to continue a finished run in the folder `run`."""
     if p.stages_to_come < 0:  # a resumed run cannot change its data
         return f"start a new run with other `data.stages`: `training.start_from={run}` takes the weights of this one"

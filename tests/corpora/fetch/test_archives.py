@@ -73,7 +73,7 @@ def test_members_are_copied_out(kind: str, tmp_path: Path) -> None:
     assert terms == {"x/LICENSE": "free"}
 
 
-def test_terms_are_so_many_at_most(tmp_path: Path) -> None:
+def test_the_number_of_terms_is_limited(tmp_path: Path) -> None:
     archive = make_zip(tmp_path / "a.zip", [(f"{n}/README", b"free") for n in range(40)])
     _, terms = take_out(archive, [], tmp_path)
     assert list(terms) == [f"{n}/README" for n in range(32)]

@@ -61,7 +61,7 @@ def test_lists_of_several_pairs_have_what_has_all_of_them() -> None:
         ("opus/Tatoeba/v1/../de-en", "no corpus"),
     ],
 )
-def test_names_that_nobody_knows(name: str, says: str) -> None:
+def test_unknown_names(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load_registry().find(name)
 

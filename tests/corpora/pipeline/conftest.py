@@ -99,7 +99,7 @@ def made(name: str, work: Callable[[Path], int | None] = lambda folder: None, **
 
 
 def changed(step: Step, **changes: Any) -> Step:
-    """Return the step with other attributes or methods."""
+    """Return a copy of the step with these attributes or methods replaced."""
     found = copy(step)
     vars(found).update(changes)
     return found

@@ -151,7 +151,7 @@ def test_pairs_held_out_share_no_side_with_what_is_trained_on(
         pipeline_of(context(config, "bitext.hold_out.dev=351")).statuses()
 
 
-def test_what_is_held_out_stands_nowhere_in_other_case_or_direction_either(
+def test_held_out_pairs_do_not_appear_in_other_case_or_direction_either(
     place: Path, context: MakeContext, said: list[str]
 ) -> None:
     # Each pair once unchanged, once in lower case without its end mark, once with its sides swapped.

@@ -443,7 +443,7 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, conte
     assert not list((place / "w").glob("*/begun.json"))
 
 
-def test_a_step_leaves_the_process_as_it_found_it() -> None:
+def test_a_step_leaves_the_process_unchanged() -> None:
     """A step that resumes after a kill runs in a new process: the others must use as many threads."""
     before = torch.get_num_threads()
     with contextlib.suppress(KeyboardInterrupt), in_fresh_state():

@@ -223,7 +223,7 @@ def test_text_that_is_not_there_yet_is_bounded_by_what_it_is_made_from(
     assert said["filter"] == f"at most {4 + lines} pairs{rough}"
 
 
-def test_a_plan_tells_that_most_pairs_are_held_out(place: Path, expected: Callable[..., dict[str, str]]) -> None:
+def test_a_plan_reports_that_most_pairs_are_held_out(place: Path, expected: Callable[..., dict[str, str]]) -> None:
     content = whole()
     for number, few in ((60, False), (61, True)):
         content["bitext"]["hold_out"] = {"dev": number, "test": 0}
@@ -254,7 +254,7 @@ def test_lines_of_other_files_are_reported_by_their_size_and_rows_of_tables_are_
     assert expected(content)["clean"] == "about 70 pairs"
 
 
-def test_the_bitext_tells_lengths_until_there_are_stores(
+def test_the_bitext_gives_lengths_until_there_are_stores(
     place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[CorpusReader | None] = []

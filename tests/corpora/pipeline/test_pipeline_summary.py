@@ -25,7 +25,7 @@ from ziggurat.evaluate.significance import PerturbedScore, judge
 from ziggurat.inspect.report.page import PipelineSummary, SpeedRow, StepRow, pipeline_page
 
 
-def test_the_page_tells_notices_and_of_how_many_lines_an_export_kept_the_translation(
+def test_the_page_shows_notices_and_how_many_lines_an_export_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation, "_models", lambda context: [])
@@ -101,7 +101,7 @@ def test_the_time_of_all_steps_says_what_it_is_the_sum_of(tmp_path: Path, monkey
     assert found.as_record()["existing"] == ["teacher"]
 
 
-def test_work_whose_result_is_as_before_is_told_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_with_an_unchanged_result_is_still_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Speed and times are not outputs of a step, but the page shows them, including those of an earlier call."""
     monkeypatch.setattr(evaluation, "_models", lambda context: [])
     monkeypatch.setattr(evaluation, "_runs", lambda context: [])

@@ -36,7 +36,7 @@ def test_it_is_the_definition(words: list[str], seed: int, line: int) -> None:
     assert add_noise(text, seed=seed, line=line) == by_definition(text, seed, line)
 
 
-def test_words_are_dropped_replaced_and_moved_as_often_as_it_says() -> None:
+def test_words_are_dropped_replaced_and_moved_at_the_given_rates() -> None:
     words = [f"w{n}" for n in range(20)]
     kept = filled = 0
     moves: Counter[int] = Counter()

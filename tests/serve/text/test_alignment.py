@@ -108,7 +108,7 @@ def test_links_are_between_the_words(tokenizer: Tokenizer, tag: str) -> None:
         assert source[link.source_start] == ("h" if link.target_start < 4 else "T")
 
 
-def test_source_pieces_that_nobody_looks_at_most_are_linked_by_weight() -> None:
+def test_source_pieces_that_no_target_piece_attends_to_most_are_linked_by_weight() -> None:
     soft = [[0.6, 0.3, 0.1], [0.7, 0.25, 0.05]]
     found = rendered(translation(WORDS, "The house", "dog The", [0, 0], soft=soft), control_pieces(WORDS))
     assert found.links == [Link(0, 3, 0, 3), Link(0, 3, 4, 7), Link(4, 9, 0, 3)]

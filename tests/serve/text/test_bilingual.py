@@ -306,7 +306,7 @@ def test_units_of_other_languages_are_reported() -> None:
         ),
     ],
 )
-def test_nobody_has_approved_what_a_machine_wrote(attributes: str, inside: str, said: str) -> None:
+def test_machine_translations_are_not_marked_as_approved(attributes: str, inside: str, said: str) -> None:
     _, outcome = read(inside, attributes=attributes)
     assert f'<trans-unit id="u"{said}>' in outcome.value.decode()
     assert outcome.value.count(b"<source>") == inside.count("<source>")

@@ -401,7 +401,7 @@ SIGNED = [
 
 
 @pytest.mark.parametrize(("name", "part"), SIGNED)
-def test_a_signature_that_the_translation_breaks_is_told(name: str, part: str) -> None:
+def test_a_signature_that_the_translation_breaks_is_reported(name: str, part: str) -> None:
     content = packed({**members(FILES[name]), part: b"<signature/>", "_xmlsignatures/origin.sigs": b""})
     settings = Settings(SETTINGS.options)
     outcome = run(document(content, name, settings), permuting(None, change=swapped))

@@ -323,7 +323,7 @@ def test_long_runs_of_one_sign_come_back_and_hang_nothing(name: str, one: Callab
     assert read(name, content.encode()).decode() == content
 
 
-def test_encrypted_documents_are_told_so() -> None:
+def test_encrypted_documents_are_reported() -> None:
     listed = b"<manifest><file-entry full-path='content.xml'><encryption-data/></file-entry></manifest>"
     for parts in ({"content.xml": b"\x80\xff"}, {}):  # LibreOffice encrypts the members, or packs them into one
         with pytest.raises(DataError, match=r"a\.odt: is protected by a password; save it without one"):

@@ -721,7 +721,7 @@ def test_files_of_messages_of_another_language_are_refused(content: dict[str, An
 
 
 @pytest.mark.parametrize("key", ["menu.title", "some_key", "someKey", "NOT_FOUND", "translator-credits", "Your names"])
-def test_a_message_that_is_no_text_stays_empty(key: str) -> None:
+def test_a_message_that_is_not_text_stays_empty(key: str) -> None:
     content = f'msgid "{key}"\nmsgstr ""\n\nmsgid "Some text"\nmsgstr ""\n'
     outcome = run(document(content.encode(), "a.po", SETTINGS), upper)
     assert outcome.value.decode() == content.replace(

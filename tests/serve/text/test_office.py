@@ -272,7 +272,7 @@ def test_objects_of_opendocument_are_reported(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["OPS/unlisted.xhtml", "OPS/text/PAGE 1.xhtml", "more.HTML", "OPS/x.htm"])
-def test_pages_that_a_book_does_not_list_are_told(name: str) -> None:
+def test_pages_that_a_book_does_not_list_are_reported(name: str) -> None:
     outcome = read("a.epub", members(epub()) | {name: b"<html><body><p>Some text</p></body></html>"})
     assert outcome.notices == {"left_out": 1}
     assert outcome.notices.places == {"left_out": name}

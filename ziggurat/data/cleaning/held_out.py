@@ -160,7 +160,7 @@ class NearDuplicates:
         """Write the keys into a table one after another; return a mask of those that were already there."""
         places = (keys % np.uint64(self._places)).astype(np.int64)
         marks = np.maximum(keys >> np.uint64(48), 1).astype(np.uint16)
-        # In order of slots: a key finds there the previous key with the same slot.
+        # Sorted by slot, each key follows the previous one in its slot.
         order = np.argsort(places, kind="stable")
         places, marks = places[order], marks[order]
         begins = np.concatenate([[True], places[1:] != places[:-1]])[: len(places)]

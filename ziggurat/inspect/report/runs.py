@@ -190,13 +190,13 @@ def _ending(path: Path) -> Ending:
     for line in reversed(messages):
         stopped = re.match(r"stopped after update (\d+): (.+) \(", line)
         # An ended run that was resumed without changes
-        stopped = stopped or re.match(r"nothing to do after update (\d+): (.+?)(?:; to go on|$)", line)
+        stopped = stopped or re.match(r"nothing to do after update (\d+): (.+?)(?:; to |$)", line)
         if stopped:
             by_signal = stopped[2].startswith("SIG")
             reached = f"{'stopped by' if by_signal else 'ended:'} {stopped[2]}, after update {int(stopped[1]):,}"
             return Ending(not by_signal, reached)
         if line.startswith(("first update", "resumed after update")):
-            break  # earlier lines belong to an earlier training
+            break  # earlier lines belong to an earlier run
     return Ending(False, "its log does not report an end: it failed, was killed, or is still training")
 
 

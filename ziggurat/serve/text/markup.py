@@ -198,7 +198,7 @@ def _text_of(template: Template, pieces: Mapping[int, list[Piece]]) -> str:
 _LONGEST_COPY = 100
 """_LONGEST_COPY is the most characters of a copied element whose text the model sees; more would disturb it."""
 
-# Copied elements whose text is not read as part of the sentence, or not at all.
+# Copied elements whose text is hidden from the reader or does not belong to the sentence.
 _UNREAD = names_in("iframe math metadata noembed noframes rp rt rtc script style") | HTML.nested
 _MOST_NESTED = 8
 """_MOST_NESTED is how deeply paragraphs of HTML may be nested; deeper ones divide those around them."""
