@@ -1,7 +1,8 @@
 """Marian's models and their imports, compared: text, scores and alignments of the same search (README.md).
 
-`python experiments/marian/compare.py FOLDER... --marian PYMARIAN --text TEXT --out RESULT.json`: folders of models and
-the files that Marian wrote with them, a text with a sentence per line, the file to write.
+`python experiments/marian/compare.py FOLDER... --text TEXT --given TRANSLATIONS --out RESULT.json`: folders of models
+and the files that Marian wrote with them, a text with a sentence per line, translations that both score, the file to
+write.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,9 @@ from ziggurat.translate.translator import Translator, load_translator
 
 TOLERANCE = 1e-4
 """TOLERANCE is the most by which scores may differ beyond the digits that Marian prints, and the scores of a tie."""
+
+MOST_LISTED = 20
+"""MOST_LISTED is the most lines with another text that a result lists."""
 
 _PRINTED = re.compile(r"(\d+) \|\|\| (.*?) \|\|\| (?:(\d+-\d+(?: \d+-\d+)*) \|\|\| )?F0= (\S+) \|\|\| (\S+)")
 
@@ -60,6 +64,8 @@ SEARCHES = (
     Search(4, 1.0, 0.0, 0.5),
 )
 SEARCHES_OF_FEW = (Search(1), Search(4, 0.6), Search(12, 1.0))
+CHOICES = {"all": SEARCHES, "few": SEARCHES_OF_FEW, "none": ()}
+"""CHOICES are the searches by the name that the command line has for them; `none`: only scores are compared."""
 
 
 def named(search: Search) -> str:
@@ -79,30 +85,28 @@ class Found(NamedTuple):
     links: str | None = None
 
 
-def theirs(marian: Path, folder: Path, text: str, search: Search, *, alignment: bool = False) -> list[list[Found]]:
-    """Return Marian's n-best lists of the lines."""
+def said_by(marian: Path, verb: str, folder: Path, *options: str, text: str | None = None) -> list[str]:
+    """Return the lines that a command of Marian prints about the model of a folder."""
     files = find_files(folder)
     sides = [str(file) for file in (files.vocabularies[0], files.vocabularies[-1])]
+    command = [str(marian), verb, "-m", str(files.weights), "-v", *sides, "--quiet", "--cpu-threads", "1", *options]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def rounding(printed: float) -> float:
+    """Return half a unit of the last of the six digits with which Marian prints a number."""
+    return float(10.0 ** (math.floor(math.log10(abs(printed) or 1.0)) - 5) / 2)
+
+
+def theirs(marian: Path, folder: Path, text: str, search: Search, *, alignment: bool = False) -> list[list[Found]]:
+    """Return Marian's n-best lists of the lines."""
     more = ["--alignment", "hard"] if alignment else []
-    command = [
-        str(marian),
-        "decode",
-        "-m",
-        str(files.weights),
-        "-v",
-        *sides,
-        "--n-best",
-        "--quiet",
-        "--cpu-threads",
-        "1",
-    ]
-    ran = subprocess.run([*command, *search.options, *more], input=text, capture_output=True, text=True, check=True)
     found: list[list[Found]] = [[] for _ in text.splitlines()]
-    for line in ran.stdout.splitlines():
+    for line in said_by(marian, "decode", folder, "--n-best", *search.options, *more, text=text):
         said = _PRINTED.fullmatch(line)
         assert said is not None, line
-        digits = 10.0 ** (math.floor(math.log10(abs(float(said[5])) or 1.0)) - 5)
-        found[int(said[1])].append(Found(said[2], float(said[5]), digits / 2, said[3]))
+        score = float(said[5])
+        found[int(said[1])].append(Found(said[2], score, rounding(score), said[3]))
     return found
 
 
@@ -154,7 +158,15 @@ def settled(result: dict[str, Any], translator: Translator, text: str, search: S
     return result | {"ties": result["ties"] + len(result["different"]) - len(left), "different": left}
 
 
-def _links(marian: Sequence[Sequence[Found]], here: Sequence[Sequence[Found]], eos: bool) -> dict[str, int]:
+def given_scores(marian: Path, folder: Path, translator: Translator, pair: Sequence[Path]) -> dict[str, Any]:
+    """Return by how much the scores of given translations differ at most; `pair` are the files of both sides."""
+    printed = list(map(float, said_by(marian, "score", folder, "-t", *map(str, pair))))
+    here = translator.score(*(path.read_text(encoding="utf-8").splitlines() for path in pair))
+    gaps = [abs(a - b.log_probability) - rounding(a) for a, b in zip(printed, here, strict=True)]
+    return {"lines": len(gaps), "score_gap": round(max(0.0, *gaps), 7)}
+
+
+def _links(marian: Sequence[Sequence[Found]], here: Sequence[Sequence[Found]]) -> dict[str, int]:
     """Return how many links of translations with the same text are equal."""
     equal = total = 0
     for a, b in zip(marian, here, strict=True):
@@ -166,6 +178,43 @@ def _links(marian: Sequence[Sequence[Found]], here: Sequence[Sequence[Found]], e
         equal += len(mine & wanted)
         total += len(mine | wanted)
     return {"equal": equal, "links": total}
+
+
+def filled(
+    entry: dict[str, Any],
+    marian: Path,
+    folders: tuple[Path, Path],
+    files: Sequence[Path],
+    searches: Sequence[Search],
+) -> Iterator[str]:
+    """Add the results that an entry lacks, and yield a line about each.
+
+    Args:
+        entry: results of one model.
+        marian: the command.
+        folders: that of Marian's model and that of its import.
+        files: the text and, if scores of given translations are wanted, these.
+        searches: those to be compared.
+    """
+    folder, imported = folders
+    translator, text = load_translator(imported), files[0].read_text(encoding="utf-8")
+    for search in searches:
+        if (name := named(search)) not in entry["searches"]:
+            found = compared(theirs(marian, folder, text, search), ours(translator, text, search))
+            row = settled(found, translator, text, search)
+            entry["searches"][name] = row | {"different": row["different"][:MOST_LISTED]}
+            yield f"{name} {row['same']} {row['ties']} {row['score_gap']}"
+    taught = load_experiment(imported / "config.yaml").training.loss.alignment is not None
+    if searches and taught and "alignment" not in entry:
+        pair = (
+            theirs(marian, folder, text, Search(1), alignment=True),
+            ours(translator, text, Search(1), alignment=True),
+        )
+        entry["alignment"] = _links(*pair)
+        yield f"alignment {entry['alignment']}"
+    if len(files) == 2 and "given" not in entry:
+        entry["given"] = given_scores(marian, folder, translator, files)
+        yield f"given {entry['given']}"
 
 
 def version(marian: Path) -> str:
@@ -180,38 +229,31 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--marian", type=Path, default=marian_program())
     parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--given", type=Path)
     parser.add_argument("--lines", type=int, default=1000)
-    parser.add_argument("--few", action="store_true", help="beams 1, 4 and 12 alone")
+    parser.add_argument("--searches", choices=CHOICES, default="all")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    text = "".join(given.text.read_text(encoding="utf-8").splitlines(keepends=True)[: given.lines])
-    results = json.loads(given.out.read_text()) if given.out.exists() else {"models": {}}
-    results |= {"marian": version(given.marian), "lines": text.count("\n")}
-    searches = SEARCHES_OF_FEW if given.few else SEARCHES
+    options = parser.parse_args()
+    results = json.loads(options.out.read_text()) if options.out.exists() else {"models": {}}
     with tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for folder in given.folders:
-            out = Path(work) / folder.name
-            import_checkpoint(folder, out)
-            translator = load_translator(out)
-            entry: dict[str, Any] = results["models"].setdefault(folder.name, {"searches": {}})
-            rows = entry["searches"]
-            for search in searches:
-                name = named(search)
-                if name in rows:
-                    continue
-                found = compared(theirs(given.marian, folder, text, search), ours(translator, text, search))
-                rows[name] = settled(found, translator, text, search)
-                given.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-                print(folder.name, name, rows[name]["same"], rows[name]["ties"], rows[name]["score_gap"], flush=True)
-            if "alignment" not in entry and load_experiment(out / "config.yaml").training.loss.alignment is not None:
-                pair = [
-                    theirs(given.marian, folder, text, Search(1), alignment=True),
-                    ours(translator, text, Search(1), alignment=True),
-                ]
-                entry["alignment"] = _links(pair[0], pair[1], True)
-                print(folder.name, "alignment", entry["alignment"], flush=True)
-            given.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        files = [_first(path, options.lines, Path(work)) for path in (options.text, options.given) if path is not None]
+        lines = files[0].read_text(encoding="utf-8").count("\n")
+        results |= {"marian": version(options.marian), "lines": lines}
+        for folder in options.folders:
+            entry = results["models"].setdefault(folder.name, {"searches": {}})
+            imported = Path(work) / f"imported-{folder.name}"
+            import_checkpoint(folder, imported)
+            for row in filled(entry, options.marian, (folder, imported), files, CHOICES[options.searches]):
+                options.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+                print(folder.name, row, flush=True)
+
+
+def _first(path: Path, lines: int, work: Path) -> Path:
+    """Return a file in the folder `work` with the first lines of another."""
+    text = path.read_text(encoding="utf-8").splitlines(keepends=True)[:lines]
+    (work / path.name).write_text("".join(text), encoding="utf-8")
+    return work / path.name
 
 
 if __name__ == "__main__":
