@@ -7,8 +7,8 @@ moments. The two ways take turns, `--every` updates each with one save, in one p
 written to `--folder` (default: a temporary one), so the figures are for the disk there.
 
 `waited` is the time that `save` took. `lost` also counts what the writing thread takes from concurrent updates: the
-time of a turn minus that of as many updates without any saving, which get their own turn in every round. The share at
-the default cadence of 1,000 updates follows from the wait for one checkpoint and the time of an update.
+time of a turn minus that of the same number of updates without saving, which take a turn of their own in every round.
+The share at the default cadence of 1,000 updates follows from the wait for one checkpoint and the time of an update.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs at several depths, methods and seeds, and their report against depth, as in the papers' figures.
+"""Runs at several depths with several methods and seeds, and a report by depth, as in the papers' figures.
 
     python experiments/against-depth/run.py --figure dlcl-3 --work FOLDER --small      # minutes to hours on two cores
     python experiments/against-depth/run.py --figure dlcl-3 --work FOLDER --store STORE --test NAME SOURCE REFERENCE

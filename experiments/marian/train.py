@@ -86,7 +86,7 @@ MODELS: dict[str, dict[str, Any]] = {
 model.
 """
 CONVERTED = {"float32": "float32", "int8": "intgemm8"}
-"""CONVERTED maps the ending of a folder's name to the `--gemm-type` of its binary model; integers need a width of 64."""
+"""CONVERTED maps the ending of a folder's name to the `--gemm-type` of its binary model; int8 needs a width of 64."""
 
 
 def pieces(work: Path, name: str, sides: tuple[str, ...] = ("qlo", "qhi")) -> Path:

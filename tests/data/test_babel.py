@@ -210,8 +210,8 @@ def test_alignments_are_those_of_the_second_implementation() -> None:
         said = Reader(pair.low).translate()
         assert [word.lower() for word in high] == [word.lower() for word, _ in said]
         found = {(source, target) for target, (_, source) in enumerate(said) if source >= 0}
-        # The reader takes an auxiliary and the opening of a question from single words, and knows nothing of commas
-        # and particles.
+        # The reader derives an auxiliary and the opening of a question from single words, and ignores commas and
+        # particles.
         loose = {(s, t) for s, t in found if said[t][0] in {"ku", *(w for pair in babel.HIGH_AUXILIARY for w in pair)}}
         assert loose <= pair.possible
         assert {low[s] for s, _ in pair.possible - loose} <= {*ADVERBS, "ul", "eb"}

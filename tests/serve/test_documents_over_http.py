@@ -440,7 +440,7 @@ def test_documents_can_be_forbidden(serve: Serve) -> None:
 
 
 def test_a_large_document_needs_hardly_any_full_collection() -> None:
-    """They hold the lock as long as they last, so nobody else is answered."""
+    """A collection holds the lock until it ends, so no other request is answered."""
     thresholds, options = gc.get_threshold(), Options(sentencex_splitter("en"))
     gc.set_threshold(*COLLECTED)
     try:

@@ -1,4 +1,4 @@
-"""Bands of health: records made by hand, at, inside and outside each band."""
+"""Bands of health, with hand-made records at the edge, inside and outside of each band."""
 
 from __future__ import annotations
 

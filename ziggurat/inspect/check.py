@@ -1,9 +1,9 @@
 """The depth check: a trial of a configuration, the verdict on it, and remedies tried if it does not train.
 
 How much can be learned in a few dozen updates depends on the data: a nat on captions, a tenth on news. So the bar is a
-share of what the reference learns on the same pairs in as many updates. The reference is a plain pre-norm model of
-three layers at a suitable rate; it depends only on the data (with stages and modifiers) and the width, and is stored
-with the data.
+share of what the reference learns on the same pairs in the same number of updates. The reference is a plain pre-norm
+model of three layers at a suitable rate; it depends only on the data (with stages and modifiers) and the width, and is
+stored with the data.
 
 Remedies are published methods, tried in the same way on the same data, so that they can be ranked.
 """
@@ -59,7 +59,7 @@ source. In a short trial it may not do so yet, so a lower value is unhealthy onl
 
 @dataclass(frozen=True)
 class Reference:
-    """The learning of a shallow healthy model on the same data.
+    """How much a healthy, shallow model learns on the same data.
 
     Attributes:
         updates: number of updates of its training, and of the trials that are compared with it.
@@ -110,7 +110,7 @@ class Verdict:
 
 
 def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
-    """Return the verdict on a trial, compared with a reference trained for as many updates.
+    """Return the verdict on a trial, compared with a reference trained for the same number of updates.
 
     - `trains`: the loss is clearly below that of word frequencies, so gradients reach the layers that matter.
       Alternatively, it will be after as many updates again at its present pace, and the lowest layers of both stacks

@@ -150,7 +150,7 @@ REDONE = {
     "an input of one": ["right", "last"],
     "an input of the first": ["fetch", "left", "right", "last"],
     "a setting": ["left", "last"],
-    # Steps that depend on it find the same as before.
+    # Steps that depend on it find their inputs unchanged.
     "an output edited": ["left"],
     "an output of the same size": ["left"],
     "an output gone": ["left"],

@@ -93,7 +93,7 @@ def test_places_are_those_by_which_a_training_was_begun_once_it_has_a_checkpoint
     training = now.training.model_copy(update={"start_from": then.training.start_from})
     data = then.data.model_copy(update={"store": now.data.store})
     assert as_begun(run, now) == now.model_copy(update={"data": data, "training": training})
-    # Another number of corpora is not another path.
+    # A different number of corpora is more than a different path.
     more = now.model_copy(update={"data": now.data.model_copy(update={"train": now.data.train * 2})})
     assert as_begun(run, more).data.train == more.data.train
 
