@@ -13,6 +13,7 @@ import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.front_matter import front_matter_end
+from ziggurat.serve.text.splitting import has_words
 
 # At the start of a line, after the marks of quotations and items; `title` is translated.
 _MARKS = r"^[ \t>]*+(?:(?:[-*+]|\d{1,9}[.)])[ ]++)?"
@@ -101,7 +102,10 @@ GRID = regex.compile(r"[ ]{0,3}\+(?:[:=\-]{3,}+\+)++\s*+")
 _TAG_BEGINS = regex.compile(r"\s*+<[A-Za-z][\w.\-]*+(?:\s[^<>]*+)?")
 _MAX_TAG = 50
 """_MAX_TAG is the most lines of a tag, or of an MDX expression, that is preserved."""
-_SEVERAL_WORDS = regex.compile(r"\p{L}{2,}+[,;:]?[ ]++\p{L}{2,}")
+
+
+SHOWN_EXPRESSION = regex.compile(r"\s*+\{(?!/\*).*>[^<>{}]*\p{L}{2}[^<>{}]*</", flags=regex.DOTALL)
+"""SHOWN_EXPRESSION matches an expression of MDX with text between tags: `{condition && <b>text</b>}`."""
 
 
 class MarkedLine(NamedTuple):
@@ -157,8 +161,11 @@ class Marks:
         elif self._fence:
             self._inside(number, line)
         elif self._kept or (kept := _kept_lines(self.bodies, number, is_mdx=self.is_mdx)):
-            self._in_tag = self._in_tag if self._kept else line.lstrip().startswith("<")
-            self._kept = (self._kept or kept) - 1
+            if not self._kept:
+                self._in_tag, self._kept = line.lstrip().startswith("<"), kept
+                if self.is_mdx and SHOWN_EXPRESSION.match("\n".join(self.bodies[number : number + kept])):
+                    self.notices.add("not_read", f"line {number + 1}")
+            self._kept -= 1
             self._keep(number, MarkedLine(has_tags=self._in_tag))
         elif self._in_module or (
             line.startswith(("import", "export")) and _MODULE.match(line) and self._is_after_blank(number)
@@ -180,7 +187,7 @@ class Marks:
         elif self._named and self._named["toctree"]:
             if entry := _ENTRY.match(line):
                 self.of[number] = MarkedLine(*entry.span("title"))
-        elif self._named and not self._named["programs"] and _SEVERAL_WORDS.search(line):
+        elif self._named and not self._named["programs"] and has_words(line, []):
             self.notices.add("not_read", f"line {number + 1}")
         if self._fence.startswith(":") or (closing and closing[1].startswith(":")):
             self.parsed[number] = " " * len(line)
@@ -228,7 +235,8 @@ class Marks:
             self._options = _options_end(self.bodies, number)
         title = found.span("title") if "title" in found.groupdict() else (-1, -1)
         has_title = title[0] >= 0 and line[slice(*title)].strip()
-        self._keep(number, MarkedLine(*title) if has_title else MarkedLine(has_tags=found.re is _TEMPLATES), parsed)
+        has_tags = found.re in (_TEMPLATES, _DIRECTIVE)
+        self._keep(number, MarkedLine(*title) if has_title else MarkedLine(has_tags=has_tags), parsed)
 
     def _comment(self, number: int, line: str) -> regex.Match[str] | None:
         """Return the match of a comment of MyST, which has no title, or of Pandoc's title at the start of a file."""
