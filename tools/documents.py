@@ -240,6 +240,10 @@ _OF_PROGRAMS = frozenset(
 )
 _OPTION_LINE = regex.compile(r"(?m)^:([\w-]+):[ \t]*(.*)$")
 _FENCED = regex.compile(r"(?ms)^[ \t>]*(`{3,}|~{3,}).*?^[ \t>]*\1`*[ \t]*$")
+_BRACES = regex.compile(r"(?P<braces>\{(?:[^{}]++|(?&braces))*+\})")
+_COMPONENT = regex.compile(
+    rf"""<[A-Za-z][\w.]*+(?:\s++(?:[\w:.-]++(?:=(?:"[^"]*+"|'[^']*+'|{_BRACES.pattern}))?|(?&braces)))*+\s*+/?>"""
+)
 _IN_TEMPLATE = regex.compile(r"""\{[^{}]*?\b(?:alt|caption|title)="([^"{}]*)\"""")
 
 
@@ -279,6 +283,7 @@ def seen(text: str) -> Iterator[str]:
             yield from _shown_values(load(front[2]))
         text = text[front.end() :]
     yield from map(html.unescape, _IN_TEMPLATE.findall(_FENCED.sub(" ", text)))
+    text = _COMPONENT.sub(lambda tag: _BRACES.sub('""', tag[0]).replace("\n", " "), text)
     parser = MarkdownIt("commonmark").enable("table").use(footnote_plugin)
     parser.use(dollarmath_plugin, label_renderer=str)
     yield from attributes(parser.render(text) or " ")

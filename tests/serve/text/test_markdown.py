@@ -420,6 +420,7 @@ def fluent(sentences: list[str]) -> list[SentenceTranslation]:
         "TEXT <Foo a={b > c ? words : d}>TEXT</Foo>\n",
         "# TEXT {props.title}\n",
         "- TEXT {a.b}\n",
+        "<Grid\n" + 60 * "  {...words}\n" + "  items={[\n\n    <b>words</b>,\n  ]}\n>\n  TEXT\n</Grid>\n",
         "<Tabs>\n    <Tab>\n        TEXT\n\n        - TEXT\n    </Tab>\n</Tabs>\n",
     ],
 )
@@ -436,7 +437,10 @@ def test_expressions_of_mdx_stay(text: str) -> None:
         ("a {cond ? <b>words</b> : <i>more</i>} b\n", 1),
         ("{cond && (\n  <b>\n    words\n  </b>\n)}\n", 1),
         ("{/* <b>words</b> */}\n\n{/*\n<b>words</b>\n*/}\n", 0),
-        ("{items.map((x) => <b>{x.name}</b>)} {a > b}\n", 0),
+        ("{items.map((x) => <b>{x.name}</b>)} {a > b} {f('x', `y`)}\n", 0),
+        ("a {cond ? 'Some words' : ''} b\n", 1),
+        ("<Grid\n  items={[\n    {\n\n      title: 'Some words',\n    },\n  ]}\n/>\n", 1),
+        ("<Grid\n  items={[1, 2]}\n  title='Some words'\n/>\n", 0),
     ],
 )
 def test_text_in_expressions_of_mdx_is_counted(text: str, count: int) -> None:

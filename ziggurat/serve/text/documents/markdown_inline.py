@@ -258,7 +258,7 @@ class _Run:
                     said = raw
                 self._add_text(said, raw)
             else:
-                if kind == "shown" and SHOWN_EXPRESSION.match(raw):
+                if kind == "shown" and SHOWN_EXPRESSION.search(raw):
                     self.inline.leave(raw)
                 self._add(_mark(kind, raw))
         self._add_text(self.text[at:])

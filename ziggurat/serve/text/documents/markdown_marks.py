@@ -100,12 +100,16 @@ _RULE = regex.compile(r"[\s|:]*+-[\s|:\-]*+")
 GRID = regex.compile(r"[ ]{0,3}\+(?:[:=\-]{3,}+\+)++\s*+")
 """GRID matches a line between the rows of a table that is drawn with signs."""
 _TAG_BEGINS = regex.compile(r"\s*+<[A-Za-z][\w.\-]*+(?:\s[^<>]*+)?")
-_MAX_TAG = 50
+_MAX_TAG = 500
 """_MAX_TAG is the most lines of a tag, or of an MDX expression, that is preserved."""
 
 
-SHOWN_EXPRESSION = regex.compile(r"\s*+\{(?!/\*).*>[^<>{}]*\p{L}{2}[^<>{}]*</", flags=regex.DOTALL)
-"""SHOWN_EXPRESSION matches an expression of MDX with text between tags: `{condition && <b>text</b>}`."""
+SHOWN_EXPRESSION = regex.compile(
+    r"""\{(?!/\*)(?:(?<!=\{)|(?!\s?["'`<]))(?:[^{}]|\{[^{}]*+\})*?  # `title={"Words"}` is counted with its tag
+        (?:>(?=[^<>{}]*+</)[^<>{}]*?\p{L}{2} | (["'`])(?=[^"'`{}]*+\1)[^"'`{}]*?\p{L}{2}[,;:]?[ ]\p{L}{2})""",
+    flags=regex.VERBOSE,
+)
+"""SHOWN_EXPRESSION matches an expression of MDX with text between tags, or with words between quotes."""
 
 
 class MarkedLine(NamedTuple):
@@ -163,7 +167,7 @@ class Marks:
         elif self._kept or (kept := _kept_lines(self.bodies, number, is_mdx=self.is_mdx)):
             if not self._kept:
                 self._in_tag, self._kept = line.lstrip().startswith("<"), kept
-                if self.is_mdx and SHOWN_EXPRESSION.match("\n".join(self.bodies[number : number + kept])):
+                if self.is_mdx and SHOWN_EXPRESSION.search("\n".join(self.bodies[number : number + kept])):
                     self.notices.add("not_read", f"line {number + 1}")
             self._kept -= 1
             self._keep(number, MarkedLine(has_tags=self._in_tag))
@@ -257,14 +261,15 @@ def _kept_lines(bodies: Sequence[str], number: int, *, is_mdx: bool) -> int:
     lines = bodies[number : number + _MAX_TAG]
     if GRID.fullmatch(line):
         return next((n for n, each in enumerate(bodies[number:]) if each.lstrip()[:1] not in ("+", "|")), len(bodies))
+    opened = 0  # braces
     if _TAG_BEGINS.fullmatch(line):
-        for count, each in enumerate(lines[1:], 2):
-            if not each.strip() or "<" in each:
+        for count, each in enumerate(lines, 1):
+            if count > 1 and opened <= 0 and (not each.strip() or "<" in each):
                 return 0
-            if each.rstrip().endswith(">") and not each.rstrip().endswith("=>"):
+            opened += each.count("{") - each.count("}") if is_mdx else 0
+            if opened <= 0 and each.rstrip().endswith(">") and not each.rstrip().endswith("=>"):
                 return count
-    if is_mdx and line.lstrip().startswith("{"):
-        opened = 0
+    elif is_mdx and line.lstrip().startswith("{"):
         for count, each in enumerate(lines, 1):
             opened += each.count("{") - each.count("}")
             if opened <= 0:
