@@ -238,6 +238,7 @@ _FRONT = regex.compile(r"\A(---|\+\+\+)\n(.*?)^\1[ \t]*$", flags=regex.DOTALL | 
 _OF_PROGRAMS = frozenset(
     ("code", "code-block", "code-cell", "contents", "image", "include", "literalinclude", "math", "mermaid", "raw")
 )
+_NO_TEXT = regex.compile(r"(?s)\{.*|\S+\.\w+")  # an expression, a file
 _OPTION_LINE = regex.compile(r"(?m)^:([\w-]+):[ \t]*(.*)$")
 _FENCED = regex.compile(r"(?ms)^[ \t>]*(`{3,}|~{3,}).*?^[ \t>]*\1`*[ \t]*$")
 _BRACES = regex.compile(r"(?P<braces>\{(?:[^{}]++|(?&braces))*+\})")
@@ -268,7 +269,7 @@ def attributes(text: str) -> Iterator[str]:
             names |= {"content"}
         if element.tag == "input" and said.get("type") in ("button", "submit", "reset"):
             names |= {"value"}
-        yield from (value for name, value in said.items() if name in names and not value.startswith("{"))
+        yield from (value for name, value in said.items() if name in names and not _NO_TEXT.fullmatch(value))
 
 
 def seen(text: str) -> Iterator[str]:
@@ -289,7 +290,8 @@ def seen(text: str) -> Iterator[str]:
     yield from attributes(parser.render(text) or " ")
     for token in parser.parse(text):
         if token.type in ("inline", "html_block"):
-            yield regex.sub(_KEPT["Markdown" if token.type == "inline" else "HTML"], " ", token.content)
+            text = regex.sub(_KEPT["Markdown" if token.type == "inline" else "HTML"], " ", token.content)
+            yield regex.sub(r"\\([@.])", r"\1", text)  # in addresses
         elif token.type == "fence" and (directive := regex.match(r"\{([\w:-]+)\}", token.info)):
             yield from _in_directive(directive[1], token.content)
 
