@@ -197,9 +197,9 @@ _KEPT = {
         | <(?P<own>\w+)\b[^<>]*(?:translate=["']?no|notranslate)[^<>]*>.*?</(?P=own)\s*>
         | <[A-Za-z/!?](?:=\s*"[^"]*"|=\s*'[^']*'|[^<>])*+>""",
     "Markdown": r"""(?imsx)  # in a paragraph, a heading or a cell
-        (?<!`)(`+)(?!`).+?(?<!`)\1(?!`)
+        (?<![`\\])(`+)(?!`).+?(?<!`)\1(?!`)
         | \$\$.*?\$\$ | \$[^$\n]+\$ | \$(?=\S)[^$]+(?<=\S)\$(?!\d)
-        | \\\(.*?\\\) | \\\[.*?\\\] | \\begin\{(\w+)\}.*?\\end\{\2\}
+        | \\\(.*?\\\) | \\\[(?!\\\]).*?\\\] | \\begin\{(\w+)\}.*?\\end\{\2\}
         | \]\([^()\s]*(?:\([^()]*\)[^()\s]*)*[^()]*\) | \]\[[^\]]*\] | \[\^[^\]]*\]
         | \{[{%].*?[%}]\} | \{:.*?\} | \{(?:[\#.]|[\w-]+=)[^{}]*\} | \{/\*.*?\*/\} | \[!\w+\]
         | \[-?@[^\]]*\](?!\() | ^:{3,}\{figure(?:-md)?\}.*?$ | ^(?:import|export)\b.*?$
@@ -234,7 +234,7 @@ _SHOWN_ATTRIBUTES = frozenset(("alt", "title", "placeholder", "aria-label", "ari
 _OF_SOME = {"option": "label", "optgroup": "label", "track": "label", "th": "abbr"}
 _SHOWN_META = regex.compile(r"(?:(?:og|twitter):(?:image:)?)?(?:description|title|alt|keywords)")
 _SHOWN_KEYS = frozenset(("title", "subtitle", "description", "summary", "excerpt", "caption", "alt"))
-_FRONT = regex.compile(r"\A(---|\+\+\+)\n(.*?)^\1[ \t]*$", flags=regex.DOTALL | regex.MULTILINE)
+_FRONT = regex.compile(r"\A(---|\+\+\+)[ \t]*\n(.*?)^\1[ \t]*$", flags=regex.DOTALL | regex.MULTILINE)
 _OF_PROGRAMS = frozenset(
     ("code", "code-block", "code-cell", "contents", "image", "include", "literalinclude", "math", "mermaid", "raw")
 )
@@ -269,7 +269,7 @@ def attributes(text: str) -> Iterator[str]:
             names |= {"content"}
         if element.tag == "input" and said.get("type") in ("button", "submit", "reset"):
             names |= {"value"}
-        yield from (value for name, value in said.items() if name in names and not _NO_TEXT.fullmatch(value))
+        yield from (_TAG.sub(" ", said[name]) for name in names & {*said} if not _NO_TEXT.fullmatch(said[name]))
 
 
 def seen(text: str) -> Iterator[str]:
@@ -290,8 +290,7 @@ def seen(text: str) -> Iterator[str]:
     yield from attributes(parser.render(text) or " ")
     for token in parser.parse(text):
         if token.type in ("inline", "html_block"):
-            text = regex.sub(_KEPT["Markdown" if token.type == "inline" else "HTML"], " ", token.content)
-            yield regex.sub(r"\\([@.])", r"\1", text)  # in addresses
+            yield regex.sub(r"\\([^\w\s])", r"\1", regex.sub(_KEPT["Markdown"], " ", token.content))
         elif token.type == "fence" and (directive := regex.match(r"\{([\w:-]+)\}", token.info)):
             yield from _in_directive(directive[1], token.content)
 

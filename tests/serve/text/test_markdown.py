@@ -43,6 +43,7 @@ def translated(text: str, translate: Translate, settings: Settings = SETTINGS, n
         "> TEXT\n>\n>     some words\n",
         "> TEXT\n>\n> <div>\n> some words\n> </div>\n",
         "<div some\nwords\n\nTEXT\n",
+        "\\\nTEXT\n\nTEXT\\\n\\\nTEXT  \n\\\nTEXT\n",
         "[some label]: http://x.y 'TEXT'\n\n[^some-note]: TEXT\n",
         "TEXT `some words\nmore words` TEXT\n",
         "> [!NOTE]\n> TEXT\n",
@@ -448,10 +449,10 @@ def test_text_in_expressions_of_mdx_is_counted(text: str, count: int) -> None:
 
 
 def test_tables_drawn_with_signs_are_reported() -> None:
-    grid = "text\n\n+---+\n| a |\n+===+\n| b |\n+---+\n\ntext\n\n+---+\n| c |\n+---+\n"
+    grid = "text\n\n::: some\n+---+\n| a |\n+===+\n| b |\n+---+\n\ntext\n\n+---+\n| c |\n+---+\n"
     outcome = run(document(grid.encode(), "a.md", SETTINGS), upper)
     assert outcome.notices == {"left_out": 2}
-    assert outcome.notices.places == {"left_out": "line 3"}
+    assert outcome.notices.places == {"left_out": "line 4"}
 
 
 @pytest.mark.parametrize(

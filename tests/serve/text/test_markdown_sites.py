@@ -52,6 +52,8 @@ ATTRIBUTES = [
     '{{< figure src="a.png" caption="TEXT" >}}\n\n{% tab title="TEXT" %}\n\nTEXT\n\n{% endtab %}\n',
     'TEXT {{< button label="TEXT" link="a/b" >}} TEXT\n',
     '```js title="src/a.js"\nsome words\n```\n\n```js title="TEXT"\nsome words\n```\n',
+    """![](a.png){fig-alt="TEXT <- 'TEXT' > 1"} ![](b){fig-alt='TEXT' x="y"}\n""",
+    '::: {.tip title="TEXT" icon="x"}\nTEXT\n:::\n',
     '![](a.png){fig-alt="TEXT" width="3"} TEXT\n\n{attribution="TEXT"}\n> TEXT\n',
     '[a]: /x "TEXT"\n[b]: <c d> (TEXT)\n\nTEXT\n',
 ]

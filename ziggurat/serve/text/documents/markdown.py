@@ -93,7 +93,8 @@ def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     rules = replace(PAGES, languages=(settings.source, settings.target))
     reader = _Reader(LINE.findall(text), rules, notices, is_mdx=name.lower().endswith(".mdx"))
     for number, body in enumerate(reader.bodies):
-        if number in reader.marks.of and GRID.fullmatch(body) and number - 1 not in reader.marks.of:
+        before = reader.bodies[number - 1].lstrip()[:1] if number else ""
+        if number in reader.marks.of and GRID.fullmatch(body) and before not in ("|", "+"):
             notices.add("left_out", f"line {number + 1}")
     for elsewhere in _TO_OTHER_FILE.finditer(text):
         notices.add("headings_elsewhere", printable(elsewhere[1], 60))

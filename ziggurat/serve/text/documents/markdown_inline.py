@@ -167,7 +167,7 @@ class Inline:
         template: Template = []
         at = 0
         for found in _TEXT_OF_TAG.finditer(line):
-            text, (begin, end) = unescape(found["text"] or ""), found.span("text")
+            text, (begin, end) = unescape(regex.sub(r"""\\(["'])""", r"\1", found["text"] or "")), found.span("text")
             if found["expression"]:
                 self.leave(line[found.start() :])
             elif has_words(text, protected(text)) and not is_for_programs(text) and text not in ("true", "false"):
@@ -187,7 +187,9 @@ _OF_MARKDOWN = names_in("attribution fig-alt fig-cap tbl-cap")
 
 _TEXT_OF_TAG = regex.compile(
     rf"""(?<![\w\-:.])(?i:{"|".join(sorted(PAGES.attributes | OF_COMPONENTS | _OF_MARKDOWN))})\s?=\s?
-        (?:"(?P<text>[^"\\{{}}<>\n]{{1,1000}}+)"|'(?P<text>[^'\\{{}}<>\n]{{1,1000}}+)'|(?P<expression>\{{\s?["'`<]))""",
+        (?:"(?P<text>(?:[^"\\{{}}<>\n]|\\"|[<>](?=[\s\-])){{1,1000}}+)"
+          |'(?P<text>(?:[^'\\{{}}<>\n]|\\'|[<>](?=[\s\-])){{1,1000}}+)'
+          |(?P<expression>\{{\s?["'`<]))""",
     flags=regex.VERBOSE,
 )
 
