@@ -73,6 +73,7 @@ def test_what_is_not_text_stays(text: str) -> None:
         "x | y without a table\n",
         '<div>\n  <a class="x"\n    href="y">\n    far indented words\n  </a>\n</div>\n',
         "{{ 1 }}\n    indented words\n{{ 2 }}\n    - an item\n{{ 3 }}\n     > a quotation\n",
+        "| a poem\n|      its line\n",
         "[@name](https://x.y/name), [-@name](x) and [@name][pic]\n",
     ],
 )

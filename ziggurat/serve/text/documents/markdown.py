@@ -179,8 +179,7 @@ class _Reader:
 
     def template(self) -> Template:
         parser, tokens = _parser(is_mdx=self.inline.is_mdx), list[Any]()
-        tags = (n for n, mark in self.marks.of.items() if mark.has_tags and not self.bodies[n].lstrip().startswith(":"))
-        known: dict[str, Any] = {"text": {number + 1 for number in tags}}
+        known: dict[str, Any] = {"text": self.marks.text_lines()}
         parser.block.parse("\n".join(self.marks.parsed), parser, known, tokens)
         self.inline.labels = {folded(label) for label in known.get("references", ())}
         headings = [n for n, token in enumerate(tokens) if n and tokens[n - 1].type == "heading_open"]

@@ -155,6 +155,13 @@ class Marks:
             else:
                 self._take(number, line)
 
+    def text_lines(self) -> set[int]:
+        """Return the lines that are no code, however far they are indented: after tags and templates, and after `|`."""
+        tags = (n for n, mark in self.of.items() if mark.has_tags and not self.bodies[n].lstrip().startswith(":"))
+        pairs = enumerate(zip(self.bodies, self.parsed, strict=True))
+        blocks = (n for n, (body, said) in pairs if body.lstrip()[:1] == "|" and said.lstrip()[:1] == "*")
+        return {number + 1 for number in tags} | {*blocks}
+
     def _keep(self, number: int, mark: MarkedLine = _NOTHING, parsed: str = "") -> None:
         self.of[number], self.parsed[number] = mark, parsed.ljust(len(self.bodies[number]))
 
