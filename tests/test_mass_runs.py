@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.serve.text.files import FILES, docx, members, packed
-from tools.documents import FAULTS, commonmark, compared, examine, letters, main, opens, skipped, translated
+from tools.documents import FAULTS, commonmark, compared, examine, examined, letters, main, opens, skipped, translated
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.sentences import Result
 
@@ -43,6 +43,18 @@ def inside(content: bytes) -> dict[str, bytes]:
     return members(content) if content.startswith(b"PK") else {"": content}
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '{"a": "<p>foo<em>bar</em></p>", "b": "a\\\\right &copy b"}'),
+        ("a.md", "a Silben&shy;trennung [\\_some_name][x]\n\n[x]: /x\n"),
+        ("a.txt", "ısı ışık"),
+    ],
+)
+def test_words_with_marks_inside_are_neither_lost_nor_doubled(name: str, text: str) -> None:
+    assert not examined(text.encode(), name).total()
+
+
 def test_what_is_doubled_skipped_or_does_not_open_is_counted() -> None:
     assert compared(b"One word", b"One word word", "a.txt", str) == {"lost": 0, "doubled": 1}
     notices = TextNotices()
@@ -68,6 +80,10 @@ def test_what_is_doubled_skipped_or_does_not_open_is_counted() -> None:
         ("a.md", "```{figure} a.png\n:alt: Some words\n\nA caption here\n```\n", 4),
         ("a.md", "```{code-block} python\n:caption: Some words\nx = more\n```\n\n```python\nmore words\n```\n", 2),
         ("a.md", '{{< figure caption="Some words" src="a.png" >}}\n', 2),
+        ("a.md", '::: {.tip title="Some words"}\nmore\n:::\n', 3),
+        ("a.md", "- some\n\n  ````{note}\n  ```python\n  more words\n  ```\n\n  words\n  ````\n", 2),
+        ("a.md", "Some[^note] words {style=plain} and <kbd>Fork</kbd>\n\n[^note]: More words\n", 5),
+        ("a.mdx", "<Grid\n  title='Some words'\n  label={{ a: 'x' }}\n>\n  more\n</Grid>\n", 3),
     ],
 )
 def test_words_in_attributes_front_matter_and_directives_count_as_skipped(name: str, text: str, count: int) -> None:

@@ -62,6 +62,22 @@ def test_a_page_says_the_direction_of_the_translation(source: str, target: str, 
     assert "direction" not in outcome.notices
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("http-equiv=Content-Language content=en", "http-equiv=Content-Language content=pt-BR"),
+        ("property='og:locale' content='en_US'", "property='og:locale' content='pt_BR'"),
+        ("name=dc.language content=en-GB", "name=dc.language content=pt-BR"),
+        ("property='og:locale' content='fr_FR'", "property='og:locale' content='fr_FR'"),
+        ("property='og:locale:alternate' content='en_US'", "property='og:locale:alternate' content='en_US'"),
+        ("name=author content=En", "name=author content=En"),
+        ("http-equiv=Content-Language", "http-equiv=Content-Language"),
+    ],
+)
+def test_the_head_of_a_page_says_the_language_of_the_translation(before: str, after: str) -> None:
+    assert said(f"<meta {before}>", target="pt-BR") == f"<meta {after}>"
+
+
 def test_xhtml_and_books_say_it_too() -> None:
     assert translated_page("<html xml:lang='en'><body>1</body></html>", target="ar", name="a.xhtml").startswith(
         "<html dir=\"rtl\" xml:lang='ar'>"

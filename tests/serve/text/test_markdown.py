@@ -42,6 +42,8 @@ def translated(text: str, translate: Translate, settings: Settings = SETTINGS, n
         "    some words\n\nTEXT\n\n\tsome words\n",
         "> TEXT\n>\n>     some words\n",
         "> TEXT\n>\n> <div>\n> some words\n> </div>\n",
+        "<div some\nwords\n\nTEXT\n",
+        "\\\nTEXT\n\nTEXT\\\n\\\nTEXT  \n\\\nTEXT\n",
         "[some label]: http://x.y 'TEXT'\n\n[^some-note]: TEXT\n",
         "TEXT `some words\nmore words` TEXT\n",
         "> [!NOTE]\n> TEXT\n",
@@ -69,6 +71,10 @@ def test_what_is_not_text_stays(text: str) -> None:
         "<p>\nhtml text\n</p>\n<details><summary>more text</summary>\n\n**bold** text\n\n</details>\n",
         "setext heading\nin two lines\n===\n",
         "x | y without a table\n",
+        '<div>\n  <a class="x"\n    href="y">\n    far indented words\n  </a>\n</div>\n',
+        "{{ 1 }}\n    indented words\n{{ 2 }}\n    - an item\n{{ 3 }}\n     > a quotation\n",
+        "| a poem\n|      its line\n",
+        "[@name](https://x.y/name), [-@name](x) and [@name][pic]\n",
     ],
 )
 def test_what_is_text_is_translated(text: str) -> None:
@@ -84,7 +90,7 @@ MARKS_OF_SITES = [
     ":::caution TEXT TEXT\nTEXT\n:::\n",
     "::: tip TEXT\nTEXT\n\n* TEXT\n:::\n",
     ":::note[TEXT]{#some-id}\nTEXT\n:::\n",
-    "::: {.callout-note title='x'}\nTEXT\n:::\n",
+    "::: {.callout-note title='TEXT'}\nTEXT\n:::\n",
     ":::{warning} TEXT\nTEXT\n:::\n",
     ":::{figure} some/path.png\nTEXT\n:::\n",
     "::::tabs\n:::tab\nTEXT\n:::\n::::\n",
@@ -163,6 +169,8 @@ def test_dollars_and_brackets_around_words_are_not_a_formula(text: str) -> None:
         ("so \\[see\\] it", "so [see] it", "SO \\[SEE\\] IT"),
         ("a&amp;b &lt; c&#42;", "a&b < c*", "A&amp;B &lt; C&#42;"),
         ("tom&nbsp;and &mdash; jerry", "tom\xa0and — jerry", "TOM&nbsp;AND &mdash; JERRY"),
+        ("a&thinsp;b", "a\u2009b", "A&thinsp;B"),
+        ("soft&shy;ly", "softly", "SOFTLY"),
         ("no &entity; here", "no &entity; here", "NO &ENTITY; HERE"),
         ("back\\\\slash", "back\\slash", "BACK\\\\SLASH"),
         ("| a\\_b |\n|---|\n", "a_b", "| A\\_B |\n|---|\n"),
@@ -414,6 +422,8 @@ def fluent(sentences: list[str]) -> list[SentenceTranslation]:
         "TEXT <Foo a={b > c ? words : d}>TEXT</Foo>\n",
         "# TEXT {props.title}\n",
         "- TEXT {a.b}\n",
+        "<Grid\n" + 60 * "  {...words}\n" + "  items={[\n\n    <b>words</b>,\n  ]}\n>\n  TEXT\n</Grid>\n",
+        "<Tabs>\n    <Tab>\n        TEXT\n\n        - TEXT\n    </Tab>\n</Tabs>\n",
     ],
 )
 def test_expressions_of_mdx_stay(text: str) -> None:
@@ -422,11 +432,28 @@ def test_expressions_of_mdx_stay(text: str) -> None:
     assert translated(given, upper, name="a.mdx") == text
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("{cond && <b>words</b>}\n", 1),
+        ("a {cond ? <b>words</b> : <i>more</i>} b\n", 1),
+        ("{cond && (\n  <b>\n    words\n  </b>\n)}\n", 1),
+        ("{/* <b>words</b> */}\n\n{/*\n<b>words</b>\n*/}\n", 0),
+        ("{items.map((x) => <b>{x.name}</b>)} {a > b} {f('x', `y`)}\n", 0),
+        ("a {cond ? 'Some words' : ''} b\n", 1),
+        ("<Grid\n  items={[\n    {\n\n      title: 'Some words',\n    },\n  ]}\n/>\n", 1),
+        ("<Grid\n  items={[1, 2]}\n  title='Some words'\n/>\n", 0),
+    ],
+)
+def test_text_in_expressions_of_mdx_is_counted(text: str, count: int) -> None:
+    assert run(document(text.encode(), "a.mdx", SETTINGS), identity).notices["not_read"] == count
+
+
 def test_tables_drawn_with_signs_are_reported() -> None:
-    grid = "text\n\n+---+\n| a |\n+===+\n| b |\n+---+\n\ntext\n\n+---+\n| c |\n+---+\n"
+    grid = "text\n\n::: some\n+---+\n| a |\n+===+\n| b |\n+---+\n\ntext\n\n+---+\n| c |\n+---+\n"
     outcome = run(document(grid.encode(), "a.md", SETTINGS), upper)
     assert outcome.notices == {"left_out": 2}
-    assert outcome.notices.places == {"left_out": "line 3"}
+    assert outcome.notices.places == {"left_out": "line 4"}
 
 
 @pytest.mark.parametrize(
@@ -453,6 +480,33 @@ def test_emphasis_and_links_next_to_words(text: str, asked: str, said: str | Non
     if text not in ("***a** b*", "*a **b***"):
         assert found == [asked]
         assert said is None or page == said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('a*"b"*', 'a_"b"_', 'a**"b"**', 'a__"b"__', "*(*a)", "**(**a)", "_(_a_)_", "*(*a*)*", "__a, __b__, c__"),
+        *("_a _b_ c_", "__a_ b_", "____a__ b__", "a *\\**", "a _\\__", "*$*a", "a ** b ** c", "a * b*", "**a:**b"),
+    ],
+)
+def test_marks_are_emphasis_where_parsers_see_it(text: str) -> None:
+    parser = MarkdownIt("commonmark")
+    outcome = translated(f"{text}\n", letter_by_letter)
+    assert outcome != f"{text}\n"
+    tags = [re.findall("<[^<>]+>", parser.render(each)) for each in (text, outcome)]
+    assert tags[0] == tags[1]
+
+
+def letter_by_letter(sentences: list[str]) -> list[SentenceTranslation]:
+    links = [[Link(n, n + 1, n, n + 1) for n in range(len(text))] for text in sentences]
+    return [SentenceTranslation(text.upper(), own) for text, own in zip(sentences, links, strict=True)]
+
+
+def test_chinese_leaves_no_blank_after_emphasis_that_ends_with_a_sign() -> None:
+    assert translated("**注意：**请看\n", saying("Note: please see")).count("**") == 2
+    found: list[str] = []
+    translated("**注意：**请看\n", lambda sentences: found.extend(sentences) or identity(sentences))
+    assert found == ["注意：请看"]
 
 
 @pytest.mark.parametrize("sign", ["]", "[", "a]b", "<b", "`", "a`b`", "](x)"])

@@ -52,6 +52,8 @@ ATTRIBUTES = [
     '{{< figure src="a.png" caption="TEXT" >}}\n\n{% tab title="TEXT" %}\n\nTEXT\n\n{% endtab %}\n',
     'TEXT {{< button label="TEXT" link="a/b" >}} TEXT\n',
     '```js title="src/a.js"\nsome words\n```\n\n```js title="TEXT"\nsome words\n```\n',
+    """![](a.png){fig-alt="TEXT <- 'TEXT' > 1"} ![](b){fig-alt='TEXT' x="y"}\n""",
+    '::: {.tip title="TEXT" icon="x"}\nTEXT\n:::\n',
     '![](a.png){fig-alt="TEXT" width="3"} TEXT\n\n{attribution="TEXT"}\n> TEXT\n',
     '[a]: /x "TEXT"\n[b]: <c d> (TEXT)\n\nTEXT\n',
 ]
@@ -86,7 +88,8 @@ def test_what_readers_see_is_translated_and_the_rest_stays(text: str, end: str) 
         ('+++\ntitle = """\nSome\nwords"""\n+++\n\nx\n', 1),
         ("+++\ntitle = broken words\n+++\n\nx\n", 1),
         ("```{eval-rst}\n.. note:: Some words\n```\n\nx\n", 1),
-        ("```{glossary}\nTerm\n  Its definition here.\n```\n\nx\n", 1),
+        ("```{glossary}\nTerm\n  Its definition here.\n```\n\nx\n", 2),
+        ("```{unknown}\n**bold** text\n\n3\n```\n\nx\n", 1),
         ('<Tab title={"Some words"} label={t("x")}>x</Tab>\n', 1),
         ("<Hero\n  title={`Some words`}\n/>\n\nx\n", 1),
         ("See [[Some Page|Some-Other-Page]] here.\n", 1),

@@ -95,9 +95,16 @@ OF_COMPONENTS = names_in("caption description header heading label subtitle summ
 """OF_COMPONENTS are the attributes of components of a site, as in MDX, that are text by their names."""
 _COMPONENT = regex.compile(r"<[A-Z][A-Za-z]*[a-z]")
 _OF_ELEMENTS = {"option": "label", "optgroup": "label", "track": "label", "th": "abbr"}
+_OF_META = ("name", "property", "itemprop", "http-equiv")
+_LANGUAGES = names_in("content-language language dc.language dcterms.language inlanguage og:locale")
 _LINE_BREAK = regex.compile(
     r"<br\b|^\s*+(?:\\[nr])++$|^\[?(?:br|line.?break|lb|newline|LF)\]?$", flags=regex.IGNORECASE
 )
+
+
+def _meaning(token: Token) -> str:
+    """Return what the content of a `meta` tag is."""
+    return next((token.attributes[name].lower() for name in _OF_META if token.attributes.get(name)), "")
 
 
 def text_attributes(token: Token) -> frozenset[str]:
@@ -106,8 +113,7 @@ def text_attributes(token: Token) -> frozenset[str]:
     if token.name == "input" and said.get("type", "").lower() in _BUTTONS:
         return frozenset(("value",))
     if token.name == "meta":
-        meaning = said.get("name") or said.get("property") or said.get("itemprop", "")
-        return frozenset(("content",)) if meaning.lower() in _DESCRIPTIONS else frozenset()
+        return frozenset(("content",)) if _meaning(token) in _DESCRIPTIONS else frozenset()
     if token.name in _OF_ELEMENTS:
         return frozenset((_OF_ELEMENTS[token.name],))
     return OF_COMPONENTS if _COMPONENT.match(token.raw) else frozenset()
@@ -236,8 +242,12 @@ def in_target(token: Token, languages: tuple[str, str], *, is_block: bool) -> To
     source, target = languages
     values: dict[str, str] = {}
     if all(languages):
-        names = (name for name in ("lang", "xml:lang") if name in token.attributes)
-        values |= {name: target for name in names if language_of(token.attributes[name]) == language_of(source)}
+        stated = ("lang", "xml:lang", "content" if token.name == "meta" and _meaning(token) in _LANGUAGES else "")
+        values |= {
+            name: target.replace("-", "_") if "_" in code else target  # og:locale has `en_US`
+            for name, code in token.attributes.items()
+            if name in stated and language_of(code) == language_of(source)
+        }
     if turns(languages) and (token.name == "html" or is_block):
         before, after = ("ltr", "rtl") if is_right_to_left(target) else ("rtl", "ltr")
         said = token.attributes.get("dir", "").lower()

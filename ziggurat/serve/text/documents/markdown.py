@@ -93,23 +93,25 @@ def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     rules = replace(PAGES, languages=(settings.source, settings.target))
     reader = _Reader(LINE.findall(text), rules, notices, is_mdx=name.lower().endswith(".mdx"))
     for number, body in enumerate(reader.bodies):
-        if number in reader.marks.of and GRID.fullmatch(body) and number - 1 not in reader.marks.of:
+        before = reader.bodies[number - 1].lstrip()[:1] if number else ""
+        if number in reader.marks.of and GRID.fullmatch(body) and before not in ("|", "+"):
             notices.add("left_out", f"line {number + 1}")
     for elsewhere in _TO_OTHER_FILE.finditer(text):
         notices.add("headings_elsewhere", printable(elsewhere[1], 60))
     return (yield from file_work(reader.template(), charset, settings, notices))
 
 
-@lru_cache(maxsize=1)
-def _parser() -> Any:
-    """Return a parser of CommonMark with tables, notes and blocks of formulas.
+@lru_cache(maxsize=2)
+def _parser(*, is_mdx: bool) -> Any:
+    """Return a parser of CommonMark with tables, notes and blocks of formulas; MDX has no indented code.
 
-    Its text tokens have in `meta["begins"]` the index at which each of their lines starts.
+    Its text tokens have in `meta["begins"]` the index at which each of their lines starts. Lines in `env["text"]` start
+    no code, however far they are indented.
     """
     try:
         from markdown_it import MarkdownIt
         from markdown_it.parser_block import ParserBlock
-        from markdown_it.rules_block import StateBlock
+        from markdown_it.rules_block import StateBlock, code
         from mdit_py_plugins.dollarmath import dollarmath_plugin
         from mdit_py_plugins.footnote import footnote_plugin
     except ModuleNotFoundError as error:
@@ -127,8 +129,16 @@ def _parser() -> Any:
                 if token.map and token.type in ("inline", "tr_open", "html_block") and "begins" not in token.meta:
                     token.meta["begins"] = [state.bMarks[line] + state.tShift[line] for line in range(*token.map)]
 
+    def code_unless_text(state: StateBlock, startLine: int, endLine: int, silent: bool) -> bool:
+        if startLine in state.env["text"]:
+            state.sCount[startLine] = min(state.sCount[startLine], state.blkIndent + 3)
+        return code(state, startLine, endLine, silent)
+
     parser = MarkdownIt("commonmark", {"maxNesting": 40})
     parser.block = Block()
+    parser.block.ruler.at("code", code_unless_text)
+    if is_mdx:
+        parser.disable("code")
     return parser.use(footnote_plugin).use(dollarmath_plugin)
 
 
@@ -168,7 +178,8 @@ class _Reader:
         self.marks = Marks(self.bodies, notices, is_mdx=is_mdx)
 
     def template(self) -> Template:
-        parser, known, tokens = _parser(), dict[str, Any](), list[Any]()
+        parser, tokens = _parser(is_mdx=self.inline.is_mdx), list[Any]()
+        known: dict[str, Any] = {"text": self.marks.text_lines()}
         parser.block.parse("\n".join(self.marks.parsed), parser, known, tokens)
         self.inline.labels = {folded(label) for label in known.get("references", ())}
         headings = [n for n, token in enumerate(tokens) if n and tokens[n - 1].type == "heading_open"]
@@ -222,17 +233,19 @@ class _Reader:
         return self.lines[line][len(self.bodies[line]) :]
 
     def _html(self, first: int, columns: Sequence[int]) -> Template:
-        """Return the template of a block of HTML; one of several lines inside a quotation is preserved, and counted."""
+        """Return the template of a block of HTML.
+
+        One of several lines inside a quotation is preserved and counted, and so is one whose first tag has no end.
+        """
         lines = self.lines[first : first + len(columns)]
-        if any(line[:column].strip() for line, column in zip(lines[1:], columns[1:], strict=True)):
-            inside = "".join(line[column:] for line, column in zip(lines, columns, strict=True))
-            if any(
-                has_words(slot.text.text, []) for slot in slots(markup_template(list(html_tokens(inside)), self.rules))
-            ):
+        is_quoted = any(line[:column].strip() for line, column in zip(lines[1:], columns[1:], strict=True))
+        begins = columns if is_quoted else [columns[0], *[0] * (len(lines) - 1)]
+        tokens = list(html_tokens("".join(line[begin:] for line, begin in zip(lines, begins, strict=True))))
+        if is_quoted or tokens[0].kind == "text":
+            if any(has_words(slot.text.text, []) for slot in slots(markup_template(tokens, self.rules))):
                 self.notices.add("not_read", f"line {first + 1}")
             return list(lines)
-        text = "".join(lines)[columns[0] :]
-        return [lines[0][: columns[0]], *markup_template(list(html_tokens(text)), self.rules, self.notices)]
+        return [lines[0][: columns[0]], *markup_template(tokens, self.rules, self.notices)]
 
     def _row(self, line: int, column: int) -> Template:
         template: Template = [self.bodies[line][:column]]
@@ -246,6 +259,8 @@ class _Reader:
         begin = len(text) - len(text.lstrip("#").lstrip(" \t"))
         title = text[begin:].rstrip(" \t")
         if title.endswith("}") and title[(at := title.rfind("{")) :].startswith(("{#", "{.", "{:")):
+            if len(self.inline.tag_texts(title[at:])) > 1:  # {title="Words"}
+                self.notices.add("not_read", f"line {line + 1}")
             title = title[:at].rstrip(" \t")
         bare = title.rstrip("#")
         if not bare or bare[-1] in " \t":

@@ -57,10 +57,10 @@ def _without_empty_lines(pieces: Sequence[Piece]) -> list[Piece]:
     has_text = False  # whether text follows it
     for piece in pieces:
         if isinstance(piece, EmptyElement) and isinstance(piece.raw, str) and _ENDS_LINE.search(piece.raw):
-            if not has_text:
+            if not has_text and piece.raw[0] != "\\":  # a line with a backslash is not empty
                 continue
-            before = next(n for n in range(len(kept) - 1, -1, -1) if not isinstance(kept[n], Open | Close))
-            if isinstance(text := kept[before], str):
+            before = next((n for n in range(len(kept) - 1, -1, -1) if not isinstance(kept[n], Open | Close)), None)
+            if before is not None and isinstance(text := kept[before], str):
                 kept[before] = text.rstrip("\r\n")
             last, has_text = len(kept), False
         elif isinstance(piece, str) and last is not None and not has_text:

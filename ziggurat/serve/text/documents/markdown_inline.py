@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import unescape
 from itertools import groupby
+from unicodedata import category
 
 import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.markdown_form import ENDS_LINK, MarkdownForm, Shortcut, flat
+from ziggurat.serve.text.documents.markdown_marks import SHOWN_EXPRESSION
 from ziggurat.serve.text.documents.program_values import is_for_programs
 from ziggurat.serve.text.elements import HTML, OF_COMPONENTS, PAGES, MarkupRules, is_translated, names_in
 from ziggurat.serve.text.markup import (
@@ -64,7 +66,7 @@ _INLINE = regex.compile(
       | (?P<shown>\\[A-Za-z]{{2,30}}+\*?(?:\[[^\[\]\n]{{0,100}}\])?(?:\{{[^{{}}\s]{{0,100}}\}}){{0,3}}+(?![\w{{])
           |\{{\{{.{{1,500}}?\}}\}}
           |(?<![\w:]):[a-z+\-][a-z0-9_+\-]{{0,40}}:(?![\w:])
-          |\[-?@\w[^\[\]\n]{{0,200}}\])
+          |\[-?@\w[^\[\]\n]{{0,200}}\](?![(\[]))
       | (?P<entity>{_ENTITY})
       | (?P<note>\[\^[^\]\s]{{1,80}}\])
       | (?P<image>!\[(?P<alt>(?:[^\[\]\\]|\\[\[\]]?+){{0,300}})(?P<source>\](?:{_TARGET}|\[[^\[\]]{{0,200}}\])))
@@ -76,11 +78,8 @@ _INLINE = regex.compile(
       | (?P<escape>\\[!-/:-@\[-`{{-~])
       | (?P<strong>(?<!\*)\*{{3}}(?=[^\s*][^*]{{0,300}}(?<=\S)\*{{3}}(?!\*))
           |(?<=(?<!\*)\*{{3}}[^\s*][^*]{{0,300}})(?<=\S)\*{{3}}(?!\*)
-          |\*\*
-          |~~
-          |(?<![^\W_])__(?=\S)
-          |(?<=\S)__(?![^\W_]))
-      | (?P<emphasis>(?<![*\w])\*(?=[^\s*])|(?<=[^\s*])\*(?!\*)|(?<!\w)_(?=[^\s_])|(?<=[^\s_])_(?!\w))""",
+          |\*\*|~~|__)
+      | (?P<emphasis>[*_])""",
     flags=regex.VERBOSE | regex.DOTALL,
 )
 _BRACES = r"\{[^{}]{0,300}+\}"
@@ -88,6 +87,7 @@ _BRACES = r"\{[^{}]{0,300}+\}"
 _EXPRESSION = rf"(?P<shown>\{{(?:[^{{}}]|{_BRACES}|\{{(?:[^{{}}]|{_BRACES}){{0,300}}+\}}){{0,500}}+\}})"
 _WITH_EXPRESSIONS = regex.compile(f"{_INLINE.pattern}|{_EXPRESSION}", flags=_INLINE.flags)
 _TITLE = regex.compile(r"(?P<before>.*[\s\n])(?P<quote>[\"'])(?P<title>[^\n]+)(?P=quote)(?P<after>\s*\))")
+_SIDES = regex.compile(r"(?P<blank>\s)|(?P<sign>[\p{P}\p{S}])|(?P<wide>[\p{Han}\p{Hiragana}\p{Katakana}])|(?P<word>.)")
 _LONGEST_LABEL = 999  # CommonMark's
 
 
@@ -123,7 +123,7 @@ class Inline:
         if not found["alt"].strip():
             return EmptyElement(raw)
         if "\n" in found["source"]:
-            self._leave(raw)
+            self.leave(raw)
             return EmptyElement(raw)
         shown = " ".join(unescape(found["alt"]).split("\n"))
         form = MarkdownForm(escaped=f"[]{escaped}{_marks_not_in(shown)}")
@@ -158,7 +158,7 @@ class Inline:
         """Return a role of MyST (`{ref}`words <label>``) or a link of a wiki (`[[page|words]]`), by its pieces."""
         name = found["head"][0]
         if name == "[" and _PAGE.fullmatch(found["words"]):  # some wikis write [[words|page]]
-            self._leave(found[0])
+            self.leave(found[0])
             return [Verbatim(found[0], "")]
         return [Open(found["head"], name * 2), found["words"], Close(found["tail"], name * 2)]
 
@@ -167,16 +167,17 @@ class Inline:
         template: Template = []
         at = 0
         for found in _TEXT_OF_TAG.finditer(line):
-            text, (begin, end) = unescape(found["text"] or ""), found.span("text")
+            text, (begin, end) = unescape(regex.sub(r"""\\(["'])""", r"\1", found["text"] or "")), found.span("text")
             if found["expression"]:
-                self._leave(line[found.start() :])
+                self.leave(line[found.start() :])
             elif has_words(text, protected(text)) and not is_for_programs(text) and text not in ("true", "false"):
                 slot = MarkupSlot(SpannedText(text), PlainForm())
                 template += [line[at:begin], TemplateGroup([slot], finish=_unquoted(line[end], text, found["text"]))]
                 at = end
         return [*template, line[at:]]
 
-    def _leave(self, raw: str) -> None:
+    def leave(self, raw: str) -> None:
+        """Count text that stays untranslated."""
         self.notices.add("not_read", f"text {printable(raw, 60)}")
 
 
@@ -186,7 +187,9 @@ _OF_MARKDOWN = names_in("attribution fig-alt fig-cap tbl-cap")
 
 _TEXT_OF_TAG = regex.compile(
     rf"""(?<![\w\-:.])(?i:{"|".join(sorted(PAGES.attributes | OF_COMPONENTS | _OF_MARKDOWN))})\s?=\s?
-        (?:"(?P<text>[^"\\{{}}<>\n]{{1,1000}}+)"|'(?P<text>[^'\\{{}}<>\n]{{1,1000}}+)'|(?P<expression>\{{\s?["'`<]))""",
+        (?:"(?P<text>(?:[^"\\{{}}<>\n]|\\"|[<>](?=[\s\-])){{1,1000}}+)"
+          |'(?P<text>(?:[^'\\{{}}<>\n]|\\'|[<>](?=[\s\-])){{1,1000}}+)'
+          |(?P<expression>\{{\s?["'`<]))""",
     flags=regex.VERBOSE,
 )
 
@@ -208,6 +211,7 @@ class _Run:
         self.links: list[tuple[int, int]] = []  # indices of open brackets, in `pieces` and in `text`
         self.opened: list[tuple[str, int]] = []  # open emphasis and its index in `pieces`
         self.closed: list[tuple[str, int, int]] = []
+        self.marks = (0, False, False)  # where the last marks of emphasis end, and whether they may open or close it
         self.written: dict[str, str] = {}  # characters written as escapes or entities
 
     def read(self) -> None:
@@ -238,7 +242,7 @@ class _Run:
             elif kind == "image":
                 self._add(self.inline.image(found, raw, self.escaped))
             elif kind in ("strong", "emphasis"):
-                self._emphasis(raw)
+                self._emphasis(found.start(), raw)
             elif kind == "named":
                 for piece in self.inline.named(found):
                     self._add(piece, piece if isinstance(piece, str) else "")
@@ -250,12 +254,14 @@ class _Run:
                 self._add(EmptyElement(texts))
             elif kind in ("escape", "entity"):
                 said = raw[1:] if kind == "escape" else unescape(raw)
-                if (len(said) == 1 and said.isprintable()) or said == "\xa0":
+                if len(said) == 1 and (said.isprintable() or category(said) in ("Zs", "Cf")):
                     self.written.setdefault(said, raw)
                 else:
                     said = raw
                 self._add_text(said, raw)
             else:
+                if kind == "shown" and SHOWN_EXPRESSION.search(raw):
+                    self.inline.leave(raw)
                 self._add(_mark(kind, raw))
         self._add_text(self.text[at:])
         for raw, place in self.opened:  # never closed
@@ -280,8 +286,27 @@ class _Run:
         labels = self.inline.labels
         return following is not None and folded(found[0][2:-1]) not in labels and folded(following[1]) in labels
 
-    def _emphasis(self, raw: str) -> None:
-        for number in reversed(range(len(self.opened))):
+    def _sides(self, begin: int) -> tuple[bool, bool]:
+        """Return whether a mark may open emphasis and close it, by CommonMark's rules for the characters around it.
+
+        Characters of Chinese and Japanese count as signs next to `*`, as writers expect who leave no blanks.
+        """
+        if begin >= self.marks[0]:
+            sign, end = self.text[begin], begin
+            while self.text[end : end + 1] == sign:
+                end += 1
+            around = (self.text[begin - 1 : begin] or " ", self.text[end : end + 1] or " ")
+            before, after = (str(_SIDES.match(each).lastgroup) for each in around)
+            opens = after != "blank" and (after != "sign" or before != "word")
+            closes = before != "blank" and (before != "sign" or after != "word")
+            if sign == "_":
+                opens, closes = opens and (not closes or before == "sign"), closes and (not opens or after == "sign")
+            self.marks = (end, opens, closes)
+        return self.marks[1:]
+
+    def _emphasis(self, begin: int, raw: str) -> None:
+        opens, closes = self._sides(begin)
+        for number in reversed(range(len(self.opened))) if closes else ():
             if self.opened[number][0] == raw and self.opened[number][1] == len(self.pieces) - 1:  # it is empty
                 self.opened.pop()
                 self._as_text(-1, raw)
@@ -291,6 +316,9 @@ class _Run:
                 self.closed.append((raw, self.opened.pop(number)[1], len(self.pieces)))
                 self._add(Close(raw, raw))
                 return
+        if not opens:
+            self._add_text(raw)
+            return
         self.opened.append((raw, len(self.pieces)))
         self._add(Open(raw, raw))
 

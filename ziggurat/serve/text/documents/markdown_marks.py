@@ -13,6 +13,7 @@ import regex
 
 from ziggurat.serve.notices import TextNotices
 from ziggurat.serve.text.documents.front_matter import front_matter_end
+from ziggurat.serve.text.splitting import has_words
 
 # At the start of a line, after the marks of quotations and items; `title` is translated.
 _MARKS = r"^[ \t>]*+(?:(?:[-*+]|\d{1,9}[.)])[ ]++)?"
@@ -99,9 +100,16 @@ _RULE = regex.compile(r"[\s|:]*+-[\s|:\-]*+")
 GRID = regex.compile(r"[ ]{0,3}\+(?:[:=\-]{3,}+\+)++\s*+")
 """GRID matches a line between the rows of a table that is drawn with signs."""
 _TAG_BEGINS = regex.compile(r"\s*+<[A-Za-z][\w.\-]*+(?:\s[^<>]*+)?")
-_MAX_TAG = 50
+_MAX_TAG = 500
 """_MAX_TAG is the most lines of a tag, or of an MDX expression, that is preserved."""
-_SEVERAL_WORDS = regex.compile(r"\p{L}{2,}+[,;:]?[ ]++\p{L}{2,}")
+
+
+SHOWN_EXPRESSION = regex.compile(
+    r"""\{(?!/\*)(?:(?<!=\{)|(?!\s?["'`<]))(?:[^{}]|\{[^{}]*+\})*?  # `title={"Words"}` is counted with its tag
+        (?:>(?=[^<>{}]*+</)[^<>{}]*?\p{L}{2} | (["'`])(?=[^"'`{}]*+\1)[^"'`{}]*?\p{L}{2}[,;:]?[ ]\p{L}{2})""",
+    flags=regex.VERBOSE,
+)
+"""SHOWN_EXPRESSION matches an expression of MDX with text between tags, or with words between quotes."""
 
 
 class MarkedLine(NamedTuple):
@@ -147,6 +155,13 @@ class Marks:
             else:
                 self._take(number, line)
 
+    def text_lines(self) -> set[int]:
+        """Return the lines that are no code, however far they are indented: after tags and templates, and after `|`."""
+        tags = (n for n, mark in self.of.items() if mark.has_tags and not self.bodies[n].lstrip().startswith(":"))
+        pairs = enumerate(zip(self.bodies, self.parsed, strict=True))
+        blocks = (n for n, (body, said) in pairs if body.lstrip()[:1] == "|" and said.lstrip()[:1] == "*")
+        return {number + 1 for number in tags} | {*blocks}
+
     def _keep(self, number: int, mark: MarkedLine = _NOTHING, parsed: str = "") -> None:
         self.of[number], self.parsed[number] = mark, parsed.ljust(len(self.bodies[number]))
 
@@ -157,8 +172,11 @@ class Marks:
         elif self._fence:
             self._inside(number, line)
         elif self._kept or (kept := _kept_lines(self.bodies, number, is_mdx=self.is_mdx)):
-            self._in_tag = self._in_tag if self._kept else line.lstrip().startswith("<")
-            self._kept = (self._kept or kept) - 1
+            if not self._kept:
+                self._in_tag, self._kept = line.lstrip().startswith("<"), kept
+                if self.is_mdx and SHOWN_EXPRESSION.search("\n".join(self.bodies[number : number + kept])):
+                    self.notices.add("not_read", f"line {number + 1}")
+            self._kept -= 1
             self._keep(number, MarkedLine(has_tags=self._in_tag))
         elif self._in_module or (
             line.startswith(("import", "export")) and _MODULE.match(line) and self._is_after_blank(number)
@@ -180,7 +198,7 @@ class Marks:
         elif self._named and self._named["toctree"]:
             if entry := _ENTRY.match(line):
                 self.of[number] = MarkedLine(*entry.span("title"))
-        elif self._named and not self._named["programs"] and _SEVERAL_WORDS.search(line):
+        elif self._named and not self._named["programs"] and has_words(line, []):
             self.notices.add("not_read", f"line {number + 1}")
         if self._fence.startswith(":") or (closing and closing[1].startswith(":")):
             self.parsed[number] = " " * len(line)
@@ -228,7 +246,8 @@ class Marks:
             self._options = _options_end(self.bodies, number)
         title = found.span("title") if "title" in found.groupdict() else (-1, -1)
         has_title = title[0] >= 0 and line[slice(*title)].strip()
-        self._keep(number, MarkedLine(*title) if has_title else MarkedLine(has_tags=found.re is _TEMPLATES), parsed)
+        has_tags = found.re in (_TEMPLATES, _DIRECTIVE)
+        self._keep(number, MarkedLine(*title) if has_title else MarkedLine(has_tags=has_tags), parsed)
 
     def _comment(self, number: int, line: str) -> regex.Match[str] | None:
         """Return the match of a comment of MyST, which has no title, or of Pandoc's title at the start of a file."""
@@ -249,14 +268,15 @@ def _kept_lines(bodies: Sequence[str], number: int, *, is_mdx: bool) -> int:
     lines = bodies[number : number + _MAX_TAG]
     if GRID.fullmatch(line):
         return next((n for n, each in enumerate(bodies[number:]) if each.lstrip()[:1] not in ("+", "|")), len(bodies))
+    opened = 0  # braces
     if _TAG_BEGINS.fullmatch(line):
-        for count, each in enumerate(lines[1:], 2):
-            if not each.strip() or "<" in each:
+        for count, each in enumerate(lines, 1):
+            if count > 1 and opened <= 0 and (not each.strip() or "<" in each):
                 return 0
-            if each.rstrip().endswith(">") and not each.rstrip().endswith("=>"):
+            opened += each.count("{") - each.count("}") if is_mdx else 0
+            if opened <= 0 and each.rstrip().endswith(">") and not each.rstrip().endswith("=>"):
                 return count
-    if is_mdx and line.lstrip().startswith("{"):
-        opened = 0
+    elif is_mdx and line.lstrip().startswith("{"):
         for count, each in enumerate(lines, 1):
             opened += each.count("{") - each.count("}")
             if opened <= 0:
