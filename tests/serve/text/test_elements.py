@@ -75,7 +75,7 @@ def test_a_page_says_the_direction_of_the_translation(source: str, target: str, 
     ],
 )
 def test_the_head_of_a_page_says_the_language_of_the_translation(before: str, after: str) -> None:
-    assert said(f"<meta {before}>", target="pt-BR") == f"<meta {after}>"
+    assert translated_page(f"<meta {before}>", target="pt-BR") == f"<meta {after}>"
 
 
 def test_xhtml_and_books_say_it_too() -> None:
