@@ -40,7 +40,7 @@ def test_no_name_is_twice_in_a_part() -> None:
         (["translate", "x", "--lenpen=0.6"], "length_penalty.alpha=0.6"),
         (["translate", "x", "--gpu"], "--device cuda"),
         (["train", "x", "--max-tokens", "4096"], "training.batch.max_tokens=4096"),
-        (["train", "x", "--update-freq", "--seed", "1"], "training.batch.accumulate=VALUE"),
+        (["train", "x", "--update-freq", "--run", "y"], "training.batch.accumulate=VALUE"),
         (["train", "x", "--lr", "3e-4"], "training.schedule.peak=3e-4"),
         (["train", "x", "--activation-fn", "gelu"], "model.activation=gelu (relu, gelu, silu or swiglu)"),
         (
@@ -95,6 +95,32 @@ def test_options_with_one_hyphen_are_read_whole(
     assert stop.value.code == 2
     option = next(argument.partition("=")[0] for argument in arguments if argument.startswith("-"))
     assert capsys.readouterr().err == f"ziggurat: No such option: {option}\nHere: {hint}\n"
+
+
+def test_all_options_of_other_toolkits_in_a_line_are_answered_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "x", "--lr", "3e-4", "--run", "y", "--colour", "--max-tokens=4096"])
+    answered = dict(re.findall(r"^  (--[\w-]+): (.*)$", capsys.readouterr().err, flags=re.MULTILINE))
+    assert answered == {"--lr": "training.schedule.peak=3e-4", "--max-tokens": "training.batch.max_tokens=4096"}
+
+
+@pytest.mark.parametrize(
+    ("command", "verb"),
+    [
+        ("fairseq-generate", "translate"),
+        ("onmt_train", "train"),
+        ("sockeye-average", "average"),
+        ("sacrebleu", "evaluate"),
+    ],
+)
+def test_commands_of_other_toolkits_are_answered(command: str, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "data-bin", "--path", "x"])
+    assert stop.value.code == 2
+    assert f"Here: `ziggurat {verb} " in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["unheard-of", "x"])
+    assert "Here:" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["train", "x", "--colour", "blue"], ["report", "-config", "x"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from ziggurat.config.data import DataConfig, SubwordConfig
 from ziggurat.data.prepare import prepare
 from ziggurat.data.table import TableWriter
-from ziggurat.data.vocabulary import rare_notices, size_notices
+from ziggurat.data.vocabulary import rare_notices, size_notices, unknown_notices
 from ziggurat.system.errors import Problem
 
 
@@ -122,3 +123,36 @@ def test_prepare_reports_that_a_corpus_has_too_few_pieces(tmp_path: Path) -> Non
     assert len(said) == 1
     assert said[0] in report.as_dict()["notices"]
     assert said[0] in prepare(config).notices  # of the manifest
+
+
+def test_unknown_pieces_are_reported_by_side_from_one_percent_on() -> None:
+    ids, few, many = (1, 0), counted(99, 1), counted(2, 98)
+    assert unknown_notices(ids, (few, counted(0, 100))) == []
+    (problem,) = unknown_notices(ids, (few, many))
+    assert problem.severity == "warning"
+    assert "2.0%" in problem.reason
+    assert "target" in problem.reason
+    assert unknown_notices((5, 5), (few, counted())) == []  # no id that high, and no text
+
+
+def test_raw_text_against_a_vocabulary_of_other_words_is_reported(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        (tmp_path / side).write_text("known words\n" * 30 + "raw text\n" * 9)
+        (tmp_path / f"dict.{side}.txt").write_text("known 60\nwords 60\n")
+    subword = {"kind": "vocabulary"} | {
+        f"{name}_vocabulary": str(tmp_path / f"dict.{side}.txt") for name, side in (("source", "a"), ("target", "b"))
+    }
+    corpus = {"source": str(tmp_path / "a"), "target": str(tmp_path / "b")}
+    config = DataConfig.model_validate(
+        {
+            "source_language": "qlo",
+            "target_language": "qhi",
+            "store": str(tmp_path / "store"),
+            "train": [corpus],
+            "subword": subword,
+            "filters": {"duplicates": False},
+        }
+    )
+    prepare(config)
+    notices = json.loads((tmp_path / "store" / "manifest.json").read_text())["notices"]
+    assert sum("unknown to the vocabulary" in notice for notice in notices) == 2

@@ -87,7 +87,8 @@ def test_a_warning_goes_everywhere_once(tmp_path: Path) -> None:
     for update, ratio in enumerate([1.0, 1e-5, 1e-5, 1.0, 1.0, 1.0]):
         depth.see(record(update, ratio))
         assert depth.standing == (["gradient_ratio.encoder"] if 1 <= update < 5 else [])
-        assert depth.shown_r == f"r {ratio:.2g}  "
+        assert depth.shown_r(update) == f"r {ratio:.2g}  "
+        assert depth.shown_r(update + 3) == f"r {ratio:.2g} (update {update})  "
     log.close()
     for text in (said.getvalue(), (tmp_path / "log.txt").read_text()):
         assert text.count("update 1: WARNING: the gradient of the first encoder layer is 1.0e-05") == 1
@@ -108,7 +109,7 @@ def test_a_resumed_run_warns_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     assert len(whole.splitlines()) == 3
     resumed, told, said, *_ = parts(tmp_path, update=2)
     assert [w.update for w in read_warnings(tmp_path)] == [1]
-    assert (resumed.standing, resumed.shown_r, said.getvalue()) == (["gradient_ratio.encoder"], "r 1  ", "")
+    assert (resumed.standing, resumed.shown_r(2), said.getvalue()) == (["gradient_ratio.encoder"], "r 1  ", "")
     for one in records[2:]:
         resumed.see(one)
     assert (tmp_path / WARNINGS_FILE).read_bytes() == whole
@@ -149,7 +150,7 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
         report.updated(RunProgress(update=3, seconds=3.0), _update(), 1e-3)
         bar._bar.refresh()
         shown = screen.getvalue()
-    assert "rate 1.00e-03  gradient 0.75  r 1e-05  " in said.getvalue()
+    assert "rate 1.00e-03  gradient 0.75  r 1e-05 (update 1)  " in said.getvalue()
     assert "WARNING gradient_ratio.encoder" in shown
     if width == 200:
         for part in ("update 3  loss 2.000  ", " left  ", " tokens/s  ", "rate 1.0e-03  gradient 0.75  r 1e-05"):

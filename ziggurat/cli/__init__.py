@@ -18,7 +18,7 @@ from types import FrameType
 import typer
 from rich.console import Console
 
-from ziggurat.cli.hints import option_hint, single_hyphen_hint
+from ziggurat.cli.hints import command_hint, option_hint, single_hyphen_hint
 from ziggurat.system.errors import ZigguratError, is_full_disk, shortage, why_unwritten
 from ziggurat.system.terminal import REPEATED, importing, let_go, print_message, safe, standard_streams, why
 
@@ -117,7 +117,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         # Typer's usage errors, recognised by their attributes: some versions depend on click, others contain a copy.
         if hasattr(error, "show") and hasattr(error, "exit_code"):
             error.show()
-            if hint := option_hint(error, arguments):
+            if hint := option_hint(error, arguments) or command_hint(error, arguments):
                 print(hint, file=sys.stderr)
             return 2
         text = f"internal error: {type(error).__name__}: {error}\nThis is a bug in ziggurat; run again with --debug"

@@ -34,25 +34,44 @@ def hints(verb: str) -> Mapping[str, str]:
     Names have no leading hyphens, and hyphens instead of underscores. In the values, VALUE stands for the value that
     was typed, and VERB for the verb.
     """
+    return _of_parts(_PARTS.get(verb, ()))
+
+
+def _of_parts(wanted: Sequence[str]) -> Mapping[str, str]:
     import yaml  # imported here, since only an error needs it
 
-    if verb not in _PARTS:
-        return MappingProxyType({})
     parts = yaml.safe_load((resources.files("ziggurat") / "cli" / "hints.yaml").read_text(encoding="utf-8"))
-    groups = (group for part in _PARTS[verb] for group in parts[part].items())
+    groups = (group for part in wanted for group in parts[part].items())
     return MappingProxyType({name: instead for instead, names in groups for name in names.split()})
 
 
 def option_hint(error: Exception, arguments: Sequence[str]) -> str:
     """Return what to write for the unknown option that `error` reports; empty if there is no hint.
 
-    `arguments` is the command line, in which the value is looked up. Typer's errors about options have an `option_name`
-    and the verb's context.
+    `arguments` is the command line, in which values are looked up; its other unknown options get their hints, too.
+    Typer's errors about options have an `option_name` and the verb's context.
     """
     option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if option is None or context is None:
         return ""
-    return _hint(context.info_name, option, arguments)
+    own = {name for parameter in context.command.params for name in parameter.opts}
+    others = (argument.partition("=")[0] for argument in arguments if argument.startswith("--"))
+    unknown = dict.fromkeys([option, *(name for name in others if name not in own)])
+    found = {name: hint for name in unknown if (hint := _hint(context.info_name, name, arguments))}
+    if list(found) in ([], [option]):
+        return f"Here: {found[option]}" if found else ""
+    return "\n".join(["Here, instead of", *(f"  {name}: {hint}" for name, hint in found.items())])
+
+
+def command_hint(error: Exception, arguments: Sequence[str]) -> str:
+    """Return what to write instead of another toolkit's command that `error` reports; empty if there is no hint."""
+    context = getattr(error, "ctx", None)
+    if context is None or context.parent is not None:  # the error is about a verb's argument
+        return ""
+    known = _of_parts(("commands",))
+    return next(
+        (f"Here: {known[name]}" for name in (word.replace("_", "-") for word in arguments) if name in known), ""
+    )
 
 
 def single_hyphen_hint(arguments: Sequence[str]) -> str:
@@ -65,7 +84,7 @@ def single_hyphen_hint(arguments: Sequence[str]) -> str:
     for argument in rest[:end]:
         option = argument.partition("=")[0]
         if len(option) > 2 and option[1] != "-" and (hint := _hint(verb, option, rest)):
-            return f"No such option: {option}\n{hint}"
+            return f"No such option: {option}\nHere: {hint}"
     return ""
 
 
@@ -73,7 +92,7 @@ def _hint(verb: str, option: str, arguments: Sequence[str]) -> str:
     instead = hints(verb).get(option.lstrip("-").replace("_", "-")) if option.startswith("-") else None
     if instead is None:
         return ""
-    return f"Here: {instead.replace('VERB', verb).replace('VALUE', _value(option, arguments) or 'VALUE')}"
+    return instead.replace("VERB", verb).replace("VALUE", _value(option, arguments) or "VALUE")
 
 
 def _value(option: str, arguments: Sequence[str]) -> str:

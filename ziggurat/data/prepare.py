@@ -54,7 +54,7 @@ from ziggurat.data.subword_training import (
     train_tokenizers,
 )
 from ziggurat.data.table import TableWriter
-from ziggurat.data.vocabulary import rare_notices, size_notices, tag_notices
+from ziggurat.data.vocabulary import rare_notices, size_notices, tag_notices, unknown_notices
 from ziggurat.data.word_links import words_of
 from ziggurat.system.errors import ConfigError, DataError, Problem, Remedy
 from ziggurat.system.files import MANIFEST, content_checksum, fingerprint, holds_only, is_store, write_atomically
@@ -389,6 +389,7 @@ def _build(
         tables[split] = writer.close()
         if split == "train":
             rare = rare_notices(config.subword, (tokenizers[0].size, tokenizers[1].size), writer.counts)
+            rare += unknown_notices((tokenizers[0].unk, tokenizers[1].unk), writer.counts)
         if not tables[split]["pairs"]:
             counts = sum((corpus.dropped for corpus in chosen), Counter())
             raise nothing_left(sum(corpus.read for corpus in chosen), counts, chosen)

@@ -157,6 +157,7 @@ _OFTEN = 10
 """Occurrences at which a piece counts as seen often. On 3,599 pairs of captions 85 % of 8,000 joint pieces have
 fewer, and 25 % of 2,000; on 157,571 pairs of Tatoeba 8 % of 8,000."""
 _TOO_MANY = 0.5  # share of rare pieces at which there is a notice
+_UNKNOWN_SHARE = 0.01  # share of unknown pieces at which there is a notice
 _SMALL = 1000  # size below which a vocabulary is only for trials
 _BYTES = 256  # pieces that only characters outside the vocabulary need
 
@@ -214,6 +215,28 @@ def _notice(config: SubwordConfig, key: str, side: str, counts: NDArray[np.int64
             named=(Remedy.PREPARE_AFTER,),
         )
     ]
+
+
+def unknown_notices(unknown: Sequence[int], counts: Sequence[NDArray[np.int64]]) -> list[Problem]:
+    """Return a warning for each side whose training text has more than 1 % unknown pieces.
+
+    `unknown` are the ids of the unknown piece, `counts` how often each id occurs, both for source and target.
+    """
+    found = []
+    for side, unk, count in zip(("source", "target"), unknown, counts, strict=True):
+        share = count[unk] / max(count.sum(), 1) if unk < len(count) else 0.0
+        if share > _UNKNOWN_SHARE:
+            found.append(
+                Problem(
+                    "data.subword",
+                    f"{share:.1%} of the {side} pieces of the training text are unknown to the vocabulary, which "
+                    "belongs to text that is segmented or spelled differently: segment this text in that way, or let "
+                    "`ziggurat prepare` learn a vocabulary (`data.subword.kind=bpe`)",
+                    severity="warning",
+                    named=("data.subword.kind",),
+                )
+            )
+    return found
 
 
 _FURTHER_CODES = (  # of languages without a code of two letters that FLORES-200 has, of parts of others; older codes

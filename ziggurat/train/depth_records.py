@@ -67,12 +67,16 @@ class DepthReporter:
         if run is not None and (run / WARNINGS_FILE).exists():
             write_atomically(run / WARNINGS_FILE, "".join(w.line() for w in warned).encode())
 
-    @property
-    def shown_r(self) -> str:
-        """The latest r of the encoder (Bapna et al. 2018) for a line of figures; "" if it was not measured."""
-        measured = (record.values["r"].get("encoder") for record in reversed(self._records) if "r" in record.values)
-        r: float | None = next(measured, None)
-        return "" if r is None else f"r {r:.2g}  "
+    def shown_r(self, update: int) -> str:
+        """Return the latest r of the encoder (Bapna et al. 2018) for a line of figures about `update`.
+
+        It names the update of its measurement if that was an earlier one, and is "" if r was not measured.
+        """
+        record = next((record for record in reversed(self._records) if "r" in record.values), None)
+        r: float | None = None if record is None else record.values["r"].get("encoder")
+        if record is None or r is None:
+            return ""
+        return f"r {r:.2g}  " if record.update == update else f"r {r:.2g} (update {record.update})  "
 
     @property
     def standing(self) -> list[str]:

@@ -131,7 +131,7 @@ class RecordWindow:
         aligned = f"alignment {v['alignment_loss']:.3f}  " if v["alignment_loss"] is not None else ""
         return (
             f"update {p.update}  epoch {epoch}  loss {v['loss']:.4f}  perplexity {v['perplexity']:.2f}  {aligned}"
-            f"rate {self.rate:.2e}  gradient {v['grad_norm']:.2f}  {depth.shown_r}"
+            f"rate {self.rate:.2e}  gradient {v['grad_norm']:.2f}  {depth.shown_r(p.update)}"
             f"{self.tokens_per_second:,.0f} target tokens/s  data wait {100 * float(v['data_wait_share'] or 0):.1f} %  "
             f"{duration(p.seconds)}  {left} left"
         )
@@ -197,7 +197,7 @@ class ProgressLine:
         detail = (
             f"{warning}update {p.update}  loss {window.mean('loss'):.3f}  {left} left  "
             f"{window.tokens_per_second:,.0f} tokens/s  rate {window.rate:.1e}  "
-            f"gradient {window.mean('grad_norm'):.2f}  {depth.shown_r}"
+            f"gradient {window.mean('grad_norm'):.2f}  {depth.shown_r(p.update)}"
         )
         self._bar.update(self._task, completed=share or 0.0, detail=detail)
 
