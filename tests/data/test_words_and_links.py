@@ -63,14 +63,14 @@ def test_the_format_is_read_as_it_was_written(links: set[Link]) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("0-0 1", "no word alignment"),
-        ("0-0 -1-2", "no word alignment"),
-        ("0-0,1-1", "no word alignment"),
-        ("0:0", "no word alignment"),
-        ("٣-٣", "no word alignment"),
+        ("0-0 1", "not a word alignment"),
+        ("0-0 -1-2", "not a word alignment"),
+        ("0-0,1-1", "not a word alignment"),
+        ("0:0", "not a word alignment"),
+        ("٣-٣", "not a word alignment"),
         ("0-0 5-1", "source word 5, but the source has 5"),
         ("0-6", "target word 6, but the target has 6"),
-        ("0-9999999999", "no word alignment"),
+        ("0-9999999999", "not a word alignment"),
     ],
 )
 def test_a_faulty_line_is_refused(line: str, complaint: str) -> None:

@@ -46,7 +46,7 @@ def test_text_without_blanks_is_recognised(lines: list[str], script: str | None)
         (JAPANESE, "jpn", None, ("ja-mecab", True, "")),
         (JAPANESE, None, None, ("ja-mecab", True, "its language not given")),
         (JAPANESE, "de", None, ("ja-mecab", True, "given as German")),
-        (JAPANESE, "ja", "13a", ("13a", True, "one word of a line")),
+        (JAPANESE, "ja", "13a", ("13a", True, "a line as one word")),
         (JAPANESE, None, "char", ("char", True, "")),
         (CHINESE, "zh_Hant", None, ("zh", True, "")),
         (CHINESE, None, None, ("zh", True, "its language not given")),
