@@ -224,4 +224,4 @@ def test_measurements_left_out_are_counted_and_reported_once(tiny_folder: Path, 
         assert [record.update for record in read_records(run)] == [*range(6 - left_out)]
         told = [line for line in (run / "log.txt").read_text().splitlines() if "records left out" in line]
         assert len(told) == (left_out > 0)
-        assert all("left out: 5," in line and "`training.diagnostics.max_share`" in line for line in told)
+        assert all("left out to save time: 5." in line and "`training.diagnostics.max_share`" in line for line in told)

@@ -73,8 +73,8 @@ def _check_text(check: DepthCheck) -> str:
         f"depth check: {verdict.label.upper()}",
         f"  {trial.updates} updates of {settings.tokens} tokens at width {trial.width}, peak rate {trial.peak:.1e}, on "
         f"{check.data} ({duration(check.seconds)})",
-        f"  below the entropy of word frequencies by {_nats(verdict.learned)}; a shallow model by "
-        f"{_nats(reference.learned)}; the bar is {_nats(reference.bar)}",
+        f"  loss below that of word frequencies alone by {_nats(verdict.learned)}; a shallow model's by "
+        f"{_nats(reference.learned)}; to train, at least {_nats(reference.bar)} are needed",
     ]
     if not reference.enough:
         lines.append(

@@ -182,9 +182,8 @@ class DepthProbe:
         if self._left_out:
             share = self._config.max_share
             self._log.say(
-                f"measures of depth: records left out: {self._left_out}, because they would have taken more than "
-                f"{share:.1%} of the time; for more of them raise `training.diagnostics.max_share`, for all set it to "
-                "null"
+                f"measures of depth: records left out to save time: {self._left_out}. Measuring may take {share:.1%} of "
+                "the time (`training.diagnostics.max_share`; null: no limit)"
             )
 
     def _count(self, seconds: float) -> None:
