@@ -204,7 +204,7 @@ def test_chunks_without_a_length(server: Server, tmp_path: Path, network: Networ
 
 def test_a_length_that_is_too_large(server: Server, tmp_path: Path, network: Network, pauses: list[float]) -> None:
     """The rest does not exist: a server that knows the number of bytes reports that; any other is refused."""
-    for number, answer in enumerate((behaving.normal, behaving.nameless), 1):  # the second does not identify its version
+    for number, answer in enumerate((behaving.normal, behaving.nameless), 1):  # `nameless` hides its version
         url = server.add("a", TEXT, behaving.claiming(len(TEXT) + 9), answer)
         assert got(url, tmp_path / str(number), network) == TEXT
         assert len(server.requests) == 2 * number

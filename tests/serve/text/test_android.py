@@ -201,4 +201,6 @@ def test_any_strings_show_the_same_characters(strings: list[str], seed: int) -> 
         assert sorted("".join(words[0].split())) == sorted("".join(words[1].split()))
         assert said.count("\n") == source.count("\n")
         assert len(said) - len(said.lstrip(" ")) >= len(source) - len(source.lstrip(" "))
-        assert len(said) - len(said.rstrip(" ")) >= len(source) - len(source.rstrip(" "))
+        unquoted = (one.text or "").replace('\\"', "")
+        if unquoted.count('"') % 2 == 0:  # an open quote keeps the blanks behind it, and may move to the end
+            assert len(said) - len(said.rstrip(" ")) >= len(source) - len(source.rstrip(" "))
