@@ -295,7 +295,7 @@ def latency(peers: Sequence[str], rounds: int) -> dict[str, float]:
 def trained(
     model: Path, text: Path, beam: int, peers: Sequence[str], rounds: int, precisions: Sequence[str]
 ) -> dict[str, float]:
-    """Return lines per second of a model of ours on two threads and on one, and of its export in Marian."""
+    """Return lines per second of a Ziggurat model on two threads and on one, and of its export in Marian."""
     systems: dict[str, Any] = {}
     for precision in precisions:
         command = [sys.executable, "-c", _TEXT, str(model), str(text), precision, str(beam), str(BATCH)]

@@ -59,7 +59,7 @@ source. In a short trial it may not do so yet, so a lower value is unhealthy onl
 
 @dataclass(frozen=True)
 class Reference:
-    """How much a healthy, shallow model learns on the same data.
+    """Yardstick of a trial: how much a healthy, shallow model learns on the same data.
 
     Attributes:
         updates: number of updates of its training, and of the trials that are compared with it.

@@ -163,7 +163,8 @@ def _preserved(tokens: Sequence[Token]) -> set[int]:
         elif token.kind == "open":
             said = token.attributes.get("xml:space")
             states.append(states[-1] if said is None else said == "preserve")
-            found |= {place} if states[-1] else set()
+            if states[-1]:
+                found.add(place)
     return found
 
 
