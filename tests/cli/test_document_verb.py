@@ -88,6 +88,8 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
         (["--document", "missing.docx"], "missing.docx: no such file"),
         (["--output", "out.DOCX"], "out.DOCX: is for Word, and "),
         (["--output", "out.txt"], "stays HTML; end it in .html"),
+        (["--output", "out.pdf"], "stays HTML; end it in .html"),
+        (["--output", "out"], "stays HTML; end it in .html"),
         (["--output", "out.html.json"], "out.html.json: is for "),
     ],
 )

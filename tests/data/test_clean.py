@@ -109,6 +109,12 @@ def test_nul_and_control_characters() -> None:
     assert clean.control_characters(*sides).tolist() == [False, True, True, True, False]
 
 
+def test_tags_of_html_drop_a_pair() -> None:
+    sources = ["Ein Hund", "<p>Ein Hund</p>", "a < b", "Ein Hund", "<tr> Bir köpek", "<3"]
+    targets = ["a dog", "a dog", "a > b", "a<br>dog", "a dog", "love"]
+    assert clean.markup(sources, targets).tolist() == [False, True, False, True, False, False]
+
+
 def test_too_long_counts_characters_of_the_longer_side() -> None:
     assert clean.too_long(["äää", "äääa", "a"], ["a", "a", "aaaa"], limit=3).tolist() == [False, True, True]
 
@@ -179,7 +185,7 @@ def test_pair_hashes_keep_the_sides_apart() -> None:
 
 def test_each_pair_is_counted_once_under_the_first_reason() -> None:
     limits = {"max_characters": 10, "max_words": 4, "max_length_ratio": 3}
-    switches = dict.fromkeys(("identical", "duplicates", "control_characters"), True)
+    switches = dict.fromkeys(("identical", "duplicates", "control_characters", "markup"), True)
     reasons = {
         ("gut", "good"): None,
         ("", "x"): "empty",
@@ -188,6 +194,8 @@ def test_each_pair_is_counted_once_under_the_first_reason() -> None:
         ("a", "abcd"): "length_ratio",
         ("same", "same"): "identical",
         ("bel\x07", "bell"): "control_characters",
+        ("<b>f</b>", "f"): "length_ratio",
+        ("<b>f</b>", "fett"): "markup",
         ("a b c d e", "a"): "too_many_words",
         ("a b c d", "a b c d e"): "too_many_words",
         ("ende", "end"): None,
@@ -197,7 +205,7 @@ def test_each_pair_is_counted_once_under_the_first_reason() -> None:
     sources, targets = ([*side] for side in zip(*pairs, strict=True))
     left, right, kept = Cleaner(FilterConfig.model_validate(limits | switches)).clean(sources, targets, counts)
     assert (left, right) == (["gut", "ende", "gut"], ["good", "end", "good"])
-    assert kept.nonzero()[0].tolist() == [0, 9, 10]
+    assert kept.nonzero()[0].tolist() == [0, 11, 12]
     assert counts == Counter(filter(None, reasons.values()))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.data.test_signs import notices
 from ziggurat.data.damage import KINDS, marks_of
 
-NAMES = ["entity", "misread", "escape", "quoted", "doubled"]
+NAMES = ["entity", "misread", "tag", "escape", "quoted", "doubled"]
 WORDS = [
     *("ein", "Haus", "für", "Straße", "«été\u00a0»", "AT&T", "R&D;", "C:\\neu", "日本", "Привет", "“so”", "a_b", "É»"),
 ]
@@ -45,11 +45,25 @@ MISREAD = [
 ESCAPES = [
     *("one\\nTwo", "the end.\\n", "A\\tB", "f\\u00fcr", "\\x27s", 'he said \\"no\\"', "a\\/b", "up\\NDown", "so\\r\\n"),
 ]
+TAGS = [
+    '<p class="x">Ein Hund',
+    "one<br/>two",
+    "see <A HREF='b'>here</A>",
+    "a <hr /> b",
+    "end</li>",
+    "<!-- no -->",
+    "<i>so</i>",
+]
 
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [*((t, "entity") for t in ENTITIES), *((t, "misread") for t in MISREAD), *((t, "escape") for t in ESCAPES)],
+    [
+        *((t, "entity") for t in ENTITIES),
+        *((t, "misread") for t in MISREAD),
+        *((t, "escape") for t in ESCAPES),
+        *((t, "tag") for t in TAGS),
+    ],
 )
 def test_marks(text: str, kind: str) -> None:
     assert kinds(text) == {kind}
@@ -58,14 +72,30 @@ def test_marks(text: str, kind: str) -> None:
     assert "1 of 10 source lines" in found[0]
     assert "the first in a.en, line 2" in found[0]
     assert "1 of 10 target lines" in found[1]
-    assert len(notices([text], ["x"], repair=True)) == (0 if KINDS[NAMES.index(kind)].mended else 1)
+    for switch in ("repair", "markup"):
+        assert len(notices([text], ["x"], filters={switch: True})) == (KINDS[NAMES.index(kind)].filter != switch)
     assert not notices([text, *["plain"] * 1200], ["x"] * 1201), "an accident"
 
 
 @given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9).map(" ".join))
 def test_plain_text_has_none_until_it_is_written_in_another_way(text: str) -> None:
     assert not kinds(text)
-    for raw in ("&c; &", "&nosuch;", "$\\nu$ \\textbf", "\\new", "5\\6", "ÃO", "CAFÉ »", "РОССИЯ", "Â", "naïve – é…"):
+    for raw in (
+        "&c; &",
+        "&nosuch;",
+        "$\\nu$ \\textbf",
+        "\\new",
+        "5\\6",
+        "ÃO",
+        "CAFÉ »",
+        "РОССИЯ",
+        "Â",
+        "naïve – é…",
+        "<tr> Bir",
+        "a < b > c",
+        "<2de> x",
+        "<3",
+    ):
         assert not kinds(raw), raw
     assert ("misread" in kinds(text.encode().decode("latin-1"))) == any(ord(letter) > 127 for letter in text)
     assert ("entity" in kinds(html.escape(text))) == ("&" in text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ PLAIN = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(" ".join)
 
 
 def notices(
-    source: list[str], target: list[str], unicode: Any = "none", *, repair: bool = False, **settings: Any
+    source: list[str], target: list[str], unicode: Any = "none", filters: Mapping[str, bool] = {}, **settings: Any
 ) -> list[str]:
     """Return the notices about a corpus that is read in blocks of two."""
     signs = CorpusSigns()
@@ -29,7 +30,7 @@ def notices(
         pairs = source[start : start + 2], target[start : start + 2]
         signs.see(pairs, start, ("a.en", "a.de"), ("en", "de"))
     corpora = [{"source": "a.en", "target": "a.de"}]
-    section = {"train": corpora, "unicode": unicode, "filters": {"repair": repair}, "store": "store"}
+    section = {"train": corpora, "unicode": unicode, "filters": filters, "store": "store"}
     config = DataConfig.model_validate({**section, "source_language": "en", "target_language": "de"})
     found = sign_notices({"data.train.0": signs}, config, **{"segmented": False, **settings})
     assert {(one.key, one.severity) for one in found} <= {("data.train.0", "warning")}

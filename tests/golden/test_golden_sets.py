@@ -13,8 +13,11 @@ import torch
 from tests.golden import make
 from tests.train.runs import QUIET
 from ziggurat.config import load_experiment
+from ziggurat.config.data import FilterConfig
 from ziggurat.data.corpus import STORE_FORMAT, Store
+from ziggurat.data.prepare import prepare
 from ziggurat.data.shortlist import read_shortlist
+from ziggurat.data.store_checks import unlike_store
 from ziggurat.data.subword import VOCABULARY_FORMAT
 from ziggurat.exchange.exporter import REPORT_FORMAT
 from ziggurat.exchange.importer import import_checkpoint
@@ -82,6 +85,15 @@ def test_a_store(folder: Path) -> None:
     assert [store.target.decode(ids.tolist()) for ids in targets] == lines["qhi"]
     assert store.dev is not None
     assert store.dev.texts(range(make.DEV_PAIRS))[0] == (folder / "corpus" / "dev.qlo").read_text().splitlines()
+
+
+def test_a_store_is_that_of_its_configuration_whatever_keys_came_since(folder: Path) -> None:
+    config, before = load_experiment("config.yaml").data, Path("store/manifest.json").read_bytes()
+    assert unlike_store(config, json.loads(before)) == []
+    assert prepare(config).reused  # it refuses a store with other settings
+    assert Path("store/manifest.json").read_bytes() == before
+    changed = config.model_copy(update={"filters": FilterConfig(markup=True)})
+    assert unlike_store(changed, json.loads(before)) == ["data.filters.markup (false -> true)"]
 
 
 @pytest.mark.parametrize(("model", "which"), [("run", None), ("run", "last"), ("plain", None), ("grown", None)])

@@ -61,10 +61,9 @@ def translate_documents(
     places = _places(paths, output, terminology)
     for path, place in places.items():
         named, kind = [each for each in KINDS if place.lower().endswith(each.endings)], document_kind(path)
-        if named and named[0] is not kind:
-            raise ConfigError(
-                f"{place}: is for {named[0].name}, and {path} stays {kind.name}; end it in {kind.endings[0]}"
-            )
+        if kind not in named:
+            other = f"is for {named[0].name}, and " if named else ""
+            raise ConfigError(f"{place}: {other}{path} stays {kind.name}; end it in {kind.endings[0]}")
     source, target = model_languages(models[0], opening)
     split = sentencex_splitter(source)
 

@@ -106,6 +106,8 @@ class FilterConfig(Section):
     """Drop pairs seen before, by 64-bit hash of both sides, in any training corpus with this filter."""
     control_characters: bool = False
     """Drop pairs with control characters (Unicode category Cc) other than tab. Pairs with NUL are always dropped."""
+    markup: bool = False
+    """Drop pairs with tags of HTML (`<p>`, `<br/>`, `</a>`) or comments as text on either side."""
     source_script: str | None = None
     """Unicode script of the source, such as `Latin` or `Cyrillic`; null: any."""
     target_script: str | None = None

@@ -91,6 +91,8 @@ class CleaningConfig(FilterConfig):
     """As in `data.filters`."""
     control_characters: bool = True
     """As in `data.filters`."""
+    markup: bool = True
+    """As in `data.filters`."""
     held_out: Literal["keep", "pairs", "sides"] = "pairs"
     """Training pairs that also occur in development or test sets; as in `data.filters`."""
 

@@ -10,10 +10,21 @@ import html
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 _ENTITY = re.compile(
     "&(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});| ?& ?(?:amp|quot|apos|lt|gt|nbsp|#[0-9]{1,7}) ?;"
 )
+_ELEMENTS = (
+    "a|abbr|article|aside|b|blockquote|body|br|button|center|code|div|em|figure|font|footer|form|h[1-6]|head|header|html|"
+    "i|iframe|img|input|label|link|main|nav|ol|option|p|pre|script|section|select|small|span|strong|style|sub|sup|table|"
+    "tbody|td|thead|title|u|ul|video"
+)
+_LANGUAGES_TOO = "hr|li|th|tr"  # `<tr>` alone may be a tag for Turkish
+TAG = re.compile(
+    rf"(?:</?(?:{_ELEMENTS})|(?:</|<(?=\w+[\s/]))(?:{_LANGUAGES_TOO}))(?:\s[^<>]*)?/?>|<!--", re.IGNORECASE
+)
+"""TAG matches a tag of an HTML element that is usual in crawled text, or the start of a comment."""
 _ESCAPE = re.compile(r"\\(?:[nrtN](?![a-z])|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[\"'/])")
 
 # The bytes from 128 to 191 in Latin-1 and Windows-1252, and in Windows-1251.
@@ -40,6 +51,10 @@ def _escape(text: str) -> str | None:
     return found[0] if (found := _ESCAPE.search(text)) else None
 
 
+def _tag(text: str) -> str | None:
+    return found[0] if (found := TAG.search(text)) else None
+
+
 def _quoted(text: str) -> str | None:
     """Return the mark of a quoted CSV field in which inner quotation marks are doubled; None for other text."""
     whole = len(text) > 1 and text[0] == text[-1] == '"' and '"' not in text[1:-1].replace('""', "")
@@ -61,7 +76,7 @@ class DamageKind:
         said: description of lines that have it, for messages.
         share: share of lines at which they become a sign.
         way_out: what to do with the corpus.
-        mended: whether `data.filters.repair` mends it.
+        filter: switch in `data.filters` that mends or drops such lines; "" if there is none.
     """
 
     found_in: Callable[[str], str | None]
@@ -69,14 +84,16 @@ class DamageKind:
     said: str
     way_out: str
     share: float = 0.001
-    mended: bool = False
+    filter: Literal["repair", "markup", ""] = ""
 
 
 _REPAIR = "`data.filters.repair: true` mends it"
+_MARKUP = "`data.filters.markup: true` drops such pairs"
 _READ = "read the file as CSV, and write the texts as they are (TSV has no quotation marks around them)"
 KINDS = (
-    DamageKind(_entity, re.compile("&").search, "have entities of HTML or XML as text", _REPAIR, mended=True),
-    DamageKind(_misread, _MISREAD_FIRST.search, "have letters that were decoded wrongly", _REPAIR, mended=True),
+    DamageKind(_entity, re.compile("&").search, "have entities of HTML or XML as text", _REPAIR, filter="repair"),
+    DamageKind(_misread, _MISREAD_FIRST.search, "have letters that were decoded wrongly", _REPAIR, filter="repair"),
+    DamageKind(_tag, re.compile("<").search, "have tags of HTML as text", _MARKUP, filter="markup"),
     DamageKind(_escape, re.compile(r"\\").search, "have escapes as text", "read the file in its format"),
     DamageKind(_quoted, re.compile('"').match, "are in quotation marks as fields of CSV are", _READ, share=0.5),
     DamageKind(

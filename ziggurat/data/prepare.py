@@ -44,7 +44,7 @@ from ziggurat.data.inputs import (
     side_notices,
 )
 from ziggurat.data.signs import sign_notices
-from ziggurat.data.store_checks import InputWatch, differences, other_files, provenance
+from ziggurat.data.store_checks import InputWatch, changed_since, other_files, provenance
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import (
     even_shares,
@@ -302,6 +302,7 @@ def stored_notices(texts: Sequence[str], corpora: Sequence[Corpus]) -> list[Prob
     keys = [
         "filters.held_out",
         "filters.identical",
+        "filters.markup",
         "filters.repair",
         "subword.vocabulary_size",
         "subword.kind",
@@ -341,7 +342,7 @@ def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[s
         if force:
             return None
         raise DataError(f"{error} (the store is in the way: `--force` rebuilds it)", named=error.names) from None
-    changed = differences(manifest["prepared_from"], settings)
+    changed = changed_since(manifest, settings)
     if not changed:
         return manifest
     if force:

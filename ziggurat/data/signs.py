@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ziggurat.config.data import DataConfig
+from ziggurat.config.data import DataConfig, FilterConfig
 from ziggurat.config.languages import main_language
-from ziggurat.data.damage import KINDS, marks_of
+from ziggurat.data.damage import KINDS, TAG, marks_of
 from ziggurat.data.vocabulary import PIECE_MARKS, leading_tag, names_language, segmentation_mark
 from ziggurat.system.errors import Problem, printable
 
@@ -166,7 +166,7 @@ def sign_notices(
     among them are meant to be text.
     """
     notices = list[Problem]()
-    mended = {key for _, key, corpus in config.corpora() if config.filters_of(corpus).repair}
+    filters = {key: config.filters_of(corpus) for _, key, corpus in config.corpora()}
     for key, signs in corpora.items():
         if signs.headers:
             rows = "; ".join(signs.headers[:3]) + (f"; and {len(signs.headers) - 3} more" * (len(signs.headers) > 3))
@@ -175,8 +175,8 @@ def sign_notices(
         for name, side in zip(SIDES, signs.sides, strict=True):
             many = f"{key}: {{}} of {side.lines:,} {name} lines"
             of_text = _side_notices(many, side, segmented, symbols)
-            found = [*of_text, *_damage_notices(many, side, mended=key in mended)]
-            named = ("data.subword.kind", "data.filters.repair")
+            found = [*of_text, *_damage_notices(many, side, filters[key], symbols)]
+            named = ("data.subword.kind", "data.filters.repair", "data.filters.markup")
             notices += [Problem(key, text, severity="warning", named=named) for text in found]
     notices += _form_notices(corpora) if config.unicode == "none" else []
     return notices + (list(_width_notices(corpora)) if config.unicode != "nfkc" else [])
@@ -198,9 +198,11 @@ def _side_notices(many: str, side: SideSigns, segmented: bool, symbols: Collecti
         )
 
 
-def _damage_notices(many: str, side: SideSigns, *, mended: bool) -> Iterator[str]:
+def _damage_notices(many: str, side: SideSigns, filters: FilterConfig, symbols: Collection[str]) -> Iterator[str]:
+    wanted = any(map(TAG.fullmatch, symbols))  # a model that is meant to learn tags
     for mark, seen in zip(KINDS, side.damaged, strict=True):
-        if seen.lines > mark.share * side.lines and not (mended and mark.mended):
+        handled = mark.filter and (getattr(filters, mark.filter) or (mark.filter == "markup" and wanted))
+        if seen.lines > mark.share * side.lines and not handled:
             yield f"{many.format(f'{seen.lines:,}')} {mark.said}, the first in {seen.first}: {mark.way_out}"
 
 

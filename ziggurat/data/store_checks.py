@@ -1,7 +1,7 @@
 """Checks of a store: is it intact, does it stay unchanged, was it prepared with this configuration?
 
 `Verification` compares checksums in the background. `StoreWatch` and `InputWatch` notice files that change while in
-use. `differences` determines from the `provenance` of a store whether and why it must be prepared again.
+use. `changed_since` determines from the `provenance` of a store whether and why it must be prepared again.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from pydantic import ValidationError
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.inputs import Corpus, Progress
-from ziggurat.system.errors import DataError, Problem, Remedy, printable
+from ziggurat.system.errors import ConfigError, DataError, Problem, Remedy, printable
 from ziggurat.system.files import find_files, fingerprint
 
 
@@ -204,12 +206,38 @@ def unlike_store(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
     It compares the settings in `provenance`, without the content of files, since it reads no input file, but with
     weights, which the store keeps for training. Corpora are compared only if `config` names some.
     """
-    old, new = (_settings(data) for data in (manifest["config"], config.model_dump(mode="json")))
+    old, new = (_settings(data) for data in (_full(manifest), config.model_dump(mode="json")))
     if not config.train:
         for settings in (old, new):
             settings["train"], settings["dev"] = [], []
             settings.pop("alignment", None)  # it says how the corpora are aligned
     return differences(old, new)
+
+
+def changed_since(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """Return the differences of a store's `provenance` from `settings`, that of now.
+
+    A key that did not exist when the store was written had what is now its default.
+    """
+    return differences(_extended(manifest["prepared_from"], manifest["config"], _full(manifest)), settings)
+
+
+def _full(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration of a store with the defaults of keys that it lacks."""
+    try:
+        return DataConfig.model_validate(manifest["config"]).model_dump(mode="json")
+    except (ValidationError, ConfigError):  # of a version that allowed other values
+        return cast("Mapping[str, Any]", manifest["config"])
+
+
+def _extended(old: Any, raw: Any, full: Any) -> Any:
+    """Return `old` with the entries that `full` has but `raw` lacks, at any depth."""
+    if isinstance(old, Mapping) and isinstance(raw, Mapping):
+        added = {key: value for key, value in full.items() if key not in raw}
+        return added | {key: _extended(one, raw.get(key), full.get(key)) for key, one in old.items()}
+    if isinstance(old, list) and isinstance(raw, list) and len(old) == len(raw):
+        return [_extended(*each) for each in zip(old, raw, full, strict=True)]
+    return old
 
 
 def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:

@@ -256,7 +256,7 @@ _PRIVATE = re.compile("q[a-t][a-z]")  # codes of ISO 639-2 for private use
 _SEVERAL = "mul"  # ISO 639's code for text of several languages, which names none
 _OF_DATA = frozenset({"<bt>"})
 """_OF_DATA are tags that name no language, but are too usual to be text: of back-translated sources."""
-_HTML = frozenset({"<br>", "<hr>", "<id>", "<li>", "<th>", "<tr>", "<tt>"})
+_HTML = frozenset({"<br>", "<div>", "<hr>", "<id>", "<li>", "<nav>", "<th>", "<tr>", "<tt>"})
 _LEADING_TAG = re.compile(
     r"""[\s\u200b\ufeff▁]*(
         <{1,2} [^\s<>]{1,24} >{1,2} | >\s?>\s?[^\s<>]{1,24}\s?<\s?< | >>[^\s<>]{1,24}>> | ＞＞[^\s＞＜]{1,24}＜＜

@@ -18,6 +18,8 @@ from itertools import pairwise
 
 from ziggurat.evaluate.scores import SegmentMetric, Statistics, add_up
 
+SIGNIFICANT = 0.05
+"""SIGNIFICANT is the p-value below which a difference counts as more than chance."""
 FEWEST_CASES = 30
 """FEWEST_CASES is the smallest number of cases for a significance test. Resamples of few cases are nearly identical
 (for a single case, all are equal), so p-values would be far too small: experiments/compare-mt has figures."""
@@ -118,7 +120,7 @@ class Scores:
                     return "?"
                 if self.both_useless(pair):
                     return "0"
-                if pair.bootstrap_adjusted >= 0.05 or pair.difference == 0:
+                if pair.bootstrap_adjusted >= SIGNIFICANT or pair.difference == 0:
                     return "="
                 left_is_better = (pair.difference > 0) == self.higher_is_better
                 return "+" if left_is_better == (pair.left == row) else "-"

@@ -14,8 +14,10 @@ import pytest
 from tests.corpora.pipeline.conftest import MakeContext, whole
 from ziggurat.corpora.pipeline import evaluation
 from ziggurat.corpora.pipeline.engine import Selection
-from ziggurat.corpora.pipeline.evaluation import _notices
+from ziggurat.corpora.pipeline.evaluation import _against_first, _notices
 from ziggurat.corpora.pipeline.steps import pipeline_of
+from ziggurat.evaluate.comparison import System, compare
+from ziggurat.evaluate.metrics import TestSet
 
 
 class _Echo:
@@ -77,6 +79,19 @@ def test_the_page_on_robustness_is_made_again_without_translating(
     step.work(place / "w")
     assert content() == before
     assert len(opened) == systems == 2
+
+
+def test_systems_are_tested_against_the_first_as_compare_does() -> None:
+    references = [f"a small dog {n} runs home to its {n % 7} houses" for n in range(40)]
+    first = [line.replace("small", "tiny") if n % 2 else line for n, line in enumerate(references)]
+    second = [line.replace("home", "back") if n % 3 else line for n, line in enumerate(references)]
+    test_set = TestSet([references], None, "en")
+    found = _against_first(test_set.metric("bleu"), [first, second])
+    (scores, *_) = compare([System("a", [first]), System("b", [second])], [references], metrics=["bleu"]).scores
+    assert found == [None, scores.pairs[0].bootstrap_adjusted]
+    assert _against_first(test_set.metric("bleu"), [first, first, second])[1] == 1.0
+    few = TestSet([references[:29]], None, "en")
+    assert _against_first(few.metric("bleu"), [first[:29], second[:29]]) == [None, None]
 
 
 def test_perturbations_that_change_no_line_cost_no_scores(

@@ -168,6 +168,24 @@ def test_scores_are_judged(metric: str, scores: list[tuple[str, float, float | N
 
 
 @pytest.mark.parametrize(
+    ("metric", "student", "p", "kind"),
+    [
+        ("BLEU", 21.4, 0.05, "none"),
+        ("BLEU", 20.3, 0.049, "better"),
+        ("BLEU", 19.9, 0.001, "worse"),
+        ("TER", 19.9, 0.001, "better"),
+        ("BLEU", 2.0, 0.001, "useless"),
+    ],
+)
+def test_a_paired_test_decides_where_there_is_one(metric: str, student: float, p: float, kind: str) -> None:
+    summary = summary_of(("teacher", 20.0, 0.9), ("student", student, 0.9), metric=metric)
+    summary.scores["held"]["student"][0]["p"] = p
+    (verdict,) = summary.as_record()["verdicts"]
+    assert verdict["kind"] == kind
+    assert f"(p = {p:.3f})" in pipeline_page(summary)
+
+
+@pytest.mark.parametrize(
     ("rates", "others", "kind"),
     [
         ((100.0, 360.0), (0.0, 0.0), "faster"),

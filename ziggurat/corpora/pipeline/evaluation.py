@@ -42,10 +42,11 @@ from ziggurat.corpora.pipeline.step import (
     write_document,
 )
 from ziggurat.corpora.pipeline.synthesis import NOTICES
+from ziggurat.evaluate.findings import FEWEST_CASES
 from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.perturbations import DisturbedSet, perturbation_names
-from ziggurat.evaluate.scores import evaluate, sacrebleu_metric
-from ziggurat.evaluate.significance import Effect
+from ziggurat.evaluate.scores import SegmentMetric, evaluate, sacrebleu_metric
+from ziggurat.evaluate.significance import RESAMPLINGS, Effect, holm, p_values
 from ziggurat.inspect.report.page import (
     CorpusRow,
     ModelRow,
@@ -166,7 +167,7 @@ class EvaluateStep(Step):
             disturbed = DisturbedSet(names, sources[:most], [references[:most]], self._context.languages)
         found = [self._outputs(folder, system, tests, disturbed) for system in systems]
         scores: dict[str, dict[str, list[dict[str, Any]]]] = {}
-        for name, (_, references) in tests.items():
+        for name, (sources, references) in tests.items():
             for system, record in zip(systems, found, strict=True):
                 outputs = record["tests"][name]
                 file = folder / "translations" / f"{name}.{system.name}.{self._context.languages[1]}"
@@ -180,6 +181,11 @@ class EvaluateStep(Step):
                     target_language=self._context.languages[1],
                 )
                 scores.setdefault(name, {})[system.name] = [score.as_record() for score in of_system]
+            test_set = TestSet([references], sources, self._context.languages[1])
+            for place, metric in enumerate(self._how.metrics):
+                found_p = _against_first(test_set.metric(metric), [record["tests"][name] for record in found])
+                for system, p in zip(systems, found_p, strict=True):
+                    scores[name][system.name][place]["p"] = p
         origins = [[system.name, record["origin"]] for system, record in zip(systems, found, strict=True)]
         if disturbed is not None:
             (sources, references), language = tests[self._names[0]], self._context.languages[1]
@@ -271,6 +277,17 @@ class EvaluateStep(Step):
             write_document(folder / NOTICES, {"notices": [notice]})
         write_document(folder / "robustness.json", results.as_record())
         write_atomically(folder / "robustness.html", robustness_page(results).encode())
+
+
+def _against_first(metric: SegmentMetric, outputs: Sequence[Sequence[str]]) -> list[float | None]:
+    """Return each system's p-value against the first: paired bootstrap, corrected for their number (Holm).
+
+    None for the first, and for all if there are too few sentences to tell.
+    """
+    first, *others = metric.statistics(outputs)
+    if len(first) < FEWEST_CASES:
+        return [None] * len(outputs)
+    return [None, *holm([p_values(metric, [first, other], "bs", RESAMPLINGS)[0] for other in others])]
 
 
 def _speed_file(system: _System) -> str:

@@ -176,6 +176,8 @@ def predicates(filters: FilterConfig, languages: tuple[str, str]) -> list[tuple[
         named.append(("identical", clean.identical))
     if filters.control_characters:
         named.append(("control_characters", clean.control_characters))
+    if filters.markup:
+        named.append(("markup", clean.markup))
     if filters.source_script or filters.target_script:
         named.append(("wrong_script", clean.script_filter(filters)))
     named += _agreements(filters)

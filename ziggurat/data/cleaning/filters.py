@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import FilterConfig
 from ziggurat.config.languages import main_language
+from ziggurat.data.damage import TAG
 from ziggurat.data.lines import character_lengths, has_unspaced, is_blank, visible_lengths, word_counts
 from ziggurat.system.errors import ConfigError
 
@@ -87,6 +88,11 @@ def control_characters(source: Sequence[str], target: Sequence[str]) -> Mask:
 
 
 _CONTROL = regex.compile(r"[\p{Cc}--\t]", flags=regex.V1)
+
+
+def markup(source: Sequence[str], target: Sequence[str]) -> Mask:
+    """Either side contains a tag or a comment of HTML."""
+    return _either(source, target, lambda text: "<" in text and TAG.search(text) is not None)
 
 
 def wrong_script(

@@ -433,6 +433,7 @@ REASONS = {
     "length_ratio": "sides whose lengths differ too much",
     "identical": "the same text on both sides",
     "control_characters": "control characters",
+    "markup": "tags of HTML",
     "wrong_script": "letters of another script",
     "urls": "different web addresses on the two sides",
     "emails": "different e-mail addresses on the two sides",

@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from ziggurat.config import dump
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
-from ziggurat.evaluate.findings import FEWEST_CASES, USELESS_BLEU, Scores, SystemDifference
+from ziggurat.evaluate.findings import FEWEST_CASES, SIGNIFICANT, USELESS_BLEU, Scores, SystemDifference
 from ziggurat.evaluate.significance import Effect, Robustness
 from ziggurat.inspect.report.content import Content, Setting, unlike
 from ziggurat.inspect.report.data_page import REASONS
@@ -391,12 +391,13 @@ def _of_test(test: str, scores: Mapping[str, Sequence[Mapping[str, Any]]]) -> Pi
     if first == last:
         return PipelineVerdict(test, "alone", f"{said}.")
     difference = now["value"] - before["value"]
-    error = math.hypot(*(score.get("interval") or 0.0 for score in (before, now)))
-    if abs(difference) <= error:
-        kind, result = "none", f"no difference from {first} beyond the error of ± {error:.1f}"
+    error, p = math.hypot(*(score.get("interval") or 0.0 for score in (before, now))), now.get("p")
+    how = f"± {error:.1f}" if p is None else f"p = {p:.3f}"  # too few sentences for p, or an older record
+    if (abs(difference) <= error) if p is None else (p >= SIGNIFICANT):
+        kind, result = "none", f"not significantly different from {first} ({how})"
     else:
         kind = "better" if (difference > 0) == (now["name"] != "TER") else "worse"
-        result = f"{difference:+.1f} against {first}"
+        result = f"{difference:+.1f} against {first} ({how})"
     return PipelineVerdict(test, kind, f"{said}, {result}{beside}.")
 
 
