@@ -152,7 +152,7 @@ def test_the_plain_verb_has_the_other_metrics(ziggurat: Ziggurat, files: dict[st
     assert "warning: 2 sentences: too few for `--confidence`" in errors
 
 
-def test_what_a_metric_lacks_is_said_before_anything_is_translated(
+def test_a_missing_metric_package_is_reported_before_translating(
     ziggurat: Ziggurat, files: dict[str, Path], trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZIGGURAT_COMET_PYTHON", "no/python")
@@ -164,7 +164,7 @@ def test_what_a_metric_lacks_is_said_before_anything_is_translated(
         assert "checkpoint" not in errors  # no weights were opened
 
 
-def test_comet_by_the_verb(
+def test_comet_through_the_verb(
     ziggurat: Ziggurat, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = "import json, sys; n = len(json.load(open(sys.argv[-2]))['samples'])\n"

@@ -49,7 +49,7 @@ def test_a_hopeless_configuration_comes_with_remedies_and_valid_json(
     }
     assert len(check["remedies"]) >= 4
     assert "depth check: trying the configuration" in result.err
-    assert "depth check: trying a shallow model" not in result.err  # as in the test above: the store kept it
+    assert "depth check: trying a shallow model" not in result.err  # as above: the store has kept the result
     text = ziggurat("inspect", config, HOPELESS, *SHORT)
     assert "depth check: WILL NOT TRAIN" in text.out
     assert "not finite at update" in text.out

@@ -51,7 +51,7 @@ def test_checkpoints_give_the_records_that_training_left(
 
 
 @pytest.mark.slow
-def test_records_join_those_that_are_there(measured_run: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
+def test_records_are_added_to_existing_ones(measured_run: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
     run = tmp_path / "run"
     shutil.copytree(measured_run, run, symlinks=True)
     result = ziggurat("diagnose", run)
@@ -79,7 +79,9 @@ def test_a_model_directory(measured_run: Path, tmp_path: Path, ziggurat: Ziggura
 
 
 @pytest.mark.slow
-def test_what_cannot_be_measured(measured_run: Path, tiny_folder: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
+def test_runs_that_cannot_be_measured_are_refused(
+    measured_run: Path, tiny_folder: Path, tmp_path: Path, ziggurat: Ziggurat
+) -> None:
     def fails(*arguments: object) -> str:
         result = ziggurat("diagnose", *arguments)
         assert result.status == 2

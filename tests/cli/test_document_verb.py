@@ -29,7 +29,7 @@ def page(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_document_is_what_the_library_makes_of_it(
+def test_the_verb_gives_the_document_that_the_library_gives(
     ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.html"
@@ -91,7 +91,7 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
         (["--output", "out.html.json"], "out.html.json: is for "),
     ],
 )
-def test_what_cannot_be_is_one_message(
+def test_impossible_calls_get_one_message(
     ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     usual = {"--document": page, "--output": tmp_path / "out.html"}
@@ -114,7 +114,7 @@ def test_a_damaged_document_leaves_nothing(ziggurat: Ziggurat, trained: Path, tm
     assert "is an input" in errors
 
 
-def test_without_sentencex_the_way_out_is_named(
+def test_without_sentencex_the_message_says_how_to_install_it(
     ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sentencex_splitter.cache_clear()
@@ -124,7 +124,7 @@ def test_without_sentencex_the_way_out_is_named(
     assert "pip install 'ziggurat-mt[serve]'" in errors
 
 
-def test_a_model_without_attention_weights_goes_by_segments(
+def test_a_model_without_attention_weights_translates_by_segment(
     ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.translate.options.tells_alignments", lambda translator: False)
@@ -168,7 +168,7 @@ def test_json_has_the_notices_of_each_document(ziggurat: Ziggurat, trained: Path
     assert "ACME" in written["b"]
 
 
-def test_options_of_documents_go_with_documents(ziggurat: Ziggurat, trained: Path) -> None:
+def test_document_options_need_documents(ziggurat: Ziggurat, trained: Path) -> None:
     for option in ("--protect", "--leave"):
         status, _, errors = ziggurat("translate", trained, option, "x")
         assert status == 2

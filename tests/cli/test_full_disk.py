@@ -59,7 +59,7 @@ def test_standard_output_has_no_name() -> None:
     assert not is_full_disk(OSError(errno.EACCES, "Permission denied"))
 
 
-def test_an_error_in_the_words_of_a_library_keeps_what_the_system_said(tmp_path: Path) -> None:
+def test_a_librarys_error_keeps_the_systems_message(tmp_path: Path) -> None:
     def load() -> None:
         try:
             raise OSError(errno.EIO, os.strerror(errno.EIO), "vocab.json")

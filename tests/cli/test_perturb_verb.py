@@ -15,7 +15,7 @@ from ziggurat.system.errors import ConfigError
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    """Source and reference: five lines, one of them in two clauses."""
+    """Source and reference: five lines, one of which has two clauses."""
     sides = {
         "qlo": ["Su divusim ne gokun.", "Madona dogun.", "Su gokun, madona divusim.", "Divusim dogun.", "Su dogun."],
         "en": ["The man <b> sees it.", "The dog sleeps.", "He goes, the dog sees.", "A man sleeps.", "He sleeps."],
@@ -47,7 +47,7 @@ def test_a_model_as_text_json_and_page(
     assert [effect["metric"] for effect in record["effects"]] == ["chrF2", "chrF2"]
     assert [effect["p_adjusted"] for effect in record["effects"]] == [None, None]
     html = page.read_text()
-    assert "<b> sees" not in html  # escaped: it is text of the reference
+    assert "<b> sees" not in html  # escaped, because it is text from the reference
     assert "script" not in html.replace("default-src", "")
     assert html.count("<details>") == len(PERTURBATIONS)
     assert all(PERTURBATIONS[name].meaning.replace("<", "&lt;").replace(">", "&gt;") in html for name in PERTURBATIONS)

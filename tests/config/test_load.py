@@ -67,7 +67,7 @@ def test_every_mistake_is_reported_at_once_with_its_key() -> None:
     assert len(str(error.value).splitlines()) == 3
 
 
-def test_a_file_for_a_pipeline_is_known_as_one() -> None:
+def test_a_pipelines_file_is_recognised() -> None:
     with pytest.raises(ConfigError, match=r"^my.yaml: `bitext` is a section for files of `ziggurat pipeline`$"):
         parse_experiment("folder: a\nbitext: {train: []}\nstudent: {}", "my.yaml")
 
@@ -143,7 +143,7 @@ def test_an_override_past_the_end_of_a_list_says_how_long_it_is(corpora: str, ov
     assert said in str(error.value)
 
 
-def test_a_changed_section_keeps_what_is_not_named() -> None:
+def test_a_changed_section_keeps_its_other_keys() -> None:
     section = DecodingConfig(length_penalty=LengthPenaltyConfig(kind="gnmt", alpha=0.9), beam_size=3)
     changed = change_section(section, {"length_penalty": {"alpha": 0.1}, "n_best": 2}, "decoding")
     assert (changed.beam_size, changed.n_best) == (3, 2)
@@ -170,7 +170,7 @@ def test_a_wrongly_changed_section_is_refused_in_the_words_of_a_file(changes: di
     assert said in str(error.value)
 
 
-def test_overrides_win_and_reach_lists() -> None:
+def test_overrides_win_and_reach_into_lists() -> None:
     text = MINIMAL.replace("store: s", "store: s, train: [{source: a, target: b}]") + "training: {seed: 3}\n"
     overrides = ["training.seed=4", "data.train.0.weight=2.5", "training.schedule.peak=1e-3", "model.d_model=64"]
     experiment = parse_experiment(text, "x.yaml", overrides)
@@ -180,7 +180,7 @@ def test_overrides_win_and_reach_lists() -> None:
     assert experiment.model.d_model == 64
 
 
-def test_preset_fills_only_what_is_not_written() -> None:
+def test_a_preset_fills_only_missing_keys() -> None:
     model = parse_experiment(MINIMAL + "model: {preset: big, d_ff: 8192}\n", "x").model
     assert (model.d_model, model.d_ff, model.heads) == (1024, 8192, 16)
 
@@ -262,7 +262,7 @@ def test_reference_pages_have_every_key_once() -> None:
 
 @pytest.mark.slow
 @settings(max_examples=30)
-@example(seed=0, peak=1.0, text="1e5")  # text in YAML 1.1, a number to this loader
+@example(seed=0, peak=1.0, text="1e5")  # text in YAML 1.1, but a number for this loader
 @given(
     seed=st.integers(0, 2**31),
     peak=st.floats(1e-9, 10, allow_nan=False),
@@ -284,7 +284,7 @@ def test_variables_of_the_shell_are_refused_in_paths(key: str, tmp_path: Path, m
             parse_experiment(content, "x.yaml", [f"{key}={path}"])
     parse_experiment(content, "x.yaml", [f"{key}=~/costs-$5"])
     (tmp_path / "$HOME").mkdir()
-    (tmp_path / "$HOME" / "x").touch()  # from earlier versions, or with that real name
+    (tmp_path / "$HOME" / "x").touch()  # left by an earlier version, or really called that
     parse_experiment(content, "x.yaml", [f"{key}=$HOME/x"])
 
 

@@ -1,6 +1,4 @@
-"""Small versions of the papers' recipes: the method stays, sizes and lengths follow their rules, and every one
-trains.
-"""
+"""Small versions of the papers' recipes: the method stays, sizes and lengths follow the rules, and all train."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ def small(name: str) -> Experiment:
 
 
 @pytest.mark.parametrize("key", paper_keys())
-def test_every_setting_but_the_scaled_ones_is_the_papers(key: str) -> None:
+def test_only_scaled_settings_differ_from_the_paper(key: str) -> None:
     for name in paper_recipes(key):
         full, made = (dict(flat(load_once(one).model_dump(mode="json"))) for one in (name, f"{name}{SUFFIX}"))
         stages = "training.growth.stages"
@@ -78,7 +76,7 @@ def test_every_setting_but_the_scaled_ones_is_the_papers(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", paper_keys())
-def test_the_highest_rate_is_the_papers_or_half_of_it_at_a_quarter_of_the_width(key: str) -> None:
+def test_the_highest_rate_is_the_papers_or_half_of_it_for_a_quarter_of_the_width(key: str) -> None:
     for name in paper_recipes(key):
         full, made = load_once(name), small(name)
         peaks = [
@@ -113,11 +111,11 @@ def test_growth_keeps_its_shares_of_training() -> None:
         assert min(ends[0]) > 0, name
 
 
-def test_the_rules_stand_in_the_file_where_they_changed_something() -> None:
+def test_the_file_states_the_rules_that_changed_something() -> None:
     growing, noam = (_comments(name) for name in ("sdt-en-de-base-48-6-rpr-sdt", "ds-init-en-de-base-6-6"))
     for reason, _ in RULES:
         assert reason in growing or reason in noam
-    # The rules for growth and precision concern one of these two, that for noam the other.
+    # The rules for growth and precision affect one of these two recipes, the rule for noam the other.
     assert [reason in growing for reason, _ in RULES].count(False) == 1
     assert [reason in noam for reason, _ in RULES].count(False) == 2
 

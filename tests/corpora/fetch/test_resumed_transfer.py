@@ -54,14 +54,16 @@ def test_a_file_comes_whole(server: Server, tmp_path: Path, network: Network) ->
     assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
-def test_what_has_arrived_is_not_fetched_again(server: Server, tmp_path: Path, network: Network) -> None:
+def test_a_partial_download_is_not_fetched_again(server: Server, tmp_path: Path, network: Network) -> None:
     url = server.add("a", TEXT, behaving.dropping(70_000), behaving.dropping(30_000))
     assert got(url, tmp_path, network) == TEXT
     assert ranges(server) == [None, "bytes=70000-", "bytes=100000-"]
     assert [r.headers.get("if-range") for r in server.requests] == [None, '"1"', '"1"']
 
 
-def test_tries_that_bring_something_do_not_count_as_failed(server: Server, tmp_path: Path, network: Network) -> None:
+def test_attempts_that_transfer_something_do_not_count_as_failed(
+    server: Server, tmp_path: Path, network: Network
+) -> None:
     """Each try brings a third of the rest, down to a few bytes: far more tries than may fail in a row."""
     steps, rest = list[behaving.Behaviour](), len(TEXT)
     while rest > 9:
@@ -72,7 +74,7 @@ def test_tries_that_bring_something_do_not_count_as_failed(server: Server, tmp_p
 
 
 @pytest.mark.parametrize("first", [behaving.dropping(600), behaving.chunked(600)], ids=["length", "no length"])
-def test_a_byte_a_try_does_not_continue_for_ever(
+def test_one_byte_per_attempt_does_not_go_on_for_ever(
     server: Server, tmp_path: Path, network: Network, first: behaving.Behaviour
 ) -> None:
     said = failed(server.add("a", TEXT, first, *[behaving.dropping(1)] * 99), tmp_path, network)
@@ -102,7 +104,7 @@ def test_a_network_that_goes_away_comes_back_and_a_full_disk_does_not(
 
 
 @pytest.mark.parametrize("second", [behaving.dropping(30_000), behaving.piecewise], ids=["dropped", "a part of it"])
-def test_the_length_of_a_file_first_sent_in_chunks_comes_with_its_rest(
+def test_a_file_first_sent_in_chunks_gets_its_length_from_the_rest(
     server: Server, tmp_path: Path, network: Network, second: behaving.Behaviour
 ) -> None:
     url = server.add("a", TEXT, behaving.chunked(70_000), second)
@@ -113,8 +115,8 @@ def test_the_length_of_a_file_first_sent_in_chunks_comes_with_its_rest(
 @pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
-def test_drops_and_changes_never_mix_versions(data: st.DataObject, tmp_path: Path) -> None:
-    """Whatever the server does for some requests, the result is the file that the server has in the end."""
+def test_dropped_connections_and_changed_files_never_mix_versions(data: st.DataObject, tmp_path: Path) -> None:
+    """Whatever faults some answers have, the result is the file that the server has in the end."""
     with serving() as server:
         network = Network(proxy="", retries=12, pause=lambda seconds: None)
         contents = data.draw(st.lists(st.binary(min_size=600, max_size=3000), min_size=1, max_size=4))
@@ -160,14 +162,14 @@ def test_a_file_that_changes_between_two_requests(server: Server, tmp_path: Path
         (behaving.dropping(70_000), behaving.heedless, OTHER[: len(TEXT)]),
         (behaving.dropping(70_000), behaving.elsewhere, OTHER),
         (behaving.dropping(70_000), behaving.elsewhere, OTHER[: len(TEXT)]),
-        (behaving.dropping(70_000), behaving.nameless, OTHER),  # only the total tells
-        # All of the first version has arrived, and the server reports that the other has no more bytes.
+        (behaving.dropping(70_000), behaving.nameless, OTHER),  # only the total shows it
+        # The first version has arrived completely, and the server reports that the second has no more bytes.
         (behaving.claiming(len(TEXT) + 9), behaving.heedless, OTHER[: len(TEXT)]),
         (behaving.claiming(len(TEXT) + 9), behaving.nameless, OTHER[:-30_000]),
     ],
     ids=["heedless", "as long", "elsewhere", "elsewhere, as long", "nameless", "at the end", "at the end, nameless"],
 )
-def test_a_server_that_sends_another_part_than_asked_for(
+def test_a_server_that_sends_a_part_other_than_the_requested_one(
     server: Server,
     tmp_path: Path,
     network: Network,
@@ -190,7 +192,7 @@ def test_a_server_without_versions_or_parts_restarts(server: Server, tmp_path: P
     assert ranges(server) == [None, None, None, "bytes=70000-"]
 
 
-def test_a_date_says_which_version_where_the_tag_is_weak(server: Server, tmp_path: Path, network: Network) -> None:
+def test_a_date_identifies_the_version_if_the_tag_is_weak(server: Server, tmp_path: Path, network: Network) -> None:
     date = "Tue, 03 Nov 2026 10:00:00 GMT"
     url = server.add("a", TEXT, behaving.dropping(70_000), etag='W/"1"', modified=date)
     assert got(url, tmp_path, network) == TEXT
@@ -203,7 +205,7 @@ def test_chunks_without_a_length(server: Server, tmp_path: Path, network: Networ
 
 
 def test_a_length_that_is_too_large(server: Server, tmp_path: Path, network: Network, pauses: list[float]) -> None:
-    """The rest does not exist: a server that knows the number of bytes reports that; any other is refused."""
+    """The rest does not exist. A server that knows the number of bytes reports that; otherwise the file is refused."""
     for number, answer in enumerate((behaving.normal, behaving.nameless), 1):  # `nameless` hides its version
         url = server.add("a", TEXT, behaving.claiming(len(TEXT) + 9), answer)
         assert got(url, tmp_path / str(number), network) == TEXT
@@ -271,7 +273,7 @@ def test_what_is_refused_after_a_drop_leaves_the_part_as_it_is(
     assert ranges(server) == [None, "bytes=70000-", "bytes=70000-"]
 
 
-def test_a_part_with_more_or_less_than_its_length_is_not_a_file(tmp_path: Path) -> None:
+def test_a_part_longer_or_shorter_than_declared_is_not_a_file(tmp_path: Path) -> None:
     def finish(content: bytes) -> None:
         with Part.opened(tmp_path / "file") as part:
             part.restart("http://h/file", '"1"', 10)
@@ -284,7 +286,7 @@ def test_a_part_with_more_or_less_than_its_length_is_not_a_file(tmp_path: Path) 
         assert not list(tmp_path.iterdir())
 
 
-def test_content_that_is_not_what_the_name_says(server: Server, tmp_path: Path, network: Network) -> None:
+def test_content_that_does_not_match_the_name(server: Server, tmp_path: Path, network: Network) -> None:
     assert "it begins with b'plain text" in failed(server.add("a.tgz", b"plain text" * 99), tmp_path, network)
     packed = gzip.compress(b"text\n" * 999)
     assert got(server.add("a.gz", packed, content_type="text/html"), tmp_path, network) == packed
@@ -301,14 +303,14 @@ def test_content_that_is_not_what_the_name_says(server: Server, tmp_path: Path, 
         (501, "501"),
     ],
 )
-def test_answers_that_do_not_change(server: Server, tmp_path: Path, network: Network, code: int, says: str) -> None:
+def test_permanent_errors(server: Server, tmp_path: Path, network: Network, code: int, says: str) -> None:
     said = failed(server.add("a", TEXT, behaving.status(code)), tmp_path, network)
     assert says in said
     assert "--registry" in said
     assert len(server.requests) == 1
 
 
-def test_answers_that_may_pass(server: Server, tmp_path: Path, network: Network, pauses: list[float]) -> None:
+def test_transient_errors(server: Server, tmp_path: Path, network: Network, pauses: list[float]) -> None:
     url = server.add("a", TEXT, behaving.status(503), behaving.status(429, Retry_After="7"), behaving.status(500))
     assert got(url, tmp_path, network) == TEXT
     assert pauses == [1, 7, 4]
@@ -339,7 +341,7 @@ def test_no_redirect_leads_away_from_https() -> None:
         Redirects().redirect_request(Request("https://a/b"), None, 302, "Found", {}, "http://a/b")
 
 
-def test_servers_that_are_not_there(tmp_path: Path, network: Network, pauses: list[float]) -> None:
+def test_unreachable_servers(tmp_path: Path, network: Network, pauses: list[float]) -> None:
     with serving() as gone:
         address = gone.address
     said = failed(f"{address}/a", tmp_path, network)
@@ -403,7 +405,7 @@ def test_too_large_for_the_disk(server: Server, tmp_path: Path, network: Network
     assert "do not fit on the disk" in said
 
 
-def test_by_a_proxy(server: Server, tmp_path: Path) -> None:
+def test_through_a_proxy(server: Server, tmp_path: Path) -> None:
     server.add("corpora.invalid/x/a.bin", TEXT, behaving.dropping(70_000))
     network = Network(proxy=server.address, pause=lambda seconds: None)
     assert got("http://corpora.invalid/x/a.bin", tmp_path, network) == TEXT
