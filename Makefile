@@ -10,7 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test browser test-slow test-ray lint format docs dist bench bench-train bench-decode bench-gpu marian clean
 
-demo: $(READY)
+# An environment made by hand, as README's first lines make it, is used as it is.
+demo: $(if $(wildcard $(READY)),$(READY),$(if $(wildcard $(BIN)/ziggurat),,$(READY)))
 	$(BIN)/ziggurat demo
 
 # Three for two cores: some of the time tests wait, for other processes or for the disk.

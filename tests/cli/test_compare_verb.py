@@ -11,6 +11,7 @@ from tests.cli.conftest import Ziggurat
 from tests.evaluate.test_comet import program
 from tests.evaluate.test_findings import from_json
 from ziggurat.cli.compare import parse_systems, systems_and_settings
+from ziggurat.model.run_folder import CHECKPOINTS, MODEL_FILE
 from ziggurat.system.errors import ConfigError
 
 ONE, TWO = (
@@ -78,6 +79,17 @@ def test_a_run_and_a_file_compared(ziggurat: Ziggurat, trained: Path, files: dic
     assert found["scores"][0]["systems"][0]["deviation"] == 0
     shown = ziggurat("compare", folder / "model.1.txt", "--reference", files["ref"], "--json").out
     assert json.loads(shown)["scores"][0]["systems"][0]["mean"] == found["scores"][0]["systems"][0]["mean"]
+
+
+def test_an_average_on_one_side_only_is_warned_of(ziggurat: Ziggurat, files: dict[str, Path], tmp_path: Path) -> None:
+    for kept in ("a/averaged", "a/best", "b/best"):
+        (tmp_path / kept).mkdir(parents=True)
+        (tmp_path / kept / MODEL_FILE).touch()
+    for run in ("a", "b"):
+        (tmp_path / run / CHECKPOINTS).mkdir()
+    call = ["compare", tmp_path / "a", tmp_path / "b", "--source", files["text"], "--reference", files["ref"]]
+    assert "`--which best`" in ziggurat(*call).err
+    assert "averaging" not in ziggurat(*call, "--which", "best").err
 
 
 def test_names_and_paths(tmp_path: Path) -> None:

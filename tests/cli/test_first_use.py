@@ -182,6 +182,17 @@ def test_a_method_is_explained_by_value_name_and_paper(ziggurat: Ziggurat) -> No
     assert "paper: none: the plain case\n" in ziggurat("explain", "relu")[1]
 
 
+@pytest.mark.parametrize(("name", "term"), [("beta", "beta"), ("Var(r)", "variance"), ("Depth-Check", "depth check")])
+def test_a_word_of_the_output_is_explained_with_a_page(ziggurat: Ziggurat, name: str, term: str) -> None:
+    status, out, _ = ziggurat("explain", name)
+    (record,) = json.loads(ziggurat("explain", name, "--json")[1])
+    assert (status, record["term"]) == (0, term)
+    assert record["what"] in out
+    page, anchor = record["page"].split("#")
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    assert f"## {anchor.replace('-', ' ').capitalize()}\n" in text
+
+
 def test_a_name_of_a_key_and_a_method_is_explained_as_both(ziggurat: Ziggurat) -> None:
     out = ziggurat("explain", "transparent")[1]
     places = [out.index(part) for part in ("model.dropout.transparent  (", "transparent  (paper)", "model.memory: ")]

@@ -14,10 +14,9 @@ from tests.inspect.runs import train_record, validation_record, write_run
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store, unigram_entropy
 from ziggurat.data.prepare import prepare
-from ziggurat.inspect.report.content import _common_weights, as_record, differing, gather, set_away, standing
+from ziggurat.inspect.report.content import as_record, differing, gather, set_away, standing
 from ziggurat.inspect.report.page import answer, compared, differences
 from ziggurat.inspect.report.runs import read_run, read_runs
-from ziggurat.model.run_folder import MODEL_FILE
 from ziggurat.train.records import Record, write_records
 
 
@@ -280,21 +279,11 @@ def test_advice_leaves_out_what_the_run_has(tmp_path: Path) -> None:
     assert "post + depth_scaled" in compared(content)
 
 
-@pytest.mark.parametrize(
-    ("kept", "which"),
-    [
-        ([{"best", "last"}, {"best", "last"}], None),
-        ([{"averaged", "best", "last"}, {"averaged", "last"}], None),
-        ([{"averaged", "best", "last"}, {"best", "last"}], "best"),
-        ([{"averaged", "best", "last"}, {"last"}], "last"),
-        ([{"averaged", "last"}, {"best", "last"}], "last"),
-        ([{"averaged", "best", "last"}, set()], None),  # the other one has nothing to translate with
-    ],
-)
-def test_runs_are_compared_by_weights_of_one_kind(tmp_path: Path, kept: list[set[str]], which: str | None) -> None:
-    folders = [write_run(tmp_path / str(n)) for n in range(len(kept))]
-    for folder, names in zip(folders, kept, strict=True):
-        for name in names:
-            (folder / name).mkdir()
-            (folder / name / MODEL_FILE).touch()
-    assert _common_weights(read_runs(folders)) == which
+def test_the_scores_of_a_run_are_those_of_one_checkpoint(tmp_path: Path) -> None:
+    scores = [{"bleu": 9.0, "chrf": 40.0}, {"bleu": 12.0, "chrf": 38.0}, {}]
+    bare = {name: value for name, value in validation_record(0).items() if name not in ("bleu", "chrf")}
+    validations = [{**bare, "update": n, **found} for n, found in enumerate(scores, start=1)]
+    figures = standing(read_run(write_run(tmp_path / "a", [train_record(3), *validations])), 5.9).figures
+    assert (figures["bleu"], figures["chrf"]) == (12.0, 38.0)
+    figures = standing(read_run(write_run(tmp_path / "b", [train_record(3), validations[2]])), 5.9).figures
+    assert (figures["bleu"], figures["chrf"]) == (None, None)

@@ -66,6 +66,12 @@ def test_the_pace_is_that_of_the_second_half(middle: float, label: str) -> None:
     assert judge(slowing, SHALLOW).label == label
 
 
+@pytest.mark.parametrize(("nll", "told"), [(UNIGRAM - LEARNING - 0.01, False), (7.8, True), (7.95, False)])
+def test_a_loss_that_is_not_low_yet_but_falls_fast_enough_is_explained(nll: float, told: bool) -> None:
+    said = judge(trial(nll), SHALLOW).findings[0].said
+    assert (f"below {UNIGRAM - SHALLOW.bar:.2f} after as many again" in said) == told
+
+
 def test_the_pace_says_nothing_next_to_a_reference_that_has_not_learnt() -> None:
     assert judge(trial(7.8), Reference(10, ENOUGH)).label == "trains"
     assert judge(trial(7.8), Reference(10, ENOUGH * 0.99)).label == "too early to tell"

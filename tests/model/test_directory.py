@@ -9,7 +9,8 @@ import torch
 
 from tests.conftest import tiny_experiment
 from ziggurat.model.build import build_model
-from ziggurat.model.directory import open_model, write_model_directory
+from ziggurat.model.directory import common_weights, open_model, write_model_directory
+from ziggurat.model.run_folder import CHECKPOINTS, MODEL_FILE
 from ziggurat.model.tensors import load_weights, read_tensors, weights
 from ziggurat.system.errors import CheckpointError, ConfigError
 
@@ -83,3 +84,24 @@ print("torch._dynamo" in sys.modules)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("kept", "which"),
+    [
+        ([{"best", "last"}, {"best", "last"}], None),
+        ([{"averaged", "best", "last"}, {"averaged", "last"}], None),
+        ([{"averaged", "best", "last"}, {"best", "last"}], "best"),
+        ([{"averaged", "best", "last"}, {"last"}], "last"),
+        ([{"averaged", "last"}, {"best", "last"}], "last"),
+        ([{"averaged", "best", "last"}, set()], None),  # the other one has nothing to translate with
+    ],
+)
+def test_runs_are_compared_by_weights_of_one_kind(tmp_path: Path, kept: list[set[str]], which: str | None) -> None:
+    folders = [tmp_path / str(n) for n in range(len(kept))]
+    for folder, names in zip(folders, kept, strict=True):
+        (folder / CHECKPOINTS).mkdir(parents=True)
+        for name in names:
+            (folder / name).mkdir()
+            (folder / name / MODEL_FILE).touch()
+    assert common_weights(folders) == which

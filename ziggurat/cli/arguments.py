@@ -45,15 +45,15 @@ def pipeline_settings(incomplete: str) -> list[str]:
 
 
 def explained_names(incomplete: str) -> list[str]:
-    """Return the keys, sections, methods and papers known to `explain` that start with `incomplete`."""
-    from ziggurat.config.choices import choices
+    """Return the keys, sections, methods, papers and terms known to `explain` that start with `incomplete`."""
+    from ziggurat.config.choices import TERMS, choices
     from ziggurat.config.pipeline import PipelineConfig
     from ziggurat.config.recipes import paper_keys
     from ziggurat.config.reference import entries
 
     keys = (_typed(entry.path) for entry in (*entries(), *entries(PipelineConfig)))
     methods = (str(choice.value) for choice in choices() if choice.value)
-    return _beginning(incomplete, (*keys, *methods, *paper_keys()))
+    return _beginning(incomplete, (*keys, *methods, *paper_keys(), *(term.name for term in TERMS)))
 
 
 def _typed(path: str) -> str:

@@ -261,6 +261,8 @@ def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str
     `train_target` are paths to the training text's target side; `output` is the folder for the models' translations.
     """
     from ziggurat.evaluate.comparison import System, compare
+    from ziggurat.model.directory import common_weights
+    from ziggurat.model.run_folder import CHECKPOINTS
 
     # (1) Read and pair texts and check options and metrics before a model is opened.
     systems = parse_systems(options.systems)
@@ -288,6 +290,12 @@ def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str
     for name, of_system in systems:
         for seed in range(1, len(of_system) + 1):
             refuse_overwriting(kept_file(folder, f"{name}.{seed}"), *inputs)
+    runs = [Path(path) for path in models if (Path(path) / CHECKPOINTS).is_dir()]
+    if opening.which is None and (which := common_weights(runs)):
+        say(
+            "warning: not all of these runs have averaged weights, and averaging alone gains; "
+            f"`--which {which}` compares like with like"
+        )
     # (2) Collect outputs, one for each path. The first model gives the language if no option did.
     found = []
     for name, of_system in systems:

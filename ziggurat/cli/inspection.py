@@ -115,7 +115,7 @@ def _profile(trial: TrialMeasures) -> list[str]:
                 for name, row in rows.items()
                 if row
             ]
-    return lines
+    return [*lines, "  (`ziggurat explain beta` and `ziggurat explain variance` say what these rows are)"]
 
 
 def _means(values: dict[str, Any], measure: str, stack: str) -> list[float]:

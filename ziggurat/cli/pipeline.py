@@ -370,7 +370,7 @@ def _total(expected: dict[str, Expected]) -> str:
         return "nothing to do"
     unknown = len(expected) - len(known)
     more = f", plus {counted(unknown, 'step')} whose time cannot be estimated" if unknown else ""
-    return f"{counted(len(expected), 'step')} to do: about {duration(sum(known))}{more}"
+    return f"{counted(len(expected), 'step')} to do: about {duration(sum(known))} on an idle machine{more}"
 
 
 def _record(state: StepStatus, expected: Expected | None) -> dict[str, Any]:

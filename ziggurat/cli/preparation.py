@@ -34,6 +34,7 @@ from ziggurat.config.choices import (
     recipes_with,
     refused_with,
     resembling,
+    term_named,
 )
 from ziggurat.config.notices import data_notices
 from ziggurat.config.recipes import (
@@ -66,13 +67,13 @@ def explain(
     name: Annotated[
         str,
         typer.Argument(
-            help="Key or section, such as training.schedule, or method, such as DLCL or muon.",
+            help="Key or section, such as training.schedule, method, such as DLCL or muon, or measure, such as beta.",
             autocompletion=explained_names,
         ),
     ] = "",
     json: Json = False,
 ) -> None:
-    """Explain a key, a method or a paper: what it means, who published it, and which keys and recipes use it.
+    """Explain a key, method, paper or measure: what it means, who published it, and which keys and recipes use it.
 
     Keys may be those of experiments and pipelines. A method is found by the value that selects it and by its usual
     names, ignoring case and punctuation.
@@ -82,13 +83,16 @@ def explain(
     key = re.sub(r"\.\d+(?=\.|$)", "[]", name)  # data.train.0.weight: any item of the list
     entries, choices = explained(key), choices_named(name)
     paper = next((key for key in paper_keys() if key == name.casefold()), None)
-    if not entries and not choices and paper is None:
+    term = term_named(name)
+    if not entries and not choices and paper is None and term is None:
         raise ConfigError(_unknown(name))
     if json:
         papers = [_paper_document(paper)] if paper else []
-        print_json([*(e._asdict() for e in entries), *papers, *map(_document, choices)])
+        terms = [{"term": term.name, "what": term.what, "page": term.page}] if term else []
+        print_json([*(e._asdict() for e in entries), *papers, *map(_document, choices), *terms])
         return
     parts = [*map(_entry_text, entries), *([_explained_paper(paper)] if paper else []), *map(_choice_text, choices)]
+    parts += [f"{term.name}  (term)\n    {term.what}\n    more: {term.page}"] if term else []
     print("\n".join(parts))
 
 

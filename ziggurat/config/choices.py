@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -217,9 +217,50 @@ def choices_named(name: str) -> tuple[NamedChoice, ...]:
     return _by_name().get(spelled(name), ("", ()))[1]
 
 
+class Term(NamedTuple):
+    """A word of the output that is neither a key nor a method."""
+
+    name: str
+    what: str
+    page: str
+
+
+_MEASURES = "docs/report.md#the-measures"
+TERMS = (
+    Term("nats", "the unit of losses, the natural logarithm's: 1 nat per token is a perplexity of e = 2.72", _MEASURES),
+    Term("nll", "-log p of the gold token, in nats per token, without label smoothing; perplexity is e^nll", _MEASURES),
+    Term("gradient norm", "length of the loss's gradient over all parameters of a layer", _MEASURES),
+    Term("beta", "factor by which a sub-layer changes the length of the gradient on its way down", _MEASURES),
+    Term("beta_ln", "the part of beta that comes from layer normalisation after the addition", _MEASURES),
+    Term("beta_rc", "the part of beta that comes from the residual connection", _MEASURES),
+    Term("variance", "Var(r): variance over channels of stream plus branch, before any normalisation", _MEASURES),
+    Term("r", "length of the gradient at a stack's first output over that at its last (Bapna et al. 2018)", _MEASURES),
+    Term("evenness", "smallest over largest gradient norm of a stack's layers", "docs/depth-check.md#the-depth-check"),
+    Term(
+        "source dependence", "rise of the loss when sentences get each other's sources; 0: a language model", _MEASURES
+    ),
+    Term(
+        "depth check",
+        "a short trial of a narrow copy at full depth that predicts whether the configuration trains: `ziggurat "
+        "inspect`",
+        "docs/depth-check.md#the-depth-check",
+    ),
+)
+"""TERMS are the terms known to `explain`, besides keys and methods."""
+_TERM_ALIASES = {"Var(r)": "variance", "perplexity": "nll", "dev loss": "nll"}
+
+
+def term_named(name: str) -> Term | None:
+    """Return the term of a name, ignoring case, blanks and punctuation; None if there is none."""
+    known = {spelled(term.name): term for term in TERMS}
+    aliases = {spelled(alias): known[spelled(of)] for alias, of in _TERM_ALIASES.items()}
+    return (known | aliases).get(spelled(name))
+
+
 def names_like(name: str) -> list[str]:
-    """Return up to three names of methods and papers that resemble `name`, the nearest first."""
-    shown = {key: value for key, (value, _) in _by_name().items()} | {spelled(key): key for key in paper_keys()}
+    """Return up to three names of methods, papers and terms that resemble `name`, the nearest first."""
+    shown = {key: value for key, (value, _) in _by_name().items()}
+    shown |= {spelled(key): key for key in (*paper_keys(), *(term.name for term in TERMS))}
     return [shown[near] for near in difflib.get_close_matches(spelled(name), shown, n=3, cutoff=0.6)]
 
 

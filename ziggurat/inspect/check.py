@@ -146,7 +146,8 @@ def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
     else:
         label = "risky" if reference.enough else "too early to tell"
     source = _source(last, starved=not fed)
-    return Verdict(label, learned, (_loss(trial, nll, learned, reference), encoder, decoder, source))
+    loss = _loss(trial, nll, learned, reference, arriving=arriving and fed)
+    return Verdict(label, learned, (loss, encoder, decoder, source))
 
 
 def evenness(norms: Sequence[float]) -> float:
@@ -159,9 +160,11 @@ def evenness(norms: Sequence[float]) -> float:
     return min(norms) / max(norms)
 
 
-def _loss(trial: TrialMeasures, nll: float, learned: float, reference: Reference) -> Finding:
+def _loss(trial: TrialMeasures, nll: float, learned: float, reference: Reference, *, arriving: bool) -> Finding:
     level = f"word frequencies alone give {trial.unigram:.2f}, a shallow model {trial.unigram - reference.learned:.2f}"
     said = f"{nll:.2f} nats per token after {trial.updates} updates; {level}"
+    if learned < reference.bar and arriving:
+        said += f"; at its present pace it is below {trial.unigram - reference.bar:.2f} after as many again"
     return Finding("loss", learned >= reference.bar, said)
 
 

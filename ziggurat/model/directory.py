@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,20 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
     if config.is_file():
         return path / MODEL_FILE, config.parent
     raise CheckpointError(f"{path}: {CONFIG_FILE} is missing")
+
+
+def common_weights(runs: Sequence[Path]) -> str | None:
+    """Return the checkpoint to compare runs by, `best` or `last`, if some of them would open averaged weights.
+
+    None if all would open the same kind: with an average on one side only, it would win or lose by that.
+    """
+    kinds = set()
+    for run in runs:
+        with contextlib.suppress(CheckpointError):
+            kinds.add(locate_weights(run)[0].parent.name)
+    if len(kinds) < 2:
+        return None
+    return "best" if all((run / "best").is_dir() for run in runs) else "last"
 
 
 def weights_experiment(folder: Path, root: Path) -> Experiment:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import platform
@@ -30,7 +29,7 @@ from ziggurat.inspect.report.runs import (
     sample_groups,
     translated,
 )
-from ziggurat.model.directory import locate_weights
+from ziggurat.model.directory import common_weights
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.small_files import json_safe
 from ziggurat.system.terminal import duration
@@ -104,6 +103,9 @@ def _figures(run: ReportRun) -> dict[str, float | None]:
     last = run.train[-1] if run.train else {}
     scored = [v for v in run.validations if _finite(v.get("nll"))]
     best = min(scored, key=lambda v: v["nll"], default={})
+    # The scores of one checkpoint, not the best BLEU of one beside the best chrF of another.
+    decoded = [v for v in run.validations if _finite(v.get("bleu")) or _finite(v.get("chrf"))]
+    best_decoded = max(decoded, key=_scores, default={})
     nlls = [r["nll"] for r in run.train if _finite(r.get("nll"))]
     rates = [r["target_tokens_per_second"] for r in run.train if _finite(r.get("target_tokens_per_second"))]
     return {
@@ -114,8 +116,8 @@ def _figures(run: ReportRun) -> dict[str, float | None]:
         "best_nll": best.get("nll"),
         "best_update": best.get("update"),
         "last_nll": run.validations[-1].get("nll") if run.validations else None,
-        "bleu": _highest(run, "bleu"),
-        "chrf": _highest(run, "chrf"),
+        "bleu": best_decoded.get("bleu"),
+        "chrf": best_decoded.get("chrf"),
     }
 
 
@@ -242,8 +244,8 @@ def _as_sentence(text: str) -> str:
     return f"{text if text[1:2] == ' ' else text[:1].upper() + text[1:]}."
 
 
-def _highest(run: ReportRun, key: str) -> float | None:
-    return max((v[key] for v in run.validations if _finite(v.get(key))), default=None)
+def _scores(validation: Mapping[str, Any]) -> list[float]:
+    return [validation[m] if _finite(validation.get(m)) else -math.inf for m in ("bleu", "chrf")]
 
 
 def _finite(value: Any) -> TypeGuard[float]:
@@ -422,7 +424,7 @@ def _translate_all(
         way = f"{error}. Or name a test set by `--source` and `--reference`."
         return None, [Missing(run.colour, "translations", way) for run in runs]
     found: list[Translated | None] = []
-    failed, which = [], _common_weights(runs)
+    failed, which = [], common_weights([run.folder for run in runs])
     for run in runs:
         try:
             found.append(translated(run, chosen, say, which))
@@ -445,17 +447,6 @@ def _translate_all(
     names, outputs = [run.name for run in runs], [None if of_run is None else of_run.outputs for of_run in found]
     groups = sample_groups(names, outputs, chosen.sources, chosen.references)
     return SampleTranslations(chosen, tuple(found), comparison, tuple(groups), which), failed
-
-
-def _common_weights(runs: Sequence[ReportRun]) -> str | None:
-    # An averaged model on only one side would win or lose because it is averaged.
-    kinds = set()
-    for run in runs:
-        with contextlib.suppress(CheckpointError):
-            kinds.add(locate_weights(run.folder)[0].parent.name)
-    if len(kinds) < 2:
-        return None
-    return "best" if all((run.folder / "best").is_dir() for run in runs) else "last"
 
 
 def _environment() -> tuple[tuple[str, str], ...]:
