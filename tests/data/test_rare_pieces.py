@@ -1,4 +1,4 @@
-"""A vocabulary most of whose pieces training hardly ever sees is reported, with a smaller size."""
+"""A vocabulary is reported, with a smaller size, if training hardly ever sees most of its pieces."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_prepare_reports_them(size: int, notices: int, tmp_path: Path) -> None:
     assert not [said for said in report.notices if "not the" in said]
     assert len([said for said in report.notices if "occur fewer than 10 times" in said]) == notices
     assert report.pieces() == f"{size:,} joint pieces"
-    assert prepare(config).notices == report.notices  # of the existing store
+    assert prepare(config).notices == report.notices  # reported for the existing store, too
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_prepare_reports_that_a_corpus_has_too_few_pieces(tmp_path: Path) -> Non
         train=[{"source": str(tmp_path / "a"), "target": str(tmp_path / "b"), "tag": "<bt>"}],  # type: ignore[list-item]
     )
     report = prepare(config)
-    made = report.source_vocabulary - 1  # the tag
+    made = report.source_vocabulary - 1  # one is the tag
     said = [one for one in report.notices if f"has {made:,} pieces, not the 8,000" in one]
     assert len(said) == 1
     assert said[0] in report.as_dict()["notices"]
-    assert said[0] in prepare(config).notices  # of the manifest
+    assert said[0] in prepare(config).notices  # read from the manifest
 
 
 def test_unknown_pieces_are_reported_by_side_from_one_percent_on() -> None:

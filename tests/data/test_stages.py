@@ -1,4 +1,4 @@
-"""Stages of training data: the mix of each, and where one ends and the next continues."""
+"""Stages of training data: the mix of each stage, and where one ends and the next one starts."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_corpora_of_one_name_without_pairs_or_that_the_store_lacks(tmp_path: Pat
         ),
     ],
 )
-def test_stages_that_cannot_be(settings: dict[str, Any], said: str) -> None:
+def test_impossible_stages(settings: dict[str, Any], said: str) -> None:
     section = {"source_language": "de", "target_language": "en", "store": "store", **settings}
     with pytest.raises(ValueError, match=said):
         DataConfig.model_validate(section)

@@ -25,12 +25,12 @@ def arrow(store: Store) -> Path:
 def test_an_untouched_store_is_whole(store: Store) -> None:
     watch = StoreWatch(store)
     assert watch.check() is None
-    os.utime(arrow(store))  # copied back, for example: another time, the same content
+    os.utime(arrow(store))  # for example copied back: the same content at another time
     assert watch.check() is None
 
 
 def test_another_store_in_its_place_is_noticed_and_not_read(store: Store, tiny_folder: Path, tmp_path: Path) -> None:
-    """Its files are mapped from the start, including those not yet read."""
+    """All files are mapped from the start, even those not read yet."""
     expected, _ = Store.open(tiny_folder / "store").train.pairs([0, 7])
     watch = StoreWatch(store)
     store.path.rename(tmp_path / "old")

@@ -1,4 +1,4 @@
-"""docs/annotated.md: every block runs, in its order, and its search finds what the toolkit's finds."""
+"""docs/annotated.md: every block runs, in order, and its search finds what the toolkit's search finds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def blocks(kind: str) -> list[str]:
 
 
 def run_page(updates: int) -> dict[str, Any]:
-    """Execute the page's code, with training cut to some updates; return its names."""
+    """Execute the page's code, with training cut to a few updates; return the names that it defines."""
     code = "\n".join(blocks("python"))
     assert "updates=80" in code
     names: dict[str, Any] = {"__name__": "annotated"}

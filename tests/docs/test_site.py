@@ -65,7 +65,7 @@ def test_what_browsers_fetch_from_elsewhere_is_found(tmp_path: Path, element: st
 
 
 def test_headings_go_down_one_level_at_a_time() -> None:
-    """As the strict build of the site demands, which is not part of the quick suite."""
+    """The strict build of the site demands this, but is not part of the quick suite."""
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")):
         text = re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
         levels = [len(marks) for marks in re.findall(r"(?m)^(#+) ", text)]

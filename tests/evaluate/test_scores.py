@@ -122,7 +122,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_intervals_of_translations_that_hardly_match_anything() -> None:
-    """Resamplings with and without any match must not trip over sacreBLEU's mixture of number types."""
+    """Resamples with and without any match must not trip over sacreBLEU's mixture of number types."""
     hypotheses, references = ["xyz"] * 19 + ["a b"], [["abc def"] * 20]
     (score,) = evaluate(hypotheses, references, metrics=["chrf"], confidence=True)
     assert score.mean is not None

@@ -1,4 +1,4 @@
-"""Problems in a pipeline's terms: keys that its file has, and ways out that its user has."""
+"""Problems are described in a pipeline's terms: with the keys of its file, and ways out that its user has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ziggurat.corpora.pipeline.context import Corpora, PipelineContext, errors_r
 from ziggurat.system.errors import DataError, Problem, Remedy
 
 
-def test_errors_have_the_names_of_the_model() -> None:
+def test_errors_name_the_models_section() -> None:
     with pytest.raises(DataError) as error, errors_renamed("teacher"):
         raise DataError(
             "data.subword: no model; raise data.subword.vocabulary_size or set `model.embedding.sharing`",
@@ -73,7 +73,7 @@ NO_FILTER = "they are machine translations that equal such sentences, which no f
         ("pairs", None, "data.dev.1", NO_FILTER),
     ],
 )
-def test_the_way_out_of_contamination_is_one_that_is_left(rule: str, own: str | None, held: str, way_out: str) -> None:
+def test_the_way_out_of_contamination_is_still_available(rule: str, own: str | None, held: str, way_out: str) -> None:
     content = whole(cleaning={"held_out": rule})
     content["bitext"]["train"][0]["filters"] = {} if own is None else {"held_out": own}
     config = parsed(content)
