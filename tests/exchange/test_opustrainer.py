@@ -1,4 +1,4 @@
-"""OpusTrainer files converted to our configuration, and modifiers that neither knows."""
+"""OpusTrainer's files converted to our configuration, and modifiers that neither side knows."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_faults_are_named_with_their_line(tmp_path: Path, old: str, new: str, sa
     assert str(tmp_path / "trainer.yml") in str(caught.value)
 
 
-def test_keys_without_effect_are_named_with_their_line(tmp_path: Path) -> None:
+def test_keys_without_effect_are_reported_with_their_line(tmp_path: Path) -> None:
     """These are misspelt keys, unlisted stages, and settings for other programs; a file may have YAML anchors."""
     said = without_effect(tmp_path, f"{FULL}modifierz: []\nmiddle: [clean 1, until clean 1]\n")
     assert [line.removeprefix(f"{tmp_path}/trainer.yml, line ").partition(" has no effect: ")[0] for line in said] == [
@@ -209,7 +209,7 @@ def test_retokenize_only_numbers_alignments_again(tmp_path: Path) -> None:
         ("num_fields: 3", "num_fields: all", "line 29: 'all' is not a number"),
     ],
 )
-def test_what_retokenize_and_num_fields_cannot_be(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_invalid_values_of_retokenize_and_num_fields(tmp_path: Path, old: str, new: str, said: str) -> None:
     text = FULL.replace("seed: 1111\n", f"{RETOKENIZE}num_fields: 3\nseed: 1111\n")
     assert old in text
     with pytest.raises(ConfigError, match=said):
@@ -248,7 +248,7 @@ def test_rows_with_too_few_columns_are_left_out_and_counted(tmp_path: Path) -> N
         ({"row_columns": 2, "columns": [0, 2]}, "`row_columns: 2` does not reach column 2"),
     ],
 )
-def test_rows_cannot_be_left_out_of_one_file_of_two(corpus: dict[str, Any], said: str) -> None:
+def test_rows_cannot_be_left_out_of_only_one_of_two_files(corpus: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         CorpusConfig.model_validate({"path": "a.tsv", **corpus})
     if "alignment" not in corpus:
@@ -295,7 +295,7 @@ def test_unknown_modifiers_are_reported_with_the_known_ones() -> None:
         ({"upper_case": 0.1}, "upper_case"),
     ],
 )
-def test_modifiers_that_cannot_be(modifiers: dict[str, Any], said: str) -> None:
+def test_invalid_modifiers(modifiers: dict[str, Any], said: str) -> None:
     section = {"source_language": "de", "target_language": "en", "store": "store", "modifiers": modifiers}
     with pytest.raises(ValueError, match=said):
         DataConfig.model_validate(section)

@@ -89,7 +89,7 @@ EXPORTS: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("target", EXPORTS)
-def test_an_export_says_what_reads_it_and_what_it_was_made_from(target: str, tmp_path: Path) -> None:
+def test_an_export_reports_its_reader_and_its_source(target: str, tmp_path: Path) -> None:
     files, said = EXPORTS[target]
     (tmp_path / "served").mkdir()
     for file in files:
@@ -128,7 +128,7 @@ def test_a_checkpoint_of_tensorflow_is_known_by_its_stem(tmp_path: Path) -> None
 
 @pytest.fixture
 def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Write a pickle with an object of the class `module.Name`, in the old format or as zip."""
+    """Write a pickle with an object of the class `module.Name`, in the old format or as a zip file."""
 
     def make(name: str, place: Callable[[dict[str, Any], Any], object], zipped: bool = True) -> Path:
         module, _, short = name.rpartition(".")
@@ -170,7 +170,7 @@ def test_options_of_any_class_are_reported_in_one_line(
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_averages_of_the_training_run_are_not_read(zipped: bool, pickled: Callable[..., Path], tmp_path: Path) -> None:
-    """Checkpoints of 2018 have them in `extra_state`."""
+    """Checkpoints of 2018 keep them in `extra_state`."""
     model = write(tmp_path / "plain.pt", parameters((8, 8)))
     plain = torch.load(model, weights_only=False)
 
@@ -252,7 +252,7 @@ def test_files_that_torch_did_not_write_are_reported_in_one_line(content: bytes,
         ("de-\ten", ("de", "en")),
     ],
 )
-def test_a_pair_of_languages_is_cut_between_them(given: str, pair: tuple[str, str]) -> None:
+def test_a_language_pair_is_split_into_its_languages(given: str, pair: tuple[str, str]) -> None:
     assert language_pair(given) == pair
 
 
@@ -275,7 +275,7 @@ def test_a_pair_of_languages_is_cut_between_them(given: str, pair: tuple[str, st
         "de: ",
     ],
 )
-def test_a_pair_of_several_readings_or_none_is_asked_for(given: str) -> None:
+def test_an_ambiguous_or_unreadable_language_pair_is_requested(given: str) -> None:
     with pytest.raises(ConfigError, match="pt-br:en"):
         language_pair(given)
 
@@ -295,9 +295,7 @@ class Container:
 
 
 def as_omegaconf(value: Any, kinds: dict[str, type], parent: Any = None) -> Any:
-    """Return `value` as omegaconf stores it: children know their parent, and a container's description has the
-    types.
-    """
+    """Return `value` as omegaconf stores it: children know their parent; a container's description has the types."""
     if not isinstance(value, dict | list):
         return kinds["nodes.AnyNode"](_val=value, _metadata=kinds["base.Metadata"](ref_type=Any), _parent=parent)
     kind = kinds["dictconfig.DictConfig" if isinstance(value, dict) else "listconfig.ListConfig"]
@@ -311,7 +309,7 @@ def as_omegaconf(value: Any, kinds: dict[str, type], parent: Any = None) -> Any:
 
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
-    """Classes with omegaconf's names, which is not needed to read them."""
+    """Classes with the names of omegaconf's, which need not be installed to read them."""
     monkeypatch.setitem(sys.modules, "omegaconf", ModuleType("omegaconf"))
     found: dict[str, type] = {}
     for name in (

@@ -98,7 +98,7 @@ def test_what_went_wrong_is_counted(tmp_path: Path) -> None:
     assert "Not finished" in said
 
 
-def test_waiting_counts_by_time_and_not_by_record(tmp_path: Path) -> None:
+def test_waiting_is_measured_in_time_and_not_in_records(tmp_path: Path) -> None:
     """A short partial record at the end of a run may look like this."""
     waits = [(100.0, 0.0), (200.0, 0.0), (202.0, 0.9)]
     metrics = [train_record(n, seconds=now, data_wait_share=share) for n, (now, share) in enumerate(waits, start=1)]
@@ -136,7 +136,7 @@ def test_the_best_run_is_named_with_its_lead(tmp_path: Path) -> None:
     assert as_record(content)["unlike"] == ["depth"]
 
 
-def test_where_nothing_translates_the_loss_decides(tmp_path: Path) -> None:
+def test_if_no_run_translates_the_loss_decides(tmp_path: Path) -> None:
     metrics = {"a": dev(4.0, bleu=0.3), "b": dev(4.5, bleu=0.9)}
     content = gather(read_runs([write_run(tmp_path / name, its) for name, its in metrics.items()]), None)
     assert answer(content)[0] == "a is best, with a dev loss of 4.00, 0.50 less than b."
@@ -152,7 +152,7 @@ def test_where_nothing_translates_the_loss_decides(tmp_path: Path) -> None:
         (10.0, "dev.qhi", b"b\n", "b is best, with a dev BLEU"),
     ],
 )
-def test_only_what_can_be_compared_is_ranked(
+def test_only_comparable_runs_are_ranked(
     tmp_path: Path, bleu: float, dev_set: str, vocabulary: bytes, said: str
 ) -> None:
     mine = tiny_experiment(tmp_path)
@@ -186,7 +186,7 @@ def test_settings_that_differ_and_those_set(tmp_path: Path) -> None:
         ((500, 300), {"d_model": 32, "decoder": {"layers": 5}}, ["updates", "width", "depth"]),
     ],
 )
-def test_runs_of_unlike_length_and_size_are_ranked_with_a_word_on_it(
+def test_runs_of_unequal_length_and_size_are_ranked_with_a_note(
     tmp_path: Path, updates: tuple[int, int], model: dict[str, Any], found: list[str]
 ) -> None:
     mine = tiny_experiment(tmp_path)
@@ -221,7 +221,7 @@ def test_differences_are_reported_before_a_method_is_praised(
     assert all(part in one for part, one in zip(said, found, strict=True))
 
 
-def test_what_did_not_train_is_not_ranked(tmp_path: Path) -> None:
+def test_runs_that_did_not_train_are_not_ranked(tmp_path: Path) -> None:
     experiment = tiny_experiment(tmp_path)
     prepare(experiment.data)
     metrics = {"a": dev(8.1), "b": dev(8.0), "c": dev(1.0)}
@@ -234,13 +234,11 @@ def test_what_did_not_train_is_not_ranked(tmp_path: Path) -> None:
     assert not any("is best" in sentence for sentence in answer(content))
 
 
-def test_a_distilled_students_dev_loss_has_the_dev_text_as_its_yardstick(tmp_path: Path) -> None:
-    """A weak teacher's output is so repetitive that word frequencies predict it better than any model predicts a
-    text.
-    """
+def test_a_distilled_students_dev_loss_is_judged_by_the_dev_text(tmp_path: Path) -> None:
+    """A weak teacher's output is so repetitive that word frequencies predict it better than a model predicts text."""
     experiment = tiny_experiment(tmp_path)
     words = ["".join(pair) for pair in product("abcdefgh", repeat=2)]
-    texts = {  # files of the experiment
+    texts = {  # files from the experiment
         "train": ["the the the of the of"] * 60 + [" ".join(words)],
         "dev": [" ".join(words[i : i + 8]) for i in range(0, 64, 8)],
     }
@@ -265,7 +263,7 @@ def test_a_distilled_students_dev_loss_has_the_dev_text_as_its_yardstick(tmp_pat
     assert gather(read_runs([blind]), None).standings[0].verdict == "did not train"
 
 
-def test_advice_leaves_out_what_the_run_has(tmp_path: Path) -> None:
+def test_advice_omits_what_the_run_already_has(tmp_path: Path) -> None:
     post = {"residual": "post", "init": {"kind": "depth_scaled"}}
     experiment = change_section(tiny_experiment(tmp_path), {"model": post}, "experiment")
     folder = write_run(tmp_path / "a", dev(4.0), experiment=experiment)
