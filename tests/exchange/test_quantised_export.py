@@ -34,7 +34,7 @@ print(json.dumps([list(map(float, scored.log_probs)) for scored in model.score_b
 def theirs(folder: Path, sources: list[list[str]], targets: list[list[str]]) -> Tensor:
     """Return CTranslate2's log-probabilities of the tokens of all targets.
 
-    On an AMD processor without VNNI its products of bytes saturate, but those of MKL do not; it decides which to use
+    On an AMD processor without VNNI its products of bytes saturate, but those of MKL do not; it chooses one of them
     when it is imported.
     """
     ours = {"CT2_USE_MKL": "1"} if platform.machine() == "x86_64" else {}

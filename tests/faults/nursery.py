@@ -29,8 +29,8 @@ class Ended(NamedTuple):
     """The end of a command.
 
     Attributes:
-        status: its exit status, or minus the number of the signal that ended it; None: it was still running when its
-        time was up, and was killed.
+        status: its exit status, or minus the number of the signal that ended it; None: it was killed because its time
+        was up.
         said: standard output and error.
         operations: (kind, path) of every file operation (tests/faults/operations.py).
     """

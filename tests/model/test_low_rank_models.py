@@ -51,7 +51,7 @@ def check(config: ModelConfig, *, steps: bool) -> None:
     assert all(role is Role.LOW_RANK for name, role in parameter_roles(adapted).items() if name in trained)
     load_weights(adapted, {**weights(plain), **updates_of(adapted)}, "both")
     before = logits(plain)
-    # Not to the last bit: some processors round an LSTM's products depending on the matrices' memory addresses.
+    # Not to the last bit, because on some processors the rounding of an LSTM's products depends on memory addresses.
     torch.testing.assert_close(logits(adapted), before, rtol=0, atol=1e-14)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def check(config: ModelConfig, *, steps: bool) -> None:
 @pytest.mark.parametrize(
     "number", [pytest.param(n, marks=() if n < QUICK else pytest.mark.slow) for n in range(len(COVERING))]
 )
-def test_every_kind_begins_as_it_was_and_is_merged_to_rounding(number: int) -> None:
+def test_every_kind_starts_unchanged_and_merges_up_to_rounding(number: int) -> None:
     check(model(COVERING[number]), steps=True)
 
 
@@ -86,8 +86,8 @@ def test_every_kind_begins_as_it_was_and_is_merged_to_rounding(number: int) -> N
         {"residual": "sub_ln", "activation": "swiglu"},
     ],
 )
-def test_maps_that_are_read_in_another_way(choices: dict[str, Any]) -> None:
-    """The maps are shared between two attentions, used part by part, with shifts, after a norm, or with a gate."""
+def test_maps_that_are_used_in_other_ways(choices: dict[str, Any]) -> None:
+    """Such maps are shared by two attentions, used in parts, with shifts, after a norm, or with a gate."""
     check(small_config(2, 2, **choices), steps=False)
 
 

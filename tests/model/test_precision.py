@@ -39,7 +39,7 @@ CPU, WIDTHS = torch.device("cpu"), (64, 128)
 
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Rates of a made-up CPU, in both vocabularies of precisions."""
+    """Rates of an imaginary CPU, under both sets of names for precisions."""
     made_up = {"fp32": 2e9, "bf16": 1e9, "float32": 2e9, "bfloat16": 1e9}
     monkeypatch.setattr(precision, "training_rates", lambda _: {name: made_up[name] for name in ("fp32", "bf16")})
     monkeypatch.setattr(precision, "decoding_rates", lambda _: {n: made_up[n] for n in ("float32", "bfloat16")})
@@ -76,7 +76,7 @@ def test_packed_products_are_right_on_this_cpu(kind: Precision) -> None:
 def test_nothing_is_translated_in_a_precision_that_is_wrong(
     kind: Precision, rates: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that leaves out the inner dimension's rest beyond a multiple of 32."""
+    """A kernel that ignores the remainder of the inner dimension beyond a multiple of 32."""
 
     def faulty(weight: Tensor, bias: Tensor, narrow: Precision) -> Callable[[Tensor], Tensor]:
         whole = weight.shape[1] // 32 * 32
@@ -98,8 +98,8 @@ def test_nothing_is_translated_in_a_precision_that_is_wrong(
 
 
 @pytest.mark.parametrize("fault", ["forward", "into the input", "into the weight", "not a number"])
-def test_kernels_that_are_wrong_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that leaves out the inner dimension's rest beyond a multiple of 32, as faulty ones did."""
+def test_wrong_kernels_are_detected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that ignores the remainder of the inner dimension beyond a multiple of 32, as faulty ones did."""
 
     class Faulty(torch.autograd.Function):
         @staticmethod
@@ -133,7 +133,7 @@ def test_kernels_that_are_wrong_are_found(fault: str, monkeypatch: pytest.Monkey
         made_up = {"fp32": 1e9, "bf16": 2e9}
         monkeypatch.setattr(precision, "training_rates", lambda _: made_up)
         assert training_precision(CPU, (64, 64), lambda: [(40, 48)]) == "fp32"
-        right = fault in ("forward", "into the input")  # at these widths; the others are wrong at all
+        right = fault in ("forward", "into the input")  # right at these widths; the others are wrong at all
         assert training_precision(CPU, (64, 64), lambda: [(32, 32)]) == ("bf16" if right else "fp32")
         monkeypatch.setattr(precision, "wrong_maps", lambda maps: [])
         assert training_precision(CPU, (64, 64), lambda: [(40, 48)]) == "bf16"
@@ -201,7 +201,7 @@ def test_a_gpu_is_faster_in_bf16_where_it_has_it(
 
 @pytest.mark.slow
 def test_a_run_keeps_what_auto_has_chosen(rates: dict[str, float], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A run keeps it on a machine where the other is faster."""
+    """A run keeps its precision on a machine where the other one is faster."""
     folder = tmp_path_factory.mktemp("auto")
     (folder / "data").mkdir()
     experiment = tiny_experiment(folder / "data", precision="auto", stop={"updates": 2})
@@ -219,7 +219,7 @@ def test_a_run_keeps_what_auto_has_chosen(rates: dict[str, float], tmp_path_fact
     assert "bf16" in (folder / "run" / "log.txt").read_text(encoding="utf-8")
 
 
-def test_nothing_is_trained_in_a_precision_that_was_not_chosen(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_training_needs_a_chosen_precision(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(ValueError, match="settle_precision"):
         autocast(CPU, "auto")
     experiment = tiny_experiment(tmp_path_factory.mktemp("settled"))

@@ -194,7 +194,7 @@ def test_tied_weights_stay_tied_where_a_model_moves() -> None:
     assert len(list(both.parameters())) == 3
 
 
-def test_the_package_takes_it_for_a_gpu_only_while_it_is_there() -> None:
+def test_the_package_takes_it_for_a_gpu_only_while_it_is_present() -> None:
     here, cpu = default_device(), torch.device("cpu")
     assert here.type == NAME
     assert has_bf16(here)
