@@ -1,4 +1,4 @@
-"""Invariants of every kind: steps equal whole targets, padding has no effect, the future is hidden."""
+"""Invariants of every kind: single steps equal whole targets, padding has no effect, the future is hidden."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ KINDS: list[dict[str, Any]] = [
     for value in values
 ]
 DYNAMIC = {"residual": "hyper", "wiring.dynamic": True}
-MADE = [*covering(1), DYNAMIC, *(pytest.param(choices, marks=pytest.mark.slow) for choices in KINDS)]
-"""MADE has every value in one composition with others in the quick suite, and in the slow suite also alone."""
+CASES = [*covering(1), DYNAMIC, *(pytest.param(choices, marks=pytest.mark.slow) for choices in KINDS)]
+"""CASES has every value, combined with others in the quick suite, and in the slow suite also alone."""
 
 
 def built(choices: dict[str, Any]) -> Seq2Seq:
@@ -40,15 +40,15 @@ def logits(made: Seq2Seq, source: Tensor, mask: Tensor, target_in: Tensor) -> Te
     return made.logits(made.decode(target_in, made.encode(source, mask)))
 
 
-@pytest.mark.parametrize("choices", MADE, ids=named)
+@pytest.mark.parametrize("choices", CASES, ids=named)
 def test_steps_equal_the_whole_target(choices: dict[str, Any]) -> None:
-    """The steps have padded sources, hypotheses that swap places and a sentence that leaves."""
+    """During the steps sources are padded, hypotheses swap places and a sentence leaves."""
     steps, whole = stepwise(built(choices), padded_batch())
     done = ~steps.isnan()
     torch.testing.assert_close(steps[done], whole[done], atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("choices", MADE, ids=named)
+@pytest.mark.parametrize("choices", CASES, ids=named)
 def test_padding_changes_no_real_position(choices: dict[str, Any]) -> None:
     made, batch = built(choices), padded_batch()
     before = logits(made, batch.source, batch.source_mask, batch.target_in)
@@ -60,7 +60,7 @@ def test_padding_changes_no_real_position(choices: dict[str, Any]) -> None:
     torch.testing.assert_close(logits(made, hidden, batch.source_mask, batch.target_in), before, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("choices", MADE, ids=named)
+@pytest.mark.parametrize("choices", CASES, ids=named)
 def test_a_token_reaches_only_its_own_and_later_positions(choices: dict[str, Any]) -> None:
     made, batch = built(choices), padded_batch()
     before = logits(made, batch.source, batch.source_mask, batch.target_in)

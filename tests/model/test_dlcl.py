@@ -169,7 +169,7 @@ def test_other_starts() -> None:
 def test_fixed_weights_give_the_sum_or_the_mean_of_all_lower_layers(
     make: Any, combined: Any, default_fp64: None
 ) -> None:
-    options = {"norm_at": "none", "start": "last", "softmax": True, "learnable": True}  # the first replaces all others
+    options = {"norm_at": "none", "start": "last", "softmax": True, "learnable": True}  # only the first counts here
     history, stack, x = make(combining(L, **options)), layers(L), stream()
     outputs = [x]
     for layer in stack:

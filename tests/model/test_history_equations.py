@@ -27,7 +27,7 @@ class Reader:
         self.depth = len(outputs) - 1
 
     def combined(self, weights: list[Any], sources: list[Tensor], row: int) -> Tensor:
-        """G_row, the weighted sum of `sources`; the sources have the norms 0, 1, ..., or the sum has norm `row`."""
+        """G_row, the weighted sum of `sources`: source k has norm number k, or the sum has norm number `row`."""
         if self.norm_at == "sources":
             sources = [norm_of(self.history, k, y) for k, y in enumerate(sources)]
         total = sum(weight * y for weight, y in zip(weights, sources, strict=True))

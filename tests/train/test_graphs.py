@@ -24,11 +24,11 @@ from ziggurat.train.optim import Optimiser
 from ziggurat.train.update import Parallel, train_update
 
 CUTS = [[3, 4], [7], [3, 4], [7], [3, 4], [2, 5], [3, 4]]
-"""CUTS are the sizes of the batches into which each update cuts the seven pairs."""
+"""CUTS are, for each update, the sizes of the batches into which the seven pairs are cut."""
 
 
 class Work:
-    """A stand-in for CUDAGraph: work that changed nothing when it was recorded, and is done at every replay."""
+    """A stand-in for CUDAGraph: recording the work changed nothing, and every replay does it."""
 
     recorded = 0
     replayed = 0
@@ -108,7 +108,7 @@ def test_no_more_shapes_are_recorded_than_allowed(model: Seq2Seq) -> None:
 
 
 def test_gradients_are_added_where_a_recording_expects_them(model: Seq2Seq) -> None:
-    """The optimiser drops gradients after each update; recordings continue to write to the first tensors."""
+    """The optimiser drops gradients after each update, but recordings still write to the first tensors."""
     passes, places = GraphedPasses(model, 9), []
     for sizes in ([7], [7], [3, 4]):
         with passes:

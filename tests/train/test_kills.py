@@ -1,4 +1,4 @@
-"""Fifty SIGKILLs, then SIGTERMs, at recorded moments of live `ziggurat train` processes: not a bit is lost."""
+"""Fifty SIGKILLs, then SIGTERMs, at recorded moments of live `ziggurat train` processes, lose not a bit."""
 
 from __future__ import annotations
 

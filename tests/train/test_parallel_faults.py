@@ -1,4 +1,4 @@
-"""Faults in one of two processes: both handle them alike, or both end and report where the fault was."""
+"""Faults in one of two processes: both handle them in the same way, or both end and report where the fault was."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def is_told_to_stop(patch: pytest.MonkeyPatch, _: Experiment) -> None:
 
 
 def has_no_room_on_disk(patch: pytest.MonkeyPatch, _: Experiment) -> None:
-    """It cannot write files as large as its moments."""
+    """It cannot write files as large as the moments."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
@@ -138,7 +138,7 @@ def test_a_worker_that_hangs_is_named(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_a_signal_to_one_process_during_a_validation_stops_both_and_costs_nothing(
+def test_a_signal_to_one_process_during_a_validation_stops_both_without_loss(
     kind: str, data: Path, tmp_path: Path
 ) -> None:
     experiment = tiny(data, distributed={"kind": kind})
@@ -177,7 +177,7 @@ def test_an_update_that_fails_in_one_process_is_skipped_by_both(
 
 
 @pytest.mark.slow
-def test_of_fsdp_s_processes_one_without_memory_ends_the_run(data: Path, tmp_path: Path) -> None:
+def test_with_fsdp_one_process_out_of_memory_ends_the_run(data: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(dump(tiny(data, distributed={"kind": "fsdp"})), encoding="utf-8")
     started = launch(HERE, "faulty", 2, str(tmp_path / "run"), str(config), "runs_out_of_memory")

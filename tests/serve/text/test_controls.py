@@ -1,4 +1,4 @@
-"""Word's controls, form fields and letters in frames: text that Word takes from outside a paragraph."""
+"""Word's controls, form fields and framed letters: text that Word takes from outside a paragraph."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ REPEATED = f"<w15:repeatingSection {W15}/><w15:dataBinding {W15} w:xpath='/a'/>"
                    "</v:textbox></w:pict></w:r>", run("Text")), 0),
     ],
 )  # fmt: skip
-def test_a_translated_control_is_bound_to_nothing(body: str, left: int) -> None:
+def test_a_translated_control_loses_its_binding(body: str, left: int) -> None:
     said = main_text(body)
     assert said.count("dataBinding") == left
     assert "mY REPORT" in said or "My report" not in body
@@ -127,7 +127,7 @@ def test_names_are_known_whatever_the_prefix() -> None:
     assert b"dataBinding" not in said
 
 
-# Instructions of fields
+# Field instructions
 
 
 def field(*instruction: str, result: str = "") -> str:
@@ -153,7 +153,7 @@ def test_entries_of_indexes(instruction: str, said: str) -> None:
     assert translated(body).notices == {}
 
 
-def test_entries_stay_entries_whatever_is_said() -> None:
+def test_entries_stay_entries_whatever_the_translation() -> None:
     def answer(sentences: list[str]) -> list[SentenceTranslation]:
         return [SentenceTranslation('a "b": c\\', [Link(0, len(s), 0, 9)]) for s in sentences]
 
@@ -220,7 +220,7 @@ def test_tooltips_of_slides(inside: str, said: str, told: int) -> None:
 @pytest.mark.parametrize(
     "odd", [field(' XE "apple" '), '<w:helpText w:val="Words"/>', '<w:listItem w:displayText="Red"/>']
 )
-def test_text_in_odd_places_is_kept(odd: str) -> None:
+def test_text_in_unusual_places_is_kept(odd: str) -> None:
     ruby = f"<w:r><w:ruby><w:rt>{odd}</w:rt><w:rubyBase>{run('base')}</w:rubyBase></w:ruby></w:r>"
     for body in (paragraph(run("x y", odd)), paragraph(ruby), f"<w:p><w:pPr>{odd}</w:pPr>{run('x y')}</w:p>"):
         assert translated(body, identity).value == docx(body)
@@ -260,7 +260,7 @@ def asked_for(body: str) -> list[str]:
         ("O", ('<w:bookmarkStart w:id="0" w:name="x"/>', run("nce."), '<w:bookmarkEnd w:id="0"/>'), "Once.", "o|NCE."),
     ],
 )  # fmt: skip
-def test_a_letter_in_a_frame_begins_the_text_next_to_it(
+def test_a_framed_letter_begins_the_text_next_to_it(
     cap: str, following: tuple[str, ...], asked: str, said: str
 ) -> None:
     body = framed(cap, *following)

@@ -1,4 +1,4 @@
-"""Documents into and from languages that are written from right to left."""
+"""Documents translated into and from languages that are written from right to left."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_other_pairs_change_nothing(name: str, source: str, target: str) -> None
 
 
 @pytest.mark.parametrize("name", ["a.docx", "a.pptx"])
-def test_what_is_turned_is_turned_once(name: str) -> None:
+def test_each_direction_is_turned_once(name: str) -> None:
     content = {"a.docx": docx, "a.pptx": pptx}[name]()
     options = Settings(Options(sentencex_splitter("en")), "", "ar")
     once = run_work(document(content, name, options), identity).value

@@ -1,4 +1,4 @@
-"""Office documents whose parts have other names, drawings in them, and requirements for all XML in an archive."""
+"""Office documents: parts with other names, drawings, and requirements for all XML in an archive."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ DRAWN = f"<x {A}><a:p><a:r><a:t>First step</a:t></a:r></a:p></x>"
 
 @pytest.mark.parametrize("part", ["diagrams/data1.xml", "diagrams/drawing1.xml", "charts/chart2.xml"])
 @pytest.mark.parametrize(("name", "folder"), [("a.docx", "word"), ("a.pptx", "ppt")])
-def test_what_is_drawn_is_translated(name: str, folder: str, part: str) -> None:
+def test_text_in_drawings_is_translated(name: str, folder: str, part: str) -> None:
     main = {"word": "word/document.xml", "ppt": "ppt/presentation.xml"}[folder]
     parts = {main: BODY if folder == "word" else "<x/>", f"{folder}/{part}": DRAWN}
     assert b"fIRST STEP" in members(read(name, parts).value)[f"{folder}/{part}"]
@@ -138,7 +138,7 @@ def test_embedded_documents_are_reported() -> None:
         ("word/header9.xml", f"{TYPE}wordprocessingml.header+xml", docx()),
     ],
 )
-def test_documents_inserted_as_they_are_are_reported(part: str, kind: str, content: bytes) -> None:
+def test_documents_inserted_unchanged_are_reported(part: str, kind: str, content: bytes) -> None:
     override = f'<Types><Override PartName="/{part}" ContentType="{kind}"/></Types>'
     parts = {"[Content_Types].xml": override.encode(), "word/document.xml": BODY.encode(), part: content}
     outcome = read("a.docx", parts)
@@ -181,7 +181,7 @@ def test_the_language_of_a_book_is_found_in_linear_time(soup: str) -> None:
     began = time.process_time()
     said = members(read("a.epub", parts, identity).value)["OPS/book.opf"]
     assert b"<dc:language>de</dc:language>" in said
-    assert time.process_time() - began < 10  # when quadratic, it took a minute
+    assert time.process_time() - began < 10  # in quadratic time it took a minute
 
 
 def test_labels_of_charts_are_translated() -> None:
