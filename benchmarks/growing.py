@@ -1,4 +1,4 @@
-"""Time and memory against the amount of work: depth, batch, vocabulary, sentence length, and the size of the corpus.
+"""Time and memory as the work grows: depth, batch, vocabulary, sentence length, and the size of the corpus.
 
     python -m benchmarks.growing [--axis depth batch vocabulary length processes corpus] [--seconds 6] [--two] [--json]
 

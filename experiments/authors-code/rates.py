@@ -1,4 +1,4 @@
-"""CompleteP: our and the authors' rules for initial values, rates, decay and epsilon, and updates that follow them."""
+"""CompleteP: our rules and the authors' for initial values, rates, decay and epsilon, and updates that follow them."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _updated(code: Any, exponent: float, scaled: bool, seed: int, number: int) -
     with as_precise_as(dtype):
         theirs = case.theirs.configure_optimizers(options["weight_decay"], rate, BETAS, options["epsilon"], "cpu")
     for group in theirs.param_groups:
-        group["lr"] = rate * group["lr_scale"]  # as their train.py does before each update
+        group["lr"] = rate * group["lr_scale"]  # their train.py does this before each update
     x = drawn((BATCH, LENGTH, case.d_model), generator, dtype)
     direction = drawn(case.run_ours(x).shape, generator, dtype)
     trained = [pair for pair in case.pairs if pair not in left]

@@ -123,7 +123,7 @@ def vocabularies(work: Path, name: str) -> list[Path]:
 
 
 def align(work: Path) -> None:
-    """Write links along the diagonal: it only matters that the head is taught, not what."""
+    """Write links along the diagonal; it does not matter what the head is taught."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(pieces(work, "joint")))
     sides = [(work / f"train.{side}").read_text("utf-8").splitlines() for side in ("qlo", "qhi")]
     lengths = zip(*([len(row) for row in processor.encode(side)] for side in sides), strict=True)
@@ -151,9 +151,9 @@ def train(work: Path, name: str) -> None:
 
 
 def convert(work: Path, name: str) -> None:
-    """Write the binary models of a model, and the weights of the one in integers in fp32 (`rounded`).
+    """Write the binary models of a model, and the weights of the int8 one as fp32 (`rounded`).
 
-    With these Marian computes with the numbers that our import has.
+    With those, Marian computes with the same numbers as our import.
     """
     for ending, kind in CONVERTED.items():
         out = beside(work, name, ending, "model.bin")

@@ -58,9 +58,11 @@ class FakeServer:
 
     Attributes:
         address: where it is.
-        asked: JSON of the requested translations; for documents the form.
+        asked: JSON of the requested translations, or the form of documents.
         failures: answers to the next requests for translations: status, message and headers.
-        document_failures: the same for documents. start_failures: the same for settings. key: the key that is needed.
+        document_failures: the same for documents.
+        start_failures: the same for settings.
+        key: the key that is needed.
         delay: seconds before each translation is answered.
         called_off: requests whose client left before they were answered.
         documents: finished sentences of each; it has three.

@@ -21,7 +21,7 @@ from tests.exchange.conftest import transformers as transformers
 from tests.exchange.examples import SENTENCES, SMALL, random_model
 from tests.exchange.marian import PRE_NORM, write_npz
 from tests.exchange.test_marian import Folder, arrays_of, trained
-from tests.exchange.test_marian import folder as folder  # an unpacked download of OPUS-MT
+from tests.exchange.test_marian import folder as folder  # as in an unpacked download of OPUS-MT
 from tests.exchange.test_opus import Downloaded
 from tests.exchange.test_opus import downloaded as downloaded  # the same for transformers
 from tests.vocabulary import trained_tokenizer
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ziggurat.translate.results.Tran
 TAGS = [">>fra<<", ">>ita<<"]
 SEARCH: dict[str, Any] = {"beam_size": 2, "min_length": 0, "length_penalty": {"kind": "none", "alpha": 0.0}}
 LIMIT = 40
-SEED = 6  # weights with which most translations end
+SEED = 6  # with these weights most translations end
 ROOM = {"max_length": {"ratio": 0.0, "extra": LIMIT, "limit": LIMIT}}
 LINES = [*SENTENCES, "Ωmega stands by the river.", "a"]
 
@@ -132,7 +132,7 @@ def test_folders_of_marian(separate: bool, form: str, found: bool, folder: Folde
 
 @pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.parametrize("eos", [False, True])
-def test_what_a_source_begins_and_ends_with_is_in_config_json(bos: bool, eos: bool, made: Made) -> None:
+def test_config_json_has_the_first_and_last_tokens_of_a_source(bos: bool, eos: bool, made: Made) -> None:
     path = made(add_source_bos=bos, add_source_eos=eos)
     assert_same(path, pieces(path / "sentencepiece.model", LINES), str(path / "sentencepiece.model"))
     assert read_converted(path).positions == 64 - bos
@@ -152,7 +152,7 @@ def test_a_language_token_precedes_the_source(tag: str, made: Made) -> None:
     assert_same(path, [[tag, *source] for source in pieces(model, LINES)], str(model), tag=tag)
     ours = CTranslate2Translator(path, threads=1)
     assert list(ours.source_tokenizer.tags) == TAGS
-    with pytest.warns(UserWarning, match=">>fra<<, >>ita<<"):  # without one the model chooses
+    with pytest.warns(UserWarning, match=">>fra<<, >>ita<<"):  # without a language token the model chooses
         ours.translate(["a"])
     with pytest.raises(ConfigError, match="unknown tag"):
         ours.translate(["a"], tag=">>deu<<")
@@ -165,7 +165,7 @@ def test_folders_of_transformers_own_converter(
 ) -> None:
     hub, path = downloaded(tags=True), tmp_path / "converted"
     model = transformers.MarianMTModel.from_pretrained(str(hub))
-    model.save_pretrained(hub)  # as safetensors, which the converter requires
+    model.save_pretrained(hub)  # the converter requires safetensors
     TransformersConverter(str(hub)).convert(str(path))
     theirs = transformers.AutoTokenizer.from_pretrained(str(hub))
     lines = [line if tag is None else f"{tag} {line}" for line in SENTENCES]
@@ -207,7 +207,7 @@ def cut(path: Path) -> None:
 
 
 def renamed_variable(path: Path) -> None:
-    """Damage the name of the first embeddings, which makes CTranslate2 raise IndexError."""
+    """Damage the name of the first embeddings, so that CTranslate2 raises IndexError."""
     file = path / "model.bin"
     file.write_bytes(file.read_bytes().replace(b"encoder/embeddings", b"encoder/embeddinks", 1))
 
@@ -274,7 +274,7 @@ def test_tokens_that_the_segmenter_never_gives_are_counted(share: float, refused
         read_converted(path)
 
 
-def test_a_first_token_that_the_caller_gives_is_refused(made: Made) -> None:
+def test_a_first_token_from_the_caller_is_refused(made: Made) -> None:
     with pytest.raises(ConfigError, match="target_prefix"):
         read_converted(made(decoder_start_token=None))
 
@@ -327,6 +327,6 @@ def test_the_verb_takes_models_of_both_sides(ziggurat: Ziggurat, made: Made, tmp
     assert (status, "--source-model" in said) == (2, True)
 
 
-def test_elsewhere_such_a_folder_is_refused(made: Made) -> None:
+def test_other_verbs_refuse_such_a_folder(made: Made) -> None:
     with pytest.raises(ConfigError, match="only `translate`, `evaluate` and `compare` read"):
         export_folder("auto", [str(made())])

@@ -62,7 +62,7 @@ def test_what_is_not_text_is_refused(copying: Translator, wrong: Any) -> None:
             copying.translate(**asked)
 
 
-def test_what_is_printed_of_translators_and_translations_is_short(copying: Translator) -> None:
+def test_translators_and_translations_have_a_short_repr(copying: Translator) -> None:
     assert repr(copying) == f"<Translator: {copying.origin}>"
     (found,) = copying.translate(["a b c"])
     assert "tokens" not in repr(found)
@@ -79,7 +79,7 @@ def test_batches_stay_within_their_tokens_and_are_well_filled(copying: Translato
     shapes = model_of(copying).shapes
     assert all(rows * width <= 40 or rows == 1 for rows, width in shapes)
     assert [width for _, width in shapes] == sorted((width for _, width in shapes), reverse=True)
-    assert len(shapes) < 10  # ten lines reach the model
+    assert len(shapes) < 10  # only ten lines reach the model
 
 
 def test_blank_lines_never_reach_the_model(copying: Translator) -> None:
@@ -237,7 +237,7 @@ def test_unknown_settings_of_a_stream_are_refused_at_once(copying: Translator) -
 
 
 @pytest.mark.parametrize("endings", ["candidates", "fairseq"])
-def test_the_length_limit_cuts_marks_and_warns_once(tokenizer: SentencePieceTokenizer, endings: str) -> None:
+def test_outputs_cut_at_the_limit_are_marked_with_one_warning(tokenizer: SentencePieceTokenizer, endings: str) -> None:
     class Endless(CopyModel):
         def scores(self, wanted: torch.Tensor) -> torch.Tensor:
             return super().scores(torch.full_like(wanted, 30))
@@ -269,8 +269,8 @@ def test_long_lines_are_translated_in_parts_and_joined(copying: Translator) -> N
     )
 
 
-def test_what_must_be_written_keeps_to_the_limit(copying: Translator) -> None:
-    """Every forced token is a step of the search: a prefix of 200,000 letters took hours and gigabytes."""
+def test_forced_text_stays_within_the_limit(copying: Translator) -> None:
+    """Every forced token is a step of the search, so a prefix of 200,000 letters took hours and gigabytes."""
     limit = {"max_length": {"limit": 30}, "max_source_pieces": 20}
     assert copying.translate(["A dog"], prefixes=["A dog"], **limit)[0].text.startswith("A dog")
     said = (
@@ -337,7 +337,7 @@ def test_an_endless_stream_needs_constant_memory(copying: Translator) -> None:
     assert late < early + 600_000
 
 
-def test_where_memory_runs_out_the_rest_is_translated_in_smaller_batches(
+def test_when_memory_runs_out_the_rest_is_translated_in_smaller_batches(
     tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [f"{text} {number}" for number in range(4) for text in TEXTS]
@@ -365,13 +365,13 @@ def test_where_memory_runs_out_the_rest_is_translated_in_smaller_batches(
     assert translator.notices["too_large"] == failed[0] >= 2
     assert sum(finished) == sum(map(bool, texts))  # none is counted twice
     failed[0] = 0
-    translator.translate(texts, batch_tokens=6)  # nothing fails if so few are requested
+    translator.translate(texts, batch_tokens=6)  # with so few requested, nothing fails
     assert failed[0] == 0
 
     def broken(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(tiny_model, "step", broken)  # not even one at a time
+    monkeypatch.setattr(tiny_model, "step", broken)  # not even a single one
     with pytest.raises(torch.OutOfMemoryError):
         translator.translate(texts)
 
@@ -424,7 +424,7 @@ def test_a_model_directory_opens_with_its_own_settings(
     save_tokenizers(vocabularies, tokenizer, tokenizer)
     write_model_directory(tmp_path / "model", weights(model), experiment, vocabularies)
 
-    make_fast(model, "float32")  # like loading
+    make_fast(model, "float32")  # as loading does
     translator = ziggurat.load(str(tmp_path / "model"), device="cpu")
     assert (translator.decoding.beam_size, translator.decoding.min_length) == (3, 2)
     assert translator.max_positions == most

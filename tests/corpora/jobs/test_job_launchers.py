@@ -193,8 +193,8 @@ class Ray:
 
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_process: None) -> Iterator[Ray]:
-    """The stand-in, without waits; processes also run in this one. Our working folder is tmp_path; that of Ray's
-    workers is not."""(tmp_path / "ray").mkdir()
+    """The stand-in, without waits; processes also run in this one. The working folder of Ray's workers is not ours."""
+    (tmp_path / "ray").mkdir()
     (tmp_path / "here").mkdir()
     stand_in = Ray(tmp_path / "ray")
     monkeypatch.setitem(sys.modules, "ray", stand_in)
