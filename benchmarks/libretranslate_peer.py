@@ -1,4 +1,4 @@
-"""LibreTranslate with the packages in $ARGOS_FILES (paths separated by colons), for the Python that has it.
+"""LibreTranslate with the packages in $ARGOS_FILES (paths separated by colons), run by the Python that has it.
 
     ARGOS_FILES=a.argosmodel PYTHON benchmarks/libretranslate_peer.py --port 5001 ...
 

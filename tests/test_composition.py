@@ -223,7 +223,7 @@ def test_refused_pairs_and_their_messages() -> None:
 
 
 class _Counted:
-    """A compiler backend that runs the graph unchanged and counts."""
+    """A compiler backend that runs graphs unchanged and counts them."""
 
     def __init__(self) -> None:
         self.graphs = 0

@@ -171,7 +171,7 @@ def test_ddp_holds_and_sends_the_stated_bytes() -> None:
     size = counted(SMALL, 100)
     for found in measured_in_two_processes("ddp"):
         assert [found["weights"], found["gradients"], found["moments"]] == fixed_bytes(size, "ddp", 2)
-        assert not found["outside of buckets"]  # nor those of the batches before the last
+        assert not found["outside of buckets"]  # nor in the batches before the last
         # One of two batches is sent; each of two processes sends half of the sum, twice.
         assert 4 * found["sent"]["allreduce_"] == bytes_sent(size, "ddp", 2)
 
@@ -190,7 +190,7 @@ def test_fsdp_holds_and_sends_the_stated_bytes(precision: str, recompute: Recomp
     for found in measured_in_two_processes("fsdp", precision, recompute):
         assert [found["weights"], found["gradients"], found["moments"]] == fixed_bytes(size, "fsdp", 2)
         volume = found["sent"]["_allgather_base_"], found["sent"]["_reduce_scatter_base_"]
-        assert volume == (2 * (2 * size.parameters - size.root), 2 * size.parameters)  # of both batches
+        assert volume == (2 * (2 * size.parameters - size.root), 2 * size.parameters)  # for both batches
         assert 2 * sum(volume) == 2 * bytes_sent(size, "fsdp", 2)  # half of the 4 bytes: the other process has the rest
         whole = found["narrow"] if precision == "bf16" else 0
         assert found["narrow in forward"] == [whole] * 2

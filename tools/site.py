@@ -29,7 +29,7 @@ _FETCHED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "sou
 _FETCHED |= {"video": "src", "audio": "src", "embed": "src", "image": "href", "use": "href"}
 _ELSEWHERE = re.compile(r"\s*(?:https?:)?//", re.IGNORECASE)
 _IN_STYLES = re.compile(r"""(?:url\(\s*["']?|@import\s+["'])((?:https?:)?//[^"')]*)""", re.IGNORECASE)
-_NOT_FETCHED = {"canonical", "license", "edit", "author", "next", "prev", "search", "index"}  # of <link rel=...>
+_NOT_FETCHED = {"canonical", "license", "edit", "author", "next", "prev", "search", "index"}  # values of <link rel=...>
 
 
 class _Fetches(HTMLParser):

@@ -4,8 +4,8 @@
     python -m tools.surface --write    # write it there, for an intended change
 
 Help of every verb, `ziggurat explain` of every key, method and paper, the server's `/spec`, the keys of each `--json`
-output, parameter names and shapes per kind, and the names in docs/versioning.md. The newest golden set is the
-model, store and text behind them.
+output, parameter names and shapes per kind, and the names in docs/versioning.md. The model, store and text behind them
+are those of the newest golden set.
 """
 
 from __future__ import annotations

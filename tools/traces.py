@@ -108,7 +108,7 @@ def manifests(folder: Path) -> dict[str, Any]:
 
 
 def record(folder: Path) -> dict[str, Any]:
-    """Run the four runs and the pipeline in a folder and return their traces."""
+    """Train the four runs, run the pipeline in a folder, and return their traces."""
     demo = folder / "demo"
     ziggurat("demo", "--folder", str(demo), *SHORT, *LENGTH)
     source, reference = ((demo / "corpus" / f"test.{side}").read_text().splitlines()[:40] for side in ("qlo", "qhi"))

@@ -123,7 +123,7 @@ def _ours(width: int, depth: int, exponent: float) -> Factors:
         distribution = xavier(slots[place_of(parameters[full])], config.init, ModelDepth(1, 1))
         group = groups[full]
         std, rate, epsilon = distribution.size, group["rate_scale"], group["eps"]
-        if name == "embeddings":  # of E; our parameter is E / sqrt(d_model)
+        if name == "embeddings":  # the rule is for E; our parameter is E / sqrt(d_model)
             std, rate, epsilon = std * d**0.5, rate * d**0.5, epsilon / d**0.5
         found |= _factors(name, std, rate, epsilon, group["weight_decay"])
     found["branches", "factor"] = model.encoder.layers[0].ffn_residual.branch

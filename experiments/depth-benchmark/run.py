@@ -81,7 +81,7 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its file and folder."""
+        """Name of the run's file and folder."""
         rate = f"{'rate' if self.trial else 'at'}-{self.rate:g}"
         return f"{'fr-en-' if self.long else ''}{self.depth}-{self.method}-{self.seed}-{rate}"
 

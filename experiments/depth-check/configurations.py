@@ -123,7 +123,7 @@ class Configuration(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its files."""
+        """Name of the configuration's files."""
         return f"{self.depth}-{self.method.replace('/', '')}-{self.rate}"
 
     @property

@@ -78,7 +78,7 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its files and its folder."""
+        """Name of the run's files and folder."""
         return f"{self.stem}{self.rate:g}"
 
     @property

@@ -61,8 +61,8 @@ def fill_disks(ledger: Ledger, folder: Path, names: Sequence[str]) -> None:
 def sizes(before: int, after: int) -> list[int]:
     """Return disk sizes, in bytes, that are too small for a verb: it needs between `before` and `after` bytes.
 
-    They are at least one page, for verbs that start with nothing, because for tmpfs `size=0` means no limit, and it
-    refuses to set one later.
+    They are at least one page, even for verbs that start with nothing: for tmpfs `size=0` means no limit, and it
+    refuses to set a limit later.
     """
     room = max(0, after - before)
     return sorted({max(_PAGE, before + room * step // _STEPS // _PAGE * _PAGE) for step in range(_STEPS)})

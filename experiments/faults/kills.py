@@ -201,7 +201,7 @@ class _Rig:
                 return _Chain(
                     timed, counted, Outcome("orphans", f"{ended.orphans} workers were left: {last_line(ended.said)}")
                 )
-            if "internal error" in ended.said:  # of the survivors; torchrun itself shows tracebacks
+            if "internal error" in ended.said:  # only in survivors: torchrun itself shows tracebacks
                 return _Chain(timed, counted, Outcome("internal", last_line(ended.said)))
             if ended.killed:
                 continue

@@ -43,7 +43,7 @@ class Search(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """Its options for Marian: one sentence at a time, because Marian limits lengths by the whole batch."""
+        """Marian's options for the search: one sentence at a time, because Marian limits lengths by the whole batch."""
         given = ["-b", self.beam, "--normalize", self.normalize, "--word-penalty", self.word_penalty]
         return list(map(str, [*given, "--max-length-factor", self.factor, "--mini-batch", 1, "--maxi-batch", 1]))
 

@@ -83,7 +83,7 @@ def test_a_file_that_the_package_did_not_write_is_not_replaced(
 @pytest.mark.slow
 def test_pages_that_the_package_wrote_are_replaced(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text("")  # such as `mktemp` makes
+    page.write_text("")  # like a file that `mktemp` creates
     mark = '<meta name="generator" content="Ziggurat">\n'
     for _ in range(2):
         assert ziggurat("report", store, "--out", page).status == 0

@@ -64,7 +64,7 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
     (tmp_path / "bad.docx").write_bytes(b"PK")
     assert ziggurat("translate", trained, *SHORT, "--document", tmp_path / "bad.docx", *names).status == 2
     assert not out.exists()  # a refused call leaves no folder
-    assert ziggurat("translate", trained, *SHORT, *names).status == 0  # it is created
+    assert ziggurat("translate", trained, *SHORT, *names).status == 0  # the folder is created
     assert list(members((out / "a.docx").read_bytes())) == list(members(docx()))
     assert list(members((out / "b.odt").read_bytes())) == list(members(odt()))
     assert ziggurat("translate", trained, *SHORT, *names).status == 0

@@ -268,7 +268,7 @@ def _buffered() -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [pytest.param([], marks=pytest.mark.slow), ["--window", "2"]])
 def test_a_reader_that_goes_away_ends_translate_quietly(trained: Path, tmp_path: Path, window: list[str]) -> None:
-    """With records of 200 bytes a few lines fill its buffer and the pipe."""
+    """With records of 200 bytes, a few lines fill the buffer and the pipe."""
     source = tmp_path / "many"
     source.write_text("Su divusim ne gokun.\n" * 600, encoding="utf-8")
     command = [sys.executable, "-m", "ziggurat", "translate", str(trained), "-i", str(source), "beam_size=1", *window]

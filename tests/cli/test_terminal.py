@@ -61,7 +61,7 @@ def _ziggurat(arguments: list[str], output: str, faults: dict[int, str], ignored
 
 
 def _default_signals() -> None:
-    """Heed signals even if the tests themselves run under `nohup`; end after minutes if a test left it behind."""
+    """React to signals even if the tests run under `nohup`; exit after some minutes if a test leaves it behind."""
     signal.alarm(150)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

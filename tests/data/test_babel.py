@@ -255,7 +255,7 @@ def test_order_alone_changes_the_translation(pairs: list[tuple[str, str]]) -> No
     for low, high in pairs:
         translations[tuple(sorted(re.findall(r"\w+|[,.?]", low.lower())))].add(high)
     assert any(len(found) > 1 for found in translations.values())
-    # Few occur by chance, but a subject and an object on either side of the verb can always be swapped.
+    # Few such pairs occur by chance, but a subject and an object on either side of the verb can always be swapped.
     swapped = 0
     for low, high in pairs[:3000]:
         reader = Reader(low)

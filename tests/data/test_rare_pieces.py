@@ -58,7 +58,7 @@ def test_each_side_is_reported_by_its_own_key() -> None:
 
 def test_bytes_do_not_count_nor_vocabularies_that_are_given_or_small() -> None:
     counts = counted(*[10] * 480)
-    assert problems_found(counts, counted()) == []  # of 944 pieces that are not bytes
+    assert problems_found(counts, counted()) == []  # there are 944 pieces that are not bytes
     assert problems_found(counts, counted(), byte_fallback=False)
     assert problems_found(counted(1), counted(1), size=999) == []
     given: dict[str, Any] = {"kind": "existing", "source_model": "some.spm"}

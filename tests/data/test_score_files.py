@@ -102,7 +102,7 @@ def test_several_scores_and_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lines", "message"), [(7, "has 7 scores"), (5, r"has 5 scores .* at least 6 pairs")])
 def test_each_file_has_as_many_scores_as_its_part_of_the_corpus(tmp_path: Path, lines: int, message: str) -> None:
-    """Even if another file has the missing scores."""
+    """This holds even if another file has the missing scores."""
     for name, count in (("corpus1", lines), ("corpus2", 12 - lines)):
         write_text(tmp_path, name=name)
         (tmp_path / f"{name}.score").write_text("1\n" * count)

@@ -63,7 +63,7 @@ def test_every_piece_of_a_word_is_linked_to_every_piece_of_the_other(
     words = WordCounter("split", TOKENIZER)
     sides, spans, expected = ([], []), [], []  # type: ignore[var-annotated]
     for row, text in enumerate(texts):
-        pair = text, data.draw(st.sampled_from(SENTENCES)) + "語"  # which the vocabulary spells in bytes
+        pair = text, data.draw(st.sampled_from(SENTENCES)) + "語"  # the vocabulary spells it in bytes
         split = [split_words(line, "split") for line in pair]
         links: list[Link] = data.draw(
             st.lists(st.tuples(*(st.integers(0, len(side) - 1) for side in split)), max_size=5)  # type: ignore[arg-type]

@@ -130,7 +130,7 @@ def test_names_of_2018_give_the_same_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda names, model: names.pop("decoder.output_projection.weight"),  # it is the embedding
+        lambda names, model: names.pop("decoder.output_projection.weight"),  # the embedding replaces it
         lambda names, model: names.update({"encoder.embed_positions._float_tensor": torch.zeros(1)}),
         lambda names, model: names.update({"encoder.layers.0.in_proj_weight": torch.zeros(1)}),  # for inference
         lambda names, model: [names.pop(f"{side}.version") for side in ("encoder", "decoder")],

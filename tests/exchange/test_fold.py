@@ -197,7 +197,7 @@ def test_folding_deepnorm_is_exact_with_an_epsilon_for_each_stack(more: dict[str
 
 
 def test_the_epsilon_matters() -> None:
-    """Without the stacks' own epsilons the folded DeepNorm is off by far more than rounding."""
+    """Without an epsilon per stack, folded DeepNorm is off by far more than rounding."""
     config = config_of("deepnorm", layer_norm_epsilon=0.01)
     model = random_model(config)
     folded, tensors = fold(config, weights(model))

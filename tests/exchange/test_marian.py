@@ -157,7 +157,7 @@ def test_a_folder_of_opus_mt_is_imported_by_the_documented_command(
 
 def test_a_vocabulary_that_is_a_sentencepiece_model(tmp_path: Path) -> None:
     """Marian and Firefox Translations train such models: one SentencePiece model for both sides, with its own ids."""
-    model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1)  # set by Marian when it trains one
+    model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1)  # Marian trains them with these settings
     rows = SentencePieceTokenizer(model).size - 2  # without padding and begin-of-sentence, which only we have
     (tmp_path / "joint.spm").write_bytes(model)
     write_npz(tmp_path / "model.npz", random_arrays(POST_NORM, (rows, rows), 3), POST_NORM)

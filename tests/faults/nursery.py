@@ -172,7 +172,7 @@ def _status(pid: int, seconds: float) -> int | None:
         ended, _, _ = select.select([descriptor], [], [], seconds)
     finally:
         os.close(descriptor)
-    with contextlib.suppress(ProcessLookupError):  # and everything that it left behind
+    with contextlib.suppress(ProcessLookupError):  # kills everything that it left behind
         os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status) if ended else None

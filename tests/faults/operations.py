@@ -79,7 +79,7 @@ class Fault(NamedTuple):
 
 
 def watch(folder: Path, fault: Fault | None, told: Callable[[Operation], object]) -> None:
-    """From now on, report every operation below `folder` to `told`, and let `fault` happen."""
+    """From now on, report every operation below `folder` to `told`, and cause `fault`."""
     watcher = _Watcher(folder, fault, told)
     sys.addaudithook(watcher.hear)
     real_fsync = os.fsync
@@ -92,7 +92,7 @@ def watch(folder: Path, fault: Fault | None, told: Callable[[Operation], object]
 
     os.fsync = fsync  # type: ignore[assignment]
     io.open = builtins.open = _Opener(watcher)  # type: ignore[assignment]
-    shutil._USE_CP_SENDFILE = False  # type: ignore[attr-defined]  # so that copying writes by `write`
+    shutil._USE_CP_SENDFILE = False  # type: ignore[attr-defined]  # so that copying uses `write`
 
 
 class _Watcher:

@@ -158,7 +158,7 @@ def _imported(*arguments: str) -> Any:
     try:
         return translated("whole", "max_length.extra=5")
     except RefusedError as error:
-        if "not finite" not in str(error):  # as in the other model
+        if "not finite" not in str(error):  # damaged weights may become NaN
             raise
         return str(error)
 

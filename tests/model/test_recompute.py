@@ -279,7 +279,7 @@ def kept_by(layers: int, rule: Recompute) -> int:
 @pytest.mark.slow
 def test_less_is_kept_between_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    state = 8 * 16 * 8 * 4  # one [batch, source, d_model]
+    state = 8 * 16 * 8 * 4  # a tensor [batch, source, d_model]
     everything, every, half = (kept_by(12, rule) for rule in (None, 1, 2))
     assert everything > 12 * 12 * state
     assert every <= 16 * state  # the input of every layer, the stack's output, masks

@@ -41,7 +41,7 @@ def check_uniform(values: torch.Tensor, bound: float) -> None:
 def check_normal(values: torch.Tensor, std: float) -> None:
     assert values.std().item() == pytest.approx(std, rel=0.01)
     assert abs(values.mean().item()) < 0.02 * std
-    assert (values.abs() > 2 * std).double().mean().item() == pytest.approx(0.0455, abs=0.004)  # of a normal variable
+    assert (values.abs() > 2 * std).double().mean().item() == pytest.approx(0.0455, abs=0.004)  # for a normal variable
 
 
 @pytest.mark.parametrize("kind", INIT)

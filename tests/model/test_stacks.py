@@ -357,7 +357,7 @@ def test_every_kind_states_where_combinations_normalise() -> None:
     assert not set(KINDS) ^ (CONSUMERS | SOURCES | {"rezero", "no_norm", "fixup", "keel"})
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "siamese"])  # which is refused
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "siamese"])  # `siamese` is refused
 def test_a_transparent_memory_mixes_the_layers_and_nothing_ends_the_encoder(kind: str) -> None:
     model = built(kind, memory="transparent")
     assert model.encoder.final_norm is None

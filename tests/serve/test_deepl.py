@@ -88,7 +88,7 @@ def test_a_glossary_is_used(serve: Serve, folders: dict[tuple[str, str], Path], 
     assert other.status_code == 400
     client = serve(models=[{"path": str(exported("en", "de")), "threads": 1}])
     name = create_glossary(client, f"{text.split()[0]}\t{target}").json()["glossary_id"]
-    assert target in translated(client, text=text, glossary_id=name)  # there it is hard
+    assert target in translated(client, text=text, glossary_id=name)  # here the term is hard
     own = {"text": text, "source": "en", "target": "de", "glossary": {text.split()[0]: target}}
     answer = client.post("/v1/translate", json=own)
     assert (answer.status_code, "mode: hard" in answer.json()["error"]["message"]) == (400, True)

@@ -107,7 +107,7 @@ def test_the_proxy_has_the_servers_limits_and_timeouts() -> None:
 def test_the_steps_of_the_image_give_a_server_without_torch(
     folders: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
-    """Its RUN lines run in a new environment, then its entry point and its health check."""
+    """The image's RUN lines run in a new environment, then its entry point and health check."""
     (text := tmp_path / "text").write_text("A dog runs.\n", encoding="utf-8")
     export_model(folders["en", "de"], "ctranslate2", tmp_path / "served", verify=text)
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "image"], check=True)

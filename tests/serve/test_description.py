@@ -158,7 +158,7 @@ def test_answers_match_it(serve: Serve) -> None:
 
 
 def test_undeclared_fields_are_not_read(serve: Serve) -> None:
-    """So /spec has everything that a path accepts."""
+    """Therefore /spec has everything that a path accepts."""
     client = serve()
     operations = {route.path: route.operation for route in routes(client) if isinstance(route, Described)}
     assert {each.name for each in operations["/v2/usage"].takes} == {"auth_key"}

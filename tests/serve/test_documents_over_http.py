@@ -375,7 +375,7 @@ def test_characters_of_documents_count(serve: Serve, tmp_path: Path) -> None:
     for count, status in ((four, 429), (ten, 413)):
         answer = client.post("/translate_file", files={"file": ("f.txt", count.encode())}, data=form)
         assert answer.status_code == status
-    assert client.post("/translate", json={"q": four, **form}).status_code == 429  # one account for all
+    assert client.post("/translate", json={"q": four, **form}).status_code == 429  # one account for all of them
     assert used("a") == 4 * size
     assert send("b", twenty)["status"] == "done"
     assert client.post("/translate", json={"q": "Ein Hund", **DE_EN, "api_key": names["b"]}).status_code == 200

@@ -243,7 +243,7 @@ def test_the_pointer_shows_what_corresponds_on_either_side(visit: Visit) -> None
     translate(window)
     window.page.hover("#target .word >> text=runs")  # after a character of two units
     assert (lit(window, "mirror"), lit(window, "target")) == (["läuft"], ["runs"])
-    window.page.hover("#target .word >> text=loudly")  # of the second sentence
+    window.page.hover("#target .word >> text=loudly")  # a word of the second sentence
     assert (lit(window, "mirror"), lit(window, "target")) == (["laut"], ["loudly"])
     box = window.page.locator("#mirror .word >> text=bellt").bounding_box()
     window.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -479,7 +479,7 @@ def test_terms_are_always_applied_if_the_model_cannot_weigh_them(visit: Visit, f
     mode = window.page.locator("#terms select").first
     assert (mode.input_value(), window.page.is_hidden("#always")) == ("soft", True)
     window.page.check("#keep")
-    for source in ("de", "auto"):  # which may be German
+    for source in ("de", "auto"):  # `auto` may be German
         window.page.select_option("#from", source)
         window.page.select_option("#to", "en")
         assert (mode.input_value(), window.page.is_hidden("#always")) == ("hard", False)

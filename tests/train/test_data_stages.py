@@ -153,7 +153,7 @@ def test_patience_of_the_run_counts_only_in_the_last_stage(experiment: Experimen
     assert (p.stages_to_come, finished(p, training)) == (2, None)
     p.advance(1, LoaderState(1, 0, (0, 1)), stages)
     assert (p.stages_to_come, p.validations_since_best) == (1, 0)
-    p.validations_since_best = 2  # by a validation of the previous stage
+    p.validations_since_best = 2  # counted by a validation of the previous stage
     assert not p.lose_patience(stages)
     assert p.validations_since_best == 0
     p.advance(1, LoaderState(1, 2, (0, 1)), stages)

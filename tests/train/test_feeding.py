@@ -112,4 +112,4 @@ def test_sentences_are_as_long_as_learned_positions_allow(tiny_folder: Path, mon
     learned = tiny_experiment(tiny_folder, {"embedding": {"positions": "learned", "max_positions": 60}})
     store = Store.open(plain.data.store)
     assert feeding.loader_of(plain, store) is None
-    assert feeding.loader_of(learned, store) == 59  # and end-of-sentence
+    assert feeding.loader_of(learned, store) == 59  # plus end-of-sentence

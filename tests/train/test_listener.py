@@ -110,7 +110,7 @@ def test_a_tracker_that_cannot_start_or_close_is_reported(tmp_path: Path) -> Non
 
 
 def test_a_tracker_that_hangs_does_not_delay_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its start never returns: records are dropped once the queue is full, and closing waits for a bounded time."""
+    """The start never returns: records are dropped once the queue is full, and closing waits for a bounded time."""
     monkeypatch.setattr(metrics_module, "_CLOSING_SECONDS", 0.2)
     never = threading.Event()
 

@@ -55,7 +55,7 @@ def faulty(run: str, config: str, fault: str, resume: str = "") -> None:
 
 
 def hangs(patch: pytest.MonkeyPatch, _: Experiment) -> None:
-    """It sleeps instead of starting update 3."""
+    """Sleep instead of starting update 3."""
     calls: list[int] = []
     update = loop.train_update
 
@@ -79,13 +79,13 @@ def is_told_to_stop(patch: pytest.MonkeyPatch, _: Experiment) -> None:
 
 
 def has_no_room_on_disk(patch: pytest.MonkeyPatch, _: Experiment) -> None:
-    """It cannot write files as large as the moments."""
+    """Forbid files as large as the moments."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
 
 def runs_out_of_memory(patch: pytest.MonkeyPatch, _: Experiment) -> None:
-    """In update 4, before its backward pass."""
+    """Run out of memory in update 4, before the backward pass."""
     calls: list[int] = []
     update, loss = loop.train_update, objective.Objective.forward
 

@@ -60,7 +60,7 @@ def signal_at(number: int, patch: pytest.MonkeyPatch) -> list[int]:
     def measure(
         self: Validator, model: Any, interrupted: Callable[[], bool] | None = None, **others: Any
     ) -> Validation | None:
-        if interrupted is None:  # that of an average, when training is over
+        if interrupted is None:  # the validation of an average, after training
             return real(self, model, **others)
 
         def ask() -> bool:

@@ -89,7 +89,7 @@ def test_fast_models_score_as_the_plain_one(kind: str, precision: Precision, mon
     make_fast(built, precision)
     error = (scores(built) - plain).norm() / plain.norm()
     assert float(error) < (1e-5 if precision == "float32" else 4e-2)
-    assert precision == "float32" or float(error) > 1e-4  # whose precision differs
+    assert precision == "float32" or float(error) > 1e-4  # a different precision
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ def test_damage_anywhere_in_a_zip(method: int, place: str, tmp_path: Path) -> No
     elif place == "name":
         content[entry + 46 : entry + 48] = b"\xff\xff"
     elif place == "empty name":
-        content[entry + 28 : entry + 32] = bytes([0, 0, 5, 0])  # the name's bytes become an extra field
+        content[entry + 28 : entry + 32] = bytes([0, 0, 5, 0])  # turns bytes of the name into an extra field
         content[entry + 46 : entry + 51] = bytes([1, 1, 1, 0, 0])
     else:
         end = content.rindex(b"PK\x05\x06")

@@ -378,7 +378,7 @@ def test_selections(tmp_path: Path, ran: list[str]) -> None:
     with pytest.raises(DataError, match=r"fetch: not done yet; leave out `--from`"):
         pipeline(tmp_path / "w", fakes).run(Selection(first="left"))
     assert pipeline(tmp_path / "w", fakes).run(Selection(last="right")).done == ("fetch", "left", "right")
-    (tmp_path / "x").write_bytes(b"other")  # of a step that is reused unchanged
+    (tmp_path / "x").write_bytes(b"other")  # a file of a step that is reused unchanged
     assert pipeline(tmp_path / "w", fakes).run(Selection(first="right")).done == ("last",)
     assert pipeline(tmp_path / "w", fakes).run(Selection("left", "left", frozenset({"left"}))).done == ("left",)
     (tmp_path / "w/fetch/out/b").write_bytes(b"other")

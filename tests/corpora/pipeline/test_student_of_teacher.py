@@ -50,7 +50,7 @@ def test_it_starts_with_the_remaining_layers_of_the_teacher(
         pipeline_of(context(content())).run()
     monkeypatch.setattr("ziggurat.corpora.pipeline.training.discard", discard)
     trained_at = (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns
-    (place / "w").rename(place / "moved")  # which has the paths of the run's corpora, vocabulary and starting model
+    (place / "w").rename(place / "moved")  # this moves the run's corpora, vocabulary and starting model
     assert pipeline_of(context(content(folder="moved"))).run().done == ("student", "report")
     (place / "moved").rename(place / "w")
     assert (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns == trained_at

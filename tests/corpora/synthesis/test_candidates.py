@@ -93,7 +93,7 @@ def test_the_candidate_nearest_the_reference_is_kept(nearest: str, distil: MakeJ
 def test_without_references_a_plan_is_that_of_earlier_versions(
     make_job: MakeJob, distil: MakeJob, in_process: BackTranslate
 ) -> None:
-    """So an unfinished corpus of an earlier version can be resumed."""
+    """Therefore an unfinished corpus of an earlier version can be resumed."""
     settings = make_job(method="beam", forward=True).settings()
     assert settings["n_best"] == 1
     assert distil(decoding={"beam_size": 5}).settings() == {**settings, "n_best": 3, "beam_size": 5}

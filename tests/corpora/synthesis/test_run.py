@@ -39,7 +39,7 @@ def test_an_exported_model_translates(make_job: MakeJob, in_process: BackTransla
     assert found.kept == ours.kept > 3  # few of the model's translations end
     for side in ("source.txt", "target.txt"):
         assert lines_of(theirs.out / side) == lines_of(job.out / side)
-    assert in_process(theirs).report == found  # and is resumed in its folder
+    assert in_process(theirs).report == found  # repeated, it finds its result
     with pytest.raises(DataError, match="models"):
         in_process(replace(job, out=theirs.out))
     with pytest.raises(ConfigError, match=r"CTranslate2 has no `decoding\.search: sample`"):

@@ -113,7 +113,7 @@ def test_bombs_are_refused_unopened() -> None:
     + [("a.txt", end) for end in "\v\f\x85\u2028\u2029"],
 )
 def test_the_number_of_pieces_is_checked_before_a_file_is_read(name: str, piece: str) -> None:
-    content = b"\xff" + piece.encode() * 11  # it stops every reader
+    content = b"\xff" + piece.encode() * 11  # the first byte stops every reader
     with pytest.raises(DataError, match=f"^{name}: more than 10 tags, lines or strings"):
         read(name, content, Limits(pieces=10))
     with pytest.raises(DataError, match=f"^{name}: (?!more than)"):

@@ -325,7 +325,7 @@ def test_chromium_ends_elements_in_the_same_places() -> None:
     tags = [f"<{sign}{name}>" for name in ("p", "ul", "li", "div", "dl", "h1", "section") for sign in ("", "/")]
     tags += ["<ol>", "<dd>"]
     tags += [f"<{name} {NO}>" for name in ("p", "li", "dt", "dd", "div")]
-    pages = [page for page in UNTRANSLATED if "<code>" not in page]  # which browsers reopen in the next paragraph
+    pages = [page for page in UNTRANSLATED if "<code>" not in page]  # browsers reopen <code> in the next paragraph
     pages += ["".join(f"{rng.choice(tags)}w{n} " for n in range(rng.randint(2, 8))) for _ in range(100)]
     with opened() as browser:
         shown = browser.new_page()
