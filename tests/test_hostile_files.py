@@ -56,9 +56,9 @@ def drained(path: Path) -> int:
 @pytest.mark.parametrize("content", [b"\n", b"x"], ids=["newlines", "one line"])
 def test_a_bomb_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = bomb(tmp_path / f"bomb{suffix}", content * (1 << 20), 30)
-    said = refusal(lambda: drained(path), megabytes=250)
-    assert str(path) in said
-    assert "unpack it yourself" in said or "longer than 64 MiB" in said
+    message = refusal(lambda: drained(path), megabytes=250)
+    assert str(path) in message
+    assert "unpack it yourself" in message or "longer than 64 MiB" in message
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
@@ -241,8 +241,8 @@ MODEL_ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_strangers_model_is_refused(model: Path, case: str) -> None:
     attack, reason = MODEL_ATTACKS[case]
     attack(model)
-    said = refusal(lambda: open_model(model))
-    assert reason in said, said
+    message = refusal(lambda: open_model(model))
+    assert reason in message, message
 
 
 @pytest.mark.parametrize("content", [None, b"[" * 100_000, b" " * (1 << 25)], ids=["pipe", "nested", "large"])

@@ -21,7 +21,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["train"], "`--run FOLDER` is missing"),
         (["train", "runs/a", "--resume"], "`ziggurat train --run runs/a --resume`"),
@@ -59,12 +59,12 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     ],
 )
 def test_mistakes_exit_with_2_and_one_message(  # type: ignore[no-untyped-def]
-    arguments: list[str], said: str, ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = ziggurat(*arguments)
     assert result.status == 2
-    assert said in result.err
+    assert message in result.err
     assert "Traceback" not in result.err
     assert result.out == ""
     assert list(tmp_path.iterdir()) == [], "a mistake left files behind"

@@ -115,7 +115,7 @@ def test_settings_are_known_by_their_keys(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (["MODEL"], "`--source FILE` is missing: what should"),
         (["one", "--metrics", "chrf,tokenised"], "is for `ziggurat evaluate`, not for `compare`"),
@@ -141,14 +141,14 @@ def test_mistakes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     call: list[str],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.delenv("ZIGGURAT_COMET_PYTHON", raising=False)
     (tmp_path / "short.txt").write_text("one line\n")
     places = {**files, "MODEL": trained, "short": tmp_path / "short.txt"}
     status, out, errors = ziggurat("compare", *(places.get(word, word) for word in call), "--reference", files["ref"])
     assert (status, out) == (2, "")
-    assert said in errors
+    assert message in errors
     assert errors.count("\n") == 1
 
 

@@ -77,7 +77,7 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--protect", "("], "the pattern '(' cannot be read"),
         (["--leave", "id"], "`--leave` is for documents whose texts have keys"),
@@ -92,13 +92,13 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
     ],
 )
 def test_impossible_calls_get_one_message(
-    ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, arguments: list[str], said: str
+    ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     usual = {"--document": page, "--output": tmp_path / "out.html"}
     given = [word for option, value in usual.items() if option not in arguments for word in (option, value)]
     status, out, errors = ziggurat("translate", trained, *given, *arguments)
     assert (status, out) == (2, "")
-    assert said in errors
+    assert message in errors
     assert not (tmp_path / "out.html").exists()
 
 

@@ -30,14 +30,14 @@ VERBS = cast(Any, typer.main.get_command(app))
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["", "decoding."])
 def test_wrong_decoding_settings_are_named_like_those_of_a_file(ziggurat: Ziggurat, trained: Path, prefix: str) -> None:
-    for setting, said in (
+    for setting, message in (
         ("beam=8", "unknown key `decoding.beam`; did you mean `decoding.beam_size`?"),
         ("beam_size=many", "`decoding.beam_size`: input should be a valid integer, not 'many'"),
         ("length_penalty.alphaa=1", "did you mean `decoding.length_penalty.alpha`?"),
     ):
         status, _, errors = ziggurat("translate", trained, f"{prefix}{setting}")
         assert status == 2
-        assert said in errors
+        assert message in errors
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_a_wrong_folder_gets_a_way_out(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "my.yaml").write_text("data: {}\n")
-    for given, said in (
+    for given, message in (
         ("runs/First", "; did you mean `runs/first`?"),
         ("my.yaml", "my.yaml: is a configuration, expected a run"),
     ):
         status, _, errors = ziggurat(verb[0], given, *verb[1:])
         assert status == 2
-        assert said in errors
+        assert message in errors
 
 
 @pytest.mark.slow
@@ -523,7 +523,7 @@ def test_train_takes_device_and_threads_as_translate_does(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["translate", "MODEL", "-i", "none.txt"], "none.txt: no such file"),
         (["translate", "MODEL", "-i", "TEXT", "-o", "none/out.txt"], "none/out.txt: folder"),
@@ -535,7 +535,7 @@ def test_train_takes_device_and_threads_as_translate_does(
 )
 def test_files_are_looked_for_before_the_model_is_loaded(
     arguments: list[str],
-    said: str,
+    message: str,
     ziggurat: Ziggurat,
     text: Path,
     tmp_path: Path,
@@ -545,7 +545,7 @@ def test_files_are_looked_for_before_the_model_is_loaded(
     monkeypatch.chdir(tmp_path)
     result = ziggurat(*({"MODEL": "nowhere", "TEXT": text.name}.get(a, a) for a in arguments))
     assert result.status == 2
-    assert said in result.err
+    assert message in result.err
     assert "nowhere" not in result.err
 
 

@@ -295,10 +295,10 @@ def test_several_configurations_are_one_table(ziggurat: Ziggurat, tiny_folder: P
     assert [row["name"] for row in rows] == [str(config), str(deep), "transformer-base"]
     assert all(f"{row['parameters']:,}" in line for row, line in zip(rows, lines[1:], strict=True))
     assert ziggurat(*call, "--suggest", tmp_path / "x.yaml").status == 2
-    for wrong, said in (("nothing.yaml", "nothing.yaml"), ("model.d_ff", "model.d_ff"), (tmp_path, "neither a run")):
+    for wrong, message in (("nothing.yaml", "nothing.yaml"), ("model.d_ff", "model.d_ff"), (tmp_path, "neither a run")):
         result = ziggurat("inspect", config, wrong, "--no-cost", "--no-check")
         assert result.status == 2
-        assert said in result.err
+        assert message in result.err
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_wrong_calls(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]
     numbers = tmp_path / "numbers"
     numbers.write_text("12\n34\n")
     texts = ["--source", source, "--reference", reference]
-    for words, said in (
+    for words, message in (
         ([trained, *texts, "--kinds", "caps,lower"], "'lower' is not a perturbation; choose from caps, title"),
         ([trained, *texts, "--kinds", ","], "is not a perturbation; choose from"),
         ([f"x={reference}", *texts], "is a file"),
@@ -86,7 +86,7 @@ def test_wrong_calls(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]
     ):
         status, _, errors = ziggurat("perturb", *words)
         assert status in (1, 2), (words, errors)
-        assert said in " ".join(errors.split()), (words, errors)
+        assert message in " ".join(errors.split()), (words, errors)
 
 
 def test_a_text_that_nothing_changes_is_reported_before_a_model_is_opened(ziggurat: Ziggurat, tmp_path: Path) -> None:

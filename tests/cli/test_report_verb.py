@@ -70,7 +70,7 @@ def test_a_given_test_set_is_translated(ziggurat: Ziggurat, trained: Path, text:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--format", "gif"], "choose from png, svg, pdf"),
         (["--source", "x"], "belong together"),
@@ -79,10 +79,10 @@ def test_a_given_test_set_is_translated(ziggurat: Ziggurat, trained: Path, text:
         (["--out", "nowhere/x.html"], "does not exist"),
     ],
 )
-def test_what_is_refused(ziggurat: Ziggurat, trained: Path, options: list[str], said: str) -> None:
+def test_what_is_refused(ziggurat: Ziggurat, trained: Path, options: list[str], message: str) -> None:
     result = ziggurat("report", trained, *options)
     assert result.status == 2
-    assert said in result.err
+    assert message in result.err
 
 
 @pytest.mark.slow

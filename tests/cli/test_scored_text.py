@@ -77,10 +77,10 @@ LEFT = {
 
 @pytest.mark.parametrize("left", LEFT)
 def test_leftovers_of_other_programs_are_reported(left: str, capsys: pytest.CaptureFixture[str]) -> None:
-    line, said = LEFT[left]
+    line, message = LEFT[left]
     (warning,) = messages_about(f"{line}\n" * 3 + "he came\n", capsys)
     assert warning.startswith("file: 3 of 4 lines")
-    assert said in warning
+    assert message in warning
 
 
 def test_normal_forms_that_differ_are_reported(ziggurat: Ziggurat, tmp_path: Path) -> None:

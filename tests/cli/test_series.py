@@ -126,7 +126,7 @@ def test_score_and_evaluate_report_the_same_perplexity(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--test-set", "a.src"], "write [NAME=]SOURCE,REFERENCE"),
         (["--test-set", "a.src,a.ref", "--source", "a.src"], "leave out `--source`"),
@@ -144,10 +144,10 @@ def test_score_and_evaluate_report_the_same_perplexity(
         (["--metrics", "perplexities", "--reference", "a.ref"], "unknown metric `perplexities`"),
     ],
 )
-def test_options_that_exclude_each_other(ziggurat: Ziggurat, trained: Path, options: list[str], said: str) -> None:
+def test_options_that_exclude_each_other(ziggurat: Ziggurat, trained: Path, options: list[str], message: str) -> None:
     result = ziggurat("evaluate", trained, *options)
     assert result.status == 2
-    assert said in " ".join(result.err.split())
+    assert message in " ".join(result.err.split())
 
 
 def test_perplexity_of_a_file_is_refused(ziggurat: Ziggurat, text: Path) -> None:

@@ -34,7 +34,7 @@ def test_an_option_and_a_suffix_print_the_same(ziggurat: Ziggurat) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("demo", "--small"), "`demo` is not one"),
         (("--small",), "name one"),
@@ -45,11 +45,11 @@ def test_an_option_and_a_suffix_print_the_same(ziggurat: Ziggurat) -> None:
     ],
 )
 def test_recipes_that_cannot_be_made_small_are_refused(
-    ziggurat: Ziggurat, arguments: tuple[str, ...], said: str
+    ziggurat: Ziggurat, arguments: tuple[str, ...], message: str
 ) -> None:
     result = ziggurat("recipes", *arguments)
     assert (result.status, result.out) == (2, "")
-    assert said in result.err
+    assert message in result.err
 
 
 def test_the_embedded_pair_is_fetched_without_a_network(

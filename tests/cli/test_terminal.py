@@ -130,12 +130,12 @@ def test_training_continues_without_standard_error(
 def test_training_without_standard_output(fault: str, status: int, tiny_folder: Path, tmp_path: Path) -> None:
     """If nobody reads the result, the exit status is that of training; a truncated result in a file is an error."""
     config = tiny_config(tmp_path, tiny_folder, **{**SETTINGS, "stop": {"updates": 1}})
-    found, _, said = run_ziggurat(
+    found, _, messages = run_ziggurat(
         ["train", str(config), "--run", str(tmp_path / "run"), "--json"], tmp_path / "said", {1: fault}
     )
-    assert found == status, said
-    assert "internal error" not in said
-    assert ("the run itself is unharmed" if status == 0 else "standard output cannot be written: No space") in said
+    assert found == status, messages
+    assert "internal error" not in messages
+    assert ("the run itself is unharmed" if status == 0 else "standard output cannot be written: No space") in messages
     quiet = ["train", "--run", str(tmp_path / "run"), "--resume"]
     assert run_ziggurat(quiet, tmp_path / "again", {1: fault, 2: fault})[0] == 0, "there is nothing to print"
 
@@ -159,15 +159,15 @@ def test_other_verbs_and_their_messages(fault: str, undisturbed_run: Path, tiny_
         if name == "translate":
             assert printed.count("\n") == 3
     assert (tmp_path / "store" / "manifest.json").is_file()
-    status, _, said = run_ziggurat(verbs["explain"], tmp_path / "results", {1: fault})
+    status, _, messages = run_ziggurat(verbs["explain"], tmp_path / "results", {1: fault})
     assert status == {"full": 2, "broken": 128 + signal.SIGPIPE, "closed": 2}[fault]
-    assert "internal error" not in said
-    assert {"full": "No space left", "broken": "", "closed": "standard output is closed"}[fault] in said
+    assert "internal error" not in messages
+    assert {"full": "No space left", "broken": "", "closed": "standard output is closed"}[fault] in messages
 
 
 def test_a_closed_standard_input_is_named(undisturbed_run: Path, tmp_path: Path) -> None:
-    status, _, said = run_ziggurat(["translate", str(undisturbed_run)], tmp_path / "said", {0: "closed"})
-    assert (status, "standard input is closed" in said) == (2, True), said
+    status, _, messages = run_ziggurat(["translate", str(undisturbed_run)], tmp_path / "said", {0: "closed"})
+    assert (status, "standard input is closed" in messages) == (2, True), messages
 
 
 @pytest.mark.parametrize("terminal", [True, False])

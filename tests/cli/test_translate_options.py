@@ -177,17 +177,17 @@ def test_a_faster_precision_is_named_and_taken_by_auto(
 ) -> None:
     rates = {"float32": 2e9, "bfloat16": 1e9}
     monkeypatch.setattr(precision, "decoding_rates", lambda _: rates)
-    _, out, said = ziggurat("translate", trained, *SHORT, "-i", text)
-    assert "times as fast" not in said
-    status, same, said = ziggurat("translate", trained, *SHORT, "precision=auto", "-i", text)
+    _, out, messages = ziggurat("translate", trained, *SHORT, "-i", text)
+    assert "times as fast" not in messages
+    status, same, messages = ziggurat("translate", trained, *SHORT, "precision=auto", "-i", text)
     assert (status, same) == (0, out)
-    assert "precision: float32, chosen by `auto`" in said
+    assert "precision: float32, chosen by `auto`" in messages
     rates["bfloat16"] = 5e9
     assert "times as fast" not in ziggurat("translate", trained, *SHORT, "-i", text)[2], "two lines: nothing to gain"
     monkeypatch.setattr("ziggurat.cli.engine.HINT_LINES", 2)
-    said = ziggurat("translate", trained, *SHORT, "-i", text)[2]
-    assert "bfloat16 products are 2.5 times as fast as float32 on this CPU" in said
-    assert "`precision=bfloat16`" in said
+    messages = ziggurat("translate", trained, *SHORT, "-i", text)[2]
+    assert "bfloat16 products are 2.5 times as fast as float32 on this CPU" in messages
+    assert "`precision=bfloat16`" in messages
     score = ("score", trained, "--source", text, "--target", text)
     assert "times as fast" in ziggurat(*score)[2]
     assert not available("bfloat16") or ziggurat(*score, "precision=bfloat16").status == 0, "its advice works"

@@ -197,7 +197,7 @@ def test_a_best_rate_that_moves_with_the_depth_gets_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--depths", "3"], "--depths 3"),
         (["--rates", "1e-3,fast"], "--rates 1e-3,fast"),
@@ -208,11 +208,11 @@ def test_a_best_rate_that_moves_with_the_depth_gets_a_warning(
     ],
 )
 def test_what_cannot_be_tuned_is_refused_at_once(
-    config: Path, ziggurat: Ziggurat, arguments: list[str], said: str
+    config: Path, ziggurat: Ziggurat, arguments: list[str], message: str
 ) -> None:
     result = ziggurat("tune", config, *arguments)
     assert result.status == 2
-    assert said in result.err
+    assert message in result.err
 
 
 @pytest.mark.slow

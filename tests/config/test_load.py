@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("modle: {}\n", "x.yaml, line 2: unknown key `modle`; did you mean `model`?"),
         ("model:\n  d_modle: 4\n", "x.yaml, line 3: unknown key `model.d_modle`; did you mean `model.d_model`?"),
@@ -54,10 +54,10 @@ GOLDEN = Path(__file__).parent / "golden"
         ("model:\n  heads: 4\n  d_model: 30\n", "x.yaml, line 4: `model`: `d_model` (30) is not a multiple of"),
     ],
 )
-def test_mistakes_are_named_with_line_path_and_way_out(text: str, said: str) -> None:
+def test_mistakes_are_named_with_line_path_and_way_out(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_experiment(MINIMAL + text, "x.yaml")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_every_mistake_is_reported_at_once_with_its_key() -> None:
@@ -80,7 +80,7 @@ def test_missing_section_and_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("training.sed=1", "command line: unknown key `training.sed`"),
         ("training.seed", "is not an override"),
@@ -102,10 +102,10 @@ def test_missing_section_and_key() -> None:
         ("data.source_language=no", """put the word in quotes, "data.source_language='no'\""""),
     ],
 )
-def test_wrong_overrides(override: str, said: str) -> None:
+def test_wrong_overrides(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_experiment(MINIMAL, "x.yaml", [override])
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_rule_between_keys_is_reported_at_the_file_and_with_its_overrides(over
 
 
 @pytest.mark.parametrize(
-    ("corpora", "override", "said"),
+    ("corpora", "override", "message"),
     [
         ("{source: a, target: b}", "data.train.3.source=x", "`data.train` has 1 entry, number 0"),
         ("{source: a, target: b}, {path: c}", "data.train.2.source=x", "`data.train` has 2 entries, numbers 0 to 1"),
@@ -136,11 +136,11 @@ def test_a_rule_between_keys_is_reported_at_the_file_and_with_its_overrides(over
         ("", "data.train.0={path: a}", "`data.train` has no entries"),
     ],
 )
-def test_an_override_past_the_end_of_a_list_says_how_long_it_is(corpora: str, override: str, said: str) -> None:
+def test_an_override_past_the_end_of_a_list_says_how_long_it_is(corpora: str, override: str, message: str) -> None:
     text = MINIMAL.replace("store: s", f"store: s, train: [{corpora}]")
     with pytest.raises(ConfigError) as error:
         parse_experiment(text, "x.yaml", [override])
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_changed_section_keeps_its_other_keys() -> None:
@@ -153,7 +153,7 @@ def test_a_changed_section_keeps_its_other_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"beam": 8}, "unknown key `decoding.beam`; did you mean `decoding.beam_size`?"),
         ({"alpha": 1.0}, "unknown key `decoding.alpha`; did you mean `decoding.length_penalty.alpha`?"),
@@ -164,10 +164,10 @@ def test_a_changed_section_keeps_its_other_keys() -> None:
         ({"n_best": 5}, "`decoding`: `n_best` (5) is larger than `beam_size` (4)"),
     ],
 )
-def test_a_wrongly_changed_section_is_refused_in_the_words_of_a_file(changes: dict[str, Any], said: str) -> None:
+def test_a_wrongly_changed_section_is_refused_in_the_words_of_a_file(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         change_section(DecodingConfig(), changes, "decoding")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_overrides_win_and_reach_into_lists() -> None:
@@ -295,7 +295,7 @@ def test_a_section_that_was_empty_is_reported_by_its_keys_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("training.recompute.encoder=0", "input should be greater than or equal to 1 or 'segments' or null, not 0"),
         ("training.recompute.encoder=often", "input should be a valid integer or 'segments' or null, not 'often'"),
@@ -304,9 +304,9 @@ def test_a_section_that_was_empty_is_reported_by_its_keys_alone() -> None:
         ("training.loss.alignment={head: most}", "input should be a valid integer or 'mean', not 'most'"),
     ],
 )
-def test_a_value_of_several_types_gets_one_sentence(override: str, said: str) -> None:
+def test_a_value_of_several_types_gets_one_sentence(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_experiment(recipe_text("demo"), "my.yaml", [override])
     (problem,) = error.value.problems
     assert "literal" not in problem.key
-    assert str(problem).endswith(said)
+    assert str(problem).endswith(message)

@@ -108,7 +108,7 @@ def test_the_verb_reports_what_is_wrong(ziggurat: Ziggurat, tmp_path: Path) -> N
     target.write_text("a\n")
     empty = tmp_path / "empty"
     empty.write_text("\n\n")
-    for arguments, said in (
+    for arguments, message in (
         ((source, target), "not aligned"),
         ((source, empty), "no pair to train"),
         ((source, source, "--input-model", target, "--null", "0.1"), "`--null` is for training"),
@@ -118,6 +118,6 @@ def test_the_verb_reports_what_is_wrong(ziggurat: Ziggurat, tmp_path: Path) -> N
     ):
         out = () if "--json" in arguments or "-o" in arguments else ("-o", tmp_path / "out")
         done = ziggurat("align", *arguments, *out)
-        assert (done.status, said in done.err) == (2, True), done.err
+        assert (done.status, message in done.err) == (2, True), done.err
         assert not (tmp_path / "out").exists()
     assert source.read_text() == "a\nb\n"

@@ -178,12 +178,12 @@ def test_held_out_pairs_can_be_dropped(corpora: Corpora, how: str, left: int) ->
     report = corpora.prepare()
     assert report.kept == left
     assert report.dropped == ({} if how == "keep" else {"held_out": 3 - left})
-    said = " ".join(report.notices)
+    messages = " ".join(report.notices)
     of_set = "4 sentences of data.dev.0 (dev0.de), sources and targets together,"
-    assert (f"3 of {of_set} are in training pairs" in said) == (how == "keep")
+    assert (f"3 of {of_set} are in training pairs" in messages) == (how == "keep")
     left = f"CONTAMINATION: 1 training pairs have one side among the {of_set} and stay"
-    assert (left in said) == (how == "pairs")
-    assert ("CONTAMINATION" in said) == (how != "sides")
+    assert (left in messages) == (how == "pairs")
+    assert ("CONTAMINATION" in messages) == (how != "sides")
 
 
 @pytest.mark.parametrize("languages", [("en", "de"), ("de", "en"), ("en-GB", "deu")])

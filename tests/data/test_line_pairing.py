@@ -65,10 +65,10 @@ def test_lines_that_do_not_belong_together(fault: str, letters: str) -> None:
         assert "do not seem to belong together" in found
 
 
-@pytest.mark.parametrize(("lines", "said"), [(1, "1 line early"), (4, "4 lines early"), (-1, "1 line late")])
-def test_shifts_are_named(lines: int, said: str) -> None:
+@pytest.mark.parametrize(("lines", "message"), [(1, "1 line early"), (4, "4 lines early"), (-1, "1 line late")])
+def test_shifts_are_named(lines: int, message: str) -> None:
     source, target = corpus(3)
-    assert said in notices(source, target[lines:] + target[:lines])[0]
+    assert message in notices(source, target[lines:] + target[:lines])[0]
 
 
 def test_the_first_wrong_line_is_reported() -> None:

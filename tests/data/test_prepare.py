@@ -369,7 +369,7 @@ def test_vocabulary_kind_reproduces_segmented_text(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("subword", "said"),
+    ("subword", "message"),
     [
         ({"source_model": "a.spm"}, r"source_model` is read with `kind: existing` only, not with `kind: bpe`"),
         ({"kind": "unigram", "target_vocabulary": "a"}, r"target_vocabulary` .* `data\.subword\.kind=vocabulary`"),
@@ -377,12 +377,12 @@ def test_vocabulary_kind_reproduces_segmented_text(project: Project) -> None:
     ],
 )
 def test_files_of_vocabularies_that_are_not_read_are_refused(
-    project: Project, subword: dict[str, str], said: str
+    project: Project, subword: dict[str, str], message: str
 ) -> None:
     project.settings["subword"] = subword
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         project.prepare()
-    with pytest.raises(ValidationError, match=said.replace(r"data\.", "")):
+    with pytest.raises(ValidationError, match=message.replace(r"data\.", "")):
         TrainedConfig.model_validate({"subword": subword})
 
 

@@ -42,9 +42,9 @@ def test_pieces_of_both_sides_count_where_the_vocabulary_is_joint() -> None:
     half, none = counted(*[5] * 600), counted()
     without_bytes = {"byte_fallback": False}
     assert problems_found(half, half, **without_bytes) == []  # ten occurrences of half of the pieces
-    said = str(*problems_found(half, none, **without_bytes))
-    assert said.startswith("1,200 of 1,200 pieces occur fewer than 10 times in the training text")
-    assert "lower `data.subword.vocabulary_size` to about 500 and prepare again" in said
+    message = str(*problems_found(half, none, **without_bytes))
+    assert message.startswith("1,200 of 1,200 pieces occur fewer than 10 times in the training text")
+    assert "lower `data.subword.vocabulary_size` to about 500 and prepare again" in message
 
 
 def test_each_side_is_reported_by_its_own_key() -> None:
@@ -80,8 +80,8 @@ def test_prepare_reports_them(size: int, notices: int, tmp_path: Path) -> None:
         train=[{"source": str(tmp_path / "a"), "target": str(tmp_path / "b")}],  # type: ignore[list-item]
     )
     report = prepare(config)
-    assert not [said for said in report.notices if "not the" in said]
-    assert len([said for said in report.notices if "occur fewer than 10 times" in said]) == notices
+    assert not [message for message in report.notices if "not the" in message]
+    assert len([message for message in report.notices if "occur fewer than 10 times" in message]) == notices
     assert report.pieces() == f"{size:,} joint pieces"
     assert prepare(config).notices == report.notices  # reported for the existing store, too
 

@@ -151,7 +151,7 @@ def test_a_forged_manifest_is_refused(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda rows: rows[5].__setitem__(0, 400), "an id outside the vocabulary of 400"),
         (lambda rows: rows[5].__setitem__(0, -1), "an id outside the vocabulary of 400"),
@@ -159,13 +159,13 @@ def test_a_forged_manifest_is_refused(store: Path) -> None:
     ],
 )
 def test_pairs_that_a_model_could_not_take_are_refused(
-    change: Callable[[list[list[int]]], object], said: str, store: Path
+    change: Callable[[list[list[int]]], object], message: str, store: Path
 ) -> None:
     rewritten(store / "train-00000.arrow", change)
     signed(store)
     train = Store.open(store).train
     train.pairs([4, 6])
-    with pytest.raises(DataError, match=rf"train-00000\.arrow: damaged \(a source .*{said}.*prepare --force"):
+    with pytest.raises(DataError, match=rf"train-00000\.arrow: damaged \(a source .*{message}.*prepare --force"):
         train.pairs([4, 5, 6])
 
 
@@ -189,8 +189,8 @@ def test_senseless_offsets_are_refused(offsets: list[int], texts: bool, tmp_path
         return found.text("source", row) if texts else found.sides
 
     inside = max(offsets[0], offsets[-1]) == 8 and offsets[0] == 0
-    said = "offsets of source.* run backwards" if inside else "[Oo]ffset"
-    with pytest.raises(DataError, match=rf"train-00000\.arrow: damaged \(.*{said}.*prepare --force"):
+    message = "offsets of source.* run backwards" if inside else "[Oo]ffset"
+    with pytest.raises(DataError, match=rf"train-00000\.arrow: damaged \(.*{message}.*prepare --force"):
         read()
 
 
@@ -214,7 +214,7 @@ def test_offsets_and_text_that_would_crash_arrow_are_refused(store: Path) -> Non
             except DataError as error:
                 refused.append(str(error))
     assert len(refused) > 10
-    assert all("dev-00000.arrow: damaged" in said for said in refused)
+    assert all("dev-00000.arrow: damaged" in message for message in refused)
     path.write_bytes(whole)
     signed(store)
     dev = Store.open(store).dev

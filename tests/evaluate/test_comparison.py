@@ -104,7 +104,7 @@ def test_hopeless_outputs_give_figures_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("systems", "error", "said"),
+    ("systems", "error", "message"),
     [
         ([], ConfigError, "no system"),
         ([System("a", [["x"]]), System("a", [["x"]])], ConfigError, "two systems are called 'a'"),
@@ -113,8 +113,8 @@ def test_hopeless_outputs_give_figures_too() -> None:
         ([System("a", [["x", "y"]])], DataError, "unequal numbers of lines"),
     ],
 )
-def test_incomparable_systems(systems: list[System], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_incomparable_systems(systems: list[System], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         compare(systems, [["x"]])
 
 

@@ -246,12 +246,12 @@ def test_any_tokens_have_their_rows(tmp_path: Path, tokens: list[str], more: int
 
 def test_a_duplicate_token_is_refused_with_its_line(tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "a.pt", parameters((7, 7)))
-    for lines, said in (
+    for lines, message in (
         (["the 9", "s 3", "the 5"], "line 3: 'the' is listed twice"),
         (["<pad> 9", "s 3", "the 5"], "line 1: '<pad>' is listed twice"),
         (["the 9", "", "s 3"], "line 2: no token"),
     ):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             imported(tmp_path, checkpoint, words(tmp_path / "dict.txt", lines))
 
 
@@ -269,7 +269,7 @@ def test_dictionaries_of_another_model_are_refused(tmp_path: Path) -> None:
     english = words(tmp_path / "dict.en.txt", [*LINES, "runs 1"])
     other = words(tmp_path / "dict.txt", ["red 1", *LINES[:-1]])
     apart, equal = (write(tmp_path / f"{n}.pt", parameters(rows)) for n, rows in enumerate([(8, 9), (8, 8)]))
-    for checkpoint, dictionaries, said in (
+    for checkpoint, dictionaries, message in (
         (apart, [german], "target: the dictionary .* has 8 tokens, the model 9 rows"),
         (apart, [english], "source: the dictionary .* has 9 tokens, the model 8 rows"),
         (apart, [english, german], "source: .*; target: .*; the model translates de to en: name dict.de.txt first"),
@@ -280,7 +280,7 @@ def test_dictionaries_of_another_model_are_refused(tmp_path: Path) -> None:
         ),
         (equal, [words(tmp_path / "dict.short.txt", LINES[:-1])], "has 7 tokens, the model 8 rows"),
     ):
-        with pytest.raises(ExportError, match=said):
+        with pytest.raises(ExportError, match=message):
             imported(tmp_path, checkpoint, *dictionaries)
     imported(tmp_path, apart, german, english)
     imported(tmp_path, equal, german, other)
@@ -305,7 +305,7 @@ def test_dictionaries_of_one_length_in_the_wrong_order_are_known_by_their_names(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"task": "translation_multi_simple_epoch", "langs": "de,en,fr"}, "several languages .de,en,fr."),
         ({"task": "multilingual_translation", "lang_pairs": "de-en,fr-en"}, "several languages .de-en,fr-en."),
@@ -319,7 +319,7 @@ def test_dictionaries_of_one_length_in_the_wrong_order_are_known_by_their_names(
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_multilingual_models_are_refused_as_such(
-    options: dict[str, Any], said: str, nested: bool, tmp_path: Path
+    options: dict[str, Any], message: str, nested: bool, tmp_path: Path
 ) -> None:
     def changed(content: dict[str, Any]) -> None:
         model, task = OPTIONS | options, {key: value for key, value in options.items() if key != "arch"}
@@ -329,7 +329,7 @@ def test_multilingual_models_are_refused_as_such(
         content["cfg"] = {"model": argparse.Namespace(**model), "task": task}
 
     checkpoint = write(tmp_path / "multi.pt", parameters((8, 8)), changed)
-    with pytest.raises(ExportError, match=said):  # before dictionaries are requested
+    with pytest.raises(ExportError, match=message):  # before dictionaries are requested
         import_checkpoint(checkpoint, tmp_path / "out")
 
 
@@ -360,7 +360,7 @@ def test_only_a_segmenter_of_other_text_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("default:.*its tokens are pieces of")
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "message"),
     [
         (["▁the", "▁house", "s"], r"pieces of SentencePiece.*--sentencepiece"),
         (["the", "house@@", "s"], r"pieces of subword-nmt.*joined again"),
@@ -371,10 +371,10 @@ def test_only_a_segmenter_of_other_text_is_refused(tmp_path: Path) -> None:
         (["the", "\uffedhouse", "s"], r"pieces of pyonmttok"),
     ],
 )
-def test_pieces_without_a_segmenter_are_reported(tokens: list[str], said: str, tmp_path: Path) -> None:
+def test_pieces_without_a_segmenter_are_reported(tokens: list[str], message: str, tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "a.pt", parameters((7, 7)))
     dictionary = words(tmp_path / "dict.txt", [f"{token} 1" for token in tokens])
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match=message):
         imported(tmp_path, checkpoint, dictionary)
 
 

@@ -218,8 +218,8 @@ def test_malicious_folders_are_refused(case: str, tmp_path: Path) -> None:
     attack, reason = HOSTILE[case]
     folder = bundle(tmp_path, packed=True)
     attack(folder)
-    said = refusal(lambda: import_checkpoint(folder, tmp_path / "ours"))
-    assert reason in said, said
+    message = refusal(lambda: import_checkpoint(folder, tmp_path / "ours"))
+    assert reason in message, message
     assert not (tmp_path / "ours").exists()
 
 

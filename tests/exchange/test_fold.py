@@ -290,10 +290,10 @@ def test_an_embedding_that_cannot_take_the_first_omega(embedding: dict[str, Any]
     with pytest.raises(NotPlainError) as refused:
         fold(config, weights(random_model(config, first=1.2)))
     assert len(refused.value.reasons) == stacks
-    for said in refused.value.reasons:
-        assert reason in said
-        assert "`model.wiring.omega_trainable: false`" in said
-        assert "--to ctranslate2" in said
+    for message in refused.value.reasons:
+        assert reason in message
+        assert "`model.wiring.omega_trainable: false`" in message
+        assert "--to ctranslate2" in message
 
 
 def test_a_trained_first_omega_is_refused_with_every_reason() -> None:

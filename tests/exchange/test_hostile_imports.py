@@ -64,8 +64,8 @@ def test_configurations_of_transformers(exported: Path, tmp_path: Path) -> None:
     plain = json.loads((exported / "config.json").read_text())
     for name, (changes, reason) in HUGGINGFACE.items():
         (exported / "config.json").write_text(json.dumps({**plain, **changes}))
-        said = refusal(lambda: import_checkpoint(exported, tmp_path / "back"))
-        assert reason in said, (name, said)
+        message = refusal(lambda: import_checkpoint(exported, tmp_path / "back"))
+        assert reason in message, (name, message)
     for key in ("eos_token_id", "encoder_layers", "scale_embedding"):
         (exported / "config.json").write_text(json.dumps({k: v for k, v in plain.items() if k != key}))
         assert f"no `{key}`" in refusal(lambda: import_checkpoint(exported, tmp_path / "back"))
@@ -87,8 +87,8 @@ def test_other_files_of_transformers(exported: Path, tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         shutil.copytree(exported, folder)
         attack(folder / name.split()[0])
-        said = refusal(lambda folder=folder: import_checkpoint(folder, tmp_path / "back"))  # type: ignore[misc]
-        assert reason in said, (name, said)
+        message = refusal(lambda folder=folder: import_checkpoint(folder, tmp_path / "back"))  # type: ignore[misc]
+        assert reason in message, (name, message)
 
 
 @pytest.mark.slow
@@ -126,8 +126,8 @@ def test_pickles_that_would_fill_the_memory(exported: Path, tmp_path: Path) -> N
                 for entry in old.infolist():
                     new.writestr(entry.filename, bytes(entry.file_size))
             packed.replace(path)
-        said = refusal(lambda folder=folder: import_checkpoint(folder, tmp_path / "back"))  # type: ignore[misc]
-        assert reason in said, said
+        message = refusal(lambda folder=folder: import_checkpoint(folder, tmp_path / "back"))  # type: ignore[misc]
+        assert reason in message, message
     assert not (tmp_path / "back").exists()
 
 

@@ -90,7 +90,7 @@ def test_parts_of_other_models_are_refused(tmp_path: Path) -> None:
     ids = listed()
     half = dict(list(ids.items())[: len(ids) // 2])
     renamed = {token if row < 8 else f"{token}x": row for token, row in ids.items()}
-    for number, (given_ids, rows, source, said) in enumerate(
+    for number, (given_ids, rows, source, message) in enumerate(
         (
             (half, len(ids), "source", "rows of the matrix without a token"),
             (ids, len(ids), "other", "pieces of the segmenter that the dictionary lacks"),
@@ -101,7 +101,7 @@ def test_parts_of_other_models_are_refused(tmp_path: Path) -> None:
         )
     ):
         folder = of_transformers(tmp_path / str(number), given_ids, rows, source)
-        with pytest.raises(ExportError, match=said):
+        with pytest.raises(ExportError, match=message):
             import_checkpoint(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -203,8 +203,8 @@ def test_the_decoders_first_token_may_be_in_the_other_configuration(tmp_path: Pa
 def test_models_that_come_without_a_list_of_pieces(kind: str, tmp_path: Path) -> None:
     folder = of_transformers(tmp_path / "in", listed(), len(listed()), model_type=kind)
     (folder / "vocab.json").unlink()
-    said = {"m2m_100": "NLLB", "pegasus": r"spiece\.model", "marian": r"has no vocab\.json"}[kind]
-    with pytest.raises(ExportError, match=said):
+    message = {"m2m_100": "NLLB", "pegasus": r"spiece\.model", "marian": r"has no vocab\.json"}[kind]
+    with pytest.raises(ExportError, match=message):
         import_checkpoint(folder, tmp_path / "out")
 
 

@@ -28,10 +28,10 @@ def refused(path: Path, out: Path, **more: Any) -> str:
     with pytest.raises(ZigguratError) as caught:
         import_checkpoint(path, out, **more)
     assert not out.exists()
-    said = str(caught.value)
-    assert "\n" not in said
-    assert "weights_only" not in said
-    return said
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "weights_only" not in message
+    return message
 
 
 MATRIX = torch.zeros(2, 2)
@@ -53,9 +53,9 @@ MATRIX = torch.zeros(2, 2)
 def test_pickles_of_other_toolkits(content: Any, toolkit: str, dictionary: bool, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "model.pt")
     dictionaries = [words(tmp_path / "dict.txt", LINES)] if dictionary else []
-    said = refused(tmp_path / "model.pt", tmp_path / "out", dictionaries=dictionaries)
-    assert f"a model of {toolkit}" in said
-    assert "translate" in said
+    message = refused(tmp_path / "model.pt", tmp_path / "out", dictionaries=dictionaries)
+    assert f"a model of {toolkit}" in message
+    assert "translate" in message
 
 
 FOLDERS: dict[str, tuple[list[str], str]] = {
@@ -74,11 +74,11 @@ FOLDERS: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folders_of_other_toolkits(name: str, tmp_path: Path) -> None:
-    files, said = FOLDERS[name]
+    files, message = FOLDERS[name]
     (tmp_path / "theirs").mkdir()
     for file in files:
         (tmp_path / "theirs" / file).write_text("{}")
-    assert said in refused(tmp_path / "theirs", tmp_path / "out")
+    assert message in refused(tmp_path / "theirs", tmp_path / "out")
 
 
 EXPORTS: dict[str, tuple[list[str], str]] = {
@@ -103,7 +103,7 @@ def test_an_export_reports_its_reader_and_its_source(target: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("params.best", "a model of Sockeye"),
         ("params.00012", "a model of Sockeye"),
@@ -116,9 +116,9 @@ def test_an_export_reports_its_reader_and_its_source(target: str, tmp_path: Path
         ("model.onnx", "does not read"),
     ],
 )
-def test_files_of_other_toolkits(name: str, said: str, tmp_path: Path) -> None:
+def test_files_of_other_toolkits(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"content")
-    assert said in refused(tmp_path / name, tmp_path / "out")
+    assert message in refused(tmp_path / name, tmp_path / "out")
 
 
 def test_a_checkpoint_of_tensorflow_is_known_by_its_stem(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("omegaconf_like.dictconfig.DictConfig", "an object of omegaconf_like.dictconfig.DictConfig"),
         ("options.Options", "an object of options.Options"),
@@ -162,10 +162,10 @@ def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     ],
 )
 def test_options_of_any_class_are_reported_in_one_line(
-    name: str, said: str, zipped: bool, pickled: Callable[..., Path], tmp_path: Path
+    name: str, message: str, zipped: bool, pickled: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = pickled(name, lambda content, value: content.update(args=value), zipped)
-    assert said in refused(path, tmp_path / "out")
+    assert message in refused(path, tmp_path / "out")
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -351,7 +351,7 @@ def test_options_of_omegaconf_are_read_as_plain_values(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"task": TASK}, "not a checkpoint of fairseq"),
         ({"model": "transformer", "task": TASK}, "not a checkpoint of fairseq"),
@@ -359,6 +359,8 @@ def test_options_of_omegaconf_are_read_as_plain_values(
         ({"model": FLAT | {"layernorm_embedding": True}, "task": TASK}, "`layernorm_embedding: True`"),
     ],
 )
-def test_other_options_of_omegaconf_are_refused(given: Any, said: str, kinds: dict[str, type], tmp_path: Path) -> None:
+def test_other_options_of_omegaconf_are_refused(
+    given: Any, message: str, kinds: dict[str, type], tmp_path: Path
+) -> None:
     torch.save({"args": None, "cfg": as_omegaconf(given, kinds), "model": parameters((8, 8))}, tmp_path / "model.pt")
-    assert said in refused(tmp_path / "model.pt", tmp_path / "out")
+    assert message in refused(tmp_path / "model.pt", tmp_path / "out")

@@ -91,11 +91,11 @@ def test_only_measures_of_the_second_half_judge_a_run(
 def test_what_went_wrong_is_counted(tmp_path: Path) -> None:
     metrics = [train_record(10, skipped=2, data_wait_share=0.5), train_record(20, skipped=1, roll_backs=1)]
     its = standing(read_run(write_run(tmp_path / "a", metrics)), 5.9)
-    said = " ".join(its.complaints)
-    assert "3 updates were skipped" in said
-    assert "rolled back to an earlier checkpoint 1 time." in said
-    assert "26 % of its time waiting" in said
-    assert "Not finished" in said
+    messages = " ".join(its.complaints)
+    assert "3 updates were skipped" in messages
+    assert "rolled back to an earlier checkpoint 1 time." in messages
+    assert "26 % of its time waiting" in messages
+    assert "Not finished" in messages
 
 
 def test_waiting_is_measured_in_time_and_not_in_records(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_if_no_run_translates_the_loss_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bleu", "dev_set", "vocabulary", "said"),
+    ("bleu", "dev_set", "vocabulary", "messages"),
     [
         (10.0, "other.qhi", b"a\n", "Dev scores are not ranked: the dev sets"),
         (0.0, "other.qhi", b"a\n", "Dev scores are not ranked: the dev sets"),
@@ -153,14 +153,14 @@ def test_if_no_run_translates_the_loss_decides(tmp_path: Path) -> None:
     ],
 )
 def test_only_comparable_runs_are_ranked(
-    tmp_path: Path, bleu: float, dev_set: str, vocabulary: bytes, said: str
+    tmp_path: Path, bleu: float, dev_set: str, vocabulary: bytes, messages: str
 ) -> None:
     mine = tiny_experiment(tmp_path)
     elsewhere = [{"source": "elsewhere/dev.qlo", "target": f"elsewhere/{dev_set}"}]
     other = change_section(mine, {"data": {"dev": elsewhere}}, "experiment")
     a = write_run(tmp_path / "a", dev(4.0, bleu=bleu), experiment=mine)
     b = write_run(tmp_path / "b", dev(4.5, bleu=bleu + 0.9), experiment=other, vocabulary=vocabulary)
-    assert answer(gather(read_runs([a, b]), None))[0].startswith(said)
+    assert answer(gather(read_runs([a, b]), None))[0].startswith(messages)
 
 
 def test_settings_that_differ_and_those_set(tmp_path: Path) -> None:

@@ -145,12 +145,12 @@ def test_an_interrupted_sweep_resumes_from_kept_results(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [("{", "damaged"), ('{"format": 2, "losses": {}}', "`format`"), ('{"format": 1, "losses": {"a": "b"}}', "losses")],
 )
-def test_a_damaged_file_of_trainings_is_named_with_the_way_out(content: str, said: str, tmp_path: Path) -> None:
+def test_a_damaged_file_of_trainings_is_named_with_the_way_out(content: str, message: str, tmp_path: Path) -> None:
     (file := tmp_path / "trials.json").write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match=f"trials.json.*{said}.*; remove it to train everything again"):
+    with pytest.raises(DataError, match=f"trials.json.*{message}.*; remove it to train everything again"):
         KeptTrials(file)
 
 

@@ -68,8 +68,8 @@ def test_the_pace_is_that_of_the_second_half(middle: float, label: str) -> None:
 
 @pytest.mark.parametrize(("nll", "told"), [(UNIGRAM - LEARNING - 0.01, False), (7.8, True), (7.95, False)])
 def test_a_loss_that_is_not_low_yet_but_falls_fast_enough_is_explained(nll: float, told: bool) -> None:
-    said = judge(trial(nll), SHALLOW).findings[0].said
-    assert (f"below {UNIGRAM - SHALLOW.bar:.2f} after as many again" in said) == told
+    message = judge(trial(nll), SHALLOW).findings[0].said
+    assert (f"below {UNIGRAM - SHALLOW.bar:.2f} after as many again" in message) == told
 
 
 def test_the_pace_is_meaningless_if_the_reference_has_not_learnt() -> None:

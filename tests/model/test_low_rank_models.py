@@ -106,8 +106,8 @@ def test_roles_choose_the_parts_of_fused_maps() -> None:
 
 
 def test_maps_that_the_model_lacks_are_refused_by_name() -> None:
-    said = r"maps: \[query, gate\]`: this model has no `gate`; it has query, key, value, output, feed_forward$"
-    with pytest.raises(ConfigError, match=said):
+    message = r"maps: \[query, gate\]`: this model has no `gate`; it has query, key, value, output, feed_forward$"
+    with pytest.raises(ConfigError, match=message):
         adapt(build_model(small_config(1, 1), VOCABULARY, VOCABULARY), LoraConfig(maps=["query", "gate"]))
 
 

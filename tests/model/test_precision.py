@@ -126,8 +126,8 @@ def test_wrong_kernels_are_detected(fault: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(precision, "linear", faulty)
     precision._error.cache_clear()
     try:
-        (said,) = wrong_maps([(40, 48), (40, 48)])
-        assert said.startswith("40 to 48 (off by ")
+        (message,) = wrong_maps([(40, 48), (40, 48)])
+        assert message.startswith("40 to 48 (off by ")
         wide = {"forward": (4112, 16), "into the input": (16, 32001)}.get(fault, (16, 48))
         assert [text.split(" (")[0] for text in wrong_maps([wide])] == [f"{wide[0]} to {wide[1]}"]
         made_up = {"fp32": 1e9, "bf16": 2e9}
@@ -177,8 +177,8 @@ def test_auto_is_the_faster_one_and_notices_name_it(rates: dict[str, float]) -> 
     assert precision_notice("fp32", CPU, WIDTHS).startswith("products on this CPU: fp32 2, bf16 1 GFLOP/s")
     assert "slower in bf16 than in fp32 (fp32 2, bf16 1 GFLOP/s per thread)" in precision_notice("bf16", CPU, WIDTHS)
     assert settled("bfloat16", CPU, WIDTHS, []) == "bfloat16", "the user's choice stays"
-    said = decoding_notice("bfloat16", "bfloat16", CPU, WIDTHS)
-    assert "float32 products are 2.0 times as fast as bfloat16" in said
+    message = decoding_notice("bfloat16", "bfloat16", CPU, WIDTHS)
+    assert "float32 products are 2.0 times as fast as bfloat16" in message
     rates |= {"bf16": 4e9, "bfloat16": 4e9}
     assert training_precision(CPU, WIDTHS, list) == "bf16"
     assert settled("auto", CPU, WIDTHS, []) == "bfloat16"

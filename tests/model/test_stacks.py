@@ -257,14 +257,14 @@ def test_kinds_may_differ_by_ranges_of_layers(lower: str, above: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "message"),
     [
         ([{"layers": 3, "residual": "post"}], "leaving none of the 3 above"),
         ([{"layers": 1, "residual": "siamese"}], "`siamese` cannot be mixed with other kinds: it has several streams"),
     ],
 )
-def test_ranges_that_fit_no_stack_are_refused(parts: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_ranges_that_fit_no_stack_are_refused(parts: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         built("pre", encoder__ranges=parts)
 
 

@@ -103,8 +103,8 @@ def test_too_many_open_files_are_reported_for_every_opener(read: Callable[[Path]
 
 
 @pytest.mark.parametrize(
-    "said", ["unable to mmap 12 bytes from file <x>: Input/output error (5)", "out of memory (12)"]
+    "message", ["unable to mmap 12 bytes from file <x>: Input/output error (5)", "out of memory (12)"]
 )
-def test_other_errors_are_unchanged(said: str) -> None:
-    with pytest.raises(OSError if said.startswith("unable") else RuntimeError), system_errors():
-        raise RuntimeError(said)
+def test_other_errors_are_unchanged(message: str) -> None:
+    with pytest.raises(OSError if message.startswith("unable") else RuntimeError), system_errors():
+        raise RuntimeError(message)

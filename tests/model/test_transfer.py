@@ -133,7 +133,7 @@ def test_the_first_updates_change_models_of_every_size_alike(experiment: Experim
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"residual": "post"}, "not worked out for `residual: post`"),
         ({"init": {"kind": "depth_scaled"}}, "not worked out for `init.kind: depth_scaled`"),
@@ -146,8 +146,8 @@ def test_the_first_updates_change_models_of_every_size_alike(experiment: Experim
         ({"decoder": {"history": "attention_residuals"}}, "not worked out for `decoder.history: attention_residuals"),
     ],
 )
-def test_unsupported_models_are_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_unsupported_models_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         small_config(2, 2, transfer=BASE, **change)
 
 

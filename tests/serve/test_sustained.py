@@ -46,9 +46,9 @@ def server(folders: dict[tuple[str, str], Path]) -> Iterator[tuple[psutil.Proces
         assert found is not None
         yield psutil.Process(process.pid), int(found[1])
         process.send_signal(signal.SIGTERM)
-        said = process.stderr.read()
+        messages = process.stderr.read()
         assert process.wait(60) in (0, 143)
-        assert "Traceback" not in said, said
+        assert "Traceback" not in messages, messages
 
 
 def request(text: str) -> bytes:

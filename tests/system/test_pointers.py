@@ -54,9 +54,9 @@ def test_a_pointer_is_not_taken_for_the_file(name: str, content: bytes, tmp_path
     if name.startswith("pairs"):
         corpus = CorpusConfig.model_validate({"path": str(path)})
         actions[name] = lambda: list(CorpusReader.of(corpus, "data.train.0", ("de", "en")).blocks())
-    said = said_of(actions.get(name, lambda: LineStream(path).available()))
-    assert "a pointer of Git" in said or "a pointer of git-annex" in said, said
-    assert name in said
+    message = said_of(actions.get(name, lambda: LineStream(path).available()))
+    assert "a pointer of Git" in message or "a pointer of git-annex" in message, message
+    assert name in message
 
 
 @pytest.mark.parametrize("content", POINTERS)

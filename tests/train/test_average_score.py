@@ -50,7 +50,7 @@ def score_of(run: Path) -> AverageScore:
 
 
 def test_a_worse_average_is_not_the_default_and_every_verb_reports_it(finished_run: tuple[Path, str]) -> None:
-    run, said = finished_run
+    run, messages = finished_run
     found = score_of(run)
     assert found.value is not None
     assert found.value > found.rival_value == records(run, "validation")[-1]["nll"]
@@ -58,8 +58,8 @@ def test_a_worse_average_is_not_the_default_and_every_verb_reports_it(finished_r
     assert (record["update"], record["nll"]) == (12, found.value)
     assert "bleu" not in record  # the loss decides, so nothing is translated
     values = f"dev loss {found.value:.4f}, best {found.rival_value:.4f}"
-    assert f"averaged: dev nll {found.value:.4f}" in said
-    assert f"WORSE than best ({values})" in said
+    assert f"averaged: dev nll {found.value:.4f}" in messages
+    assert f"WORSE than best ({values})" in messages
     opened = open_model(run)
     assert opened.weights == run / "best" / "model.safetensors"
     assert opened.origin == f"{run}: best, update 12 (averaged/ is worse: {values}; `--which averaged` uses it)"

@@ -119,8 +119,8 @@ def test_the_dropout_masks_are_those_of_the_update_and_nothing_is_left_behind() 
             torch.manual_seed(seed + number)
             hidden.append(model(b.source, b.source_mask, b.target_in))
         nan = not all(torch.isfinite(h).all() for h in hidden)
-        said = fault(model, seed=seed)
-        assert nan == said.startswith("encoder.layers.1.ffn.in_proj: output is NaN")
+        message = fault(model, seed=seed)
+        assert nan == message.startswith("encoder.layers.1.ffn.in_proj: output is NaN")
         found[nan] += 1
     assert min(found.values()) > 0
     assert all(p.grad is None for p in model.parameters())

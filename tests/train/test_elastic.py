@@ -134,9 +134,9 @@ def test_the_same_command_started_again_by_torchrun_resumes_the_run(
     for start in range(2):
         with pytest.raises(SystemExit) as stop:
             main(["train", str(config), "--run", str(run)])
-        said = capsys.readouterr().err
-        assert not stop.value.code, said
-        assert (f"{run} was started by this job:" in said) == ("resumed after update 2" in said) == (start == 1)
+        messages = capsys.readouterr().err
+        assert not stop.value.code, messages
+        assert (f"{run} was started by this job:" in messages) == ("resumed after update 2" in messages) == (start == 1)
         assert [folder.name for folder in checkpoint_folders(run)] == ["step-00000002", "step-00000004"]
         shutil.rmtree(run / "checkpoints" / "step-00000004")  # as if it had been killed earlier
 

@@ -221,8 +221,8 @@ def test_a_hopeless_search_reports_the_reason(tiny_folder: Path, monkeypatch: py
 
 def test_a_corpus_that_fits_whole_ends_the_search(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only_fits(monkeypatch, 10**9)
-    fitted, said = found(tiny_experiment(tiny_folder, batch={"fit": True, "fit_margin": 0.0}))
-    assert "more was not tried" in said
+    fitted, message = found(tiny_experiment(tiny_folder, batch={"fit": True, "fit_margin": 0.0}))
+    assert "more was not tried" in message
     store = Store.open(tiny_experiment(tiny_folder).data.store)
     longest = 1 + max(int(store.train.source_lengths.max()), int(store.train.target_lengths.max()))
     assert fitted.training.batch.max_tokens == -(-300 * longest // 256) * 256
@@ -385,13 +385,13 @@ def test_under_a_real_limit_a_budget_is_found_and_a_run_that_cannot_fit_leaves_n
     """500 MiB are free, half of which is for the trial; ten inner states of 2,048 values take 80 KiB per token."""
     command = [sys.executable, "-c", CHILD, str(tiny_folder), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-    budget, said = done.stdout.splitlines()
+    budget, message = done.stdout.splitlines()
     assert int(budget) % 256 == 0
     assert 256 <= int(budget) <= (250 << 20) // (80 << 10)
-    assert "sentence pairs of" in said
-    assert "does not fit into memory" in said
-    assert "in use; weights, gradients and moments alone take 10.6 MiB" in said
-    assert "`training.batch.max_tokens` (6000;" in said
+    assert "sentence pairs of" in message
+    assert "does not fit into memory" in message
+    assert "in use; weights, gradients and moments alone take 10.6 MiB" in message
+    assert "`training.batch.max_tokens` (6000;" in message
     assert not (tmp_path / "once").exists()
 
 

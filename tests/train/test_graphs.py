@@ -156,7 +156,7 @@ def with_graphs(folder: Path, model: dict[str, Any] | None = None, **training: A
 
 
 @pytest.mark.parametrize(
-    ("device", "choices", "said"),
+    ("device", "choices", "message"),
     [
         ("cpu", {}, "`training.device` is cpu"),
         ("cuda", {"recompute": {"encoder": 1}}, "`training.recompute`"),
@@ -165,10 +165,10 @@ def with_graphs(folder: Path, model: dict[str, Any] | None = None, **training: A
         ("cuda", {"loss": {"alignment": {}}}, "a recording does not return attention"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused(device: str, choices: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_recorded_is_refused(device: str, choices: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"training.cuda_graphs.*cannot be used.*set it to 0") as caught:
         refuse_unrecordable(with_graphs(tmp_path, **choices), torch.device(device))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     refuse_unrecordable(with_graphs(tmp_path), torch.device("cuda"))
     refuse_unrecordable(with_graphs(tmp_path, **{**choices, "cuda_graphs": 0}), torch.device(device))
 

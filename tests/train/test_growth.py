@@ -100,10 +100,10 @@ def test_a_decoder_grows_in_its_own_stages(tiny_folder: Path, tmp_path: Path) ->
         assert (model.encoder.layers, model.decoder.layers) == depth
     kept = open_model(run / "stages" / "001-001-layers")
     assert len(kept.model.decoder.layers) == 1  # type: ignore[arg-type]
-    said = (run / "log.txt").read_text("utf-8")
-    assert " 1-1, width" in said
-    assert "the model grows, the decoder from 1 to 2 layers:" in said
-    assert "the model grows, the encoder from 1 to 4 layers:" in said
+    message = (run / "log.txt").read_text("utf-8")
+    assert " 1-1, width" in message
+    assert "the model grows, the decoder from 1 to 2 layers:" in message
+    assert "the model grows, the encoder from 1 to 4 layers:" in message
 
 
 def test_a_model_that_has_grown_leaves_memory_at_once(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,8 +358,8 @@ def test_layers_are_inserted_only_where_trained_weights_keep_their_layers(
 @pytest.mark.slow
 def test_a_run_too_short_for_its_stages_is_reported(tiny_folder: Path, tmp_path: Path) -> None:
     train(tmp_path / "run", growing(tiny_folder, stop={"updates": 3}))
-    said = (tmp_path / "run" / "log.txt").read_text("utf-8")
-    assert "comes before the end of the stage of 1 layers (3): the model will not grow beyond it" in said
+    message = (tmp_path / "run" / "log.txt").read_text("utf-8")
+    assert "comes before the end of the stage of 1 layers (3): the model will not grow beyond it" in message
     config = TrainingConfig.model_validate({"growth": {"stages": [{"layers": 2, "epochs": 2}]}, "stop": {"epochs": 3}})
     assert config.growth is not None
     assert cut_short(config.growth, config.stop) is None

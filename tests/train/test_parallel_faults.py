@@ -129,8 +129,8 @@ def test_a_worker_that_hangs_is_named(data: Path, tmp_path: Path) -> None:
     started = launch(HERE, "faulty", 2, str(run), str(config), "hangs")
     started[0].process.join(60)
     assert started[0].process.exitcode == 3, started[0].errors.read_text()
-    said = started[0].output.read_text().splitlines()[-1]
-    assert said.startswith("TrainingError: the processes lost contact at update 3; behind: process 1 (in or after u")
+    message = started[0].output.read_text().splitlines()[-1]
+    assert message.startswith("TrainingError: the processes lost contact at update 3; behind: process 1 (in or after u")
     for one in started:
         one.process.kill()
         one.process.join()
@@ -153,10 +153,10 @@ def test_a_signal_to_one_process_during_a_validation_stops_both_without_loss(
 
 @pytest.mark.slow
 def test_a_process_that_cannot_write_its_part_of_a_checkpoint_ends_both(data: Path, tmp_path: Path) -> None:
-    for status, said in start(tmp_path / "run", tiny(data), "has_no_room_on_disk"):
+    for status, message in start(tmp_path / "run", tiny(data), "has_no_room_on_disk"):
         assert status == 3
-        assert said.startswith("CheckpointError: ")
-        assert "step-00000003: cannot be written: File too large" in said
+        assert message.startswith("CheckpointError: ")
+        assert "step-00000003: cannot be written: File too large" in message
     assert checkpoint_folders(tmp_path / "run") == []
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
@@ -234,9 +234,9 @@ def elsewhere(folder: str, own: str) -> None:
 
 
 def test_processes_without_a_common_folder_are_refused(tmp_path: Path) -> None:
-    for said in run_together(HERE, "elsewhere", 2, str(tmp_path), "own"):
-        assert "processes 1 do not see the folder that the first process writes to" in said
-    assert [said.strip() for said in run_together(HERE, "elsewhere", 2, str(tmp_path), "")] == ["shared"] * 2
+    for message in run_together(HERE, "elsewhere", 2, str(tmp_path), "own"):
+        assert "processes 1 do not see the folder that the first process writes to" in message
+    assert [message.strip() for message in run_together(HERE, "elsewhere", 2, str(tmp_path), "")] == ["shared"] * 2
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 

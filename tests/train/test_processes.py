@@ -79,8 +79,8 @@ def test_a_process_that_never_answered_is_not_waited_for(monkeypatch: pytest.Mon
     store.set_timeout(timedelta(seconds=1))  # then torch raises RuntimeError
     store.set("ziggurat/arrivals/0", "7 3")
     monkeypatch.setattr("ziggurat.train.distributed._store", lambda: store)
-    said = str(Processes(0, 2, 0, 2).hanging(RuntimeError("gloo")))
-    assert "behind: process 1 (in or after update 0)" in said
+    message = str(Processes(0, 2, 0, 2).hanging(RuntimeError("gloo")))
+    assert "behind: process 1 (in or after update 0)" in message
 
 
 def test_one_process_needs_no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

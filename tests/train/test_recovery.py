@@ -72,9 +72,9 @@ def test_a_poisoned_update_changes_nothing_and_names_the_layer(
 ) -> None:
     experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 6}, checkpoint={"every_updates": 1}))
     poison(monkeypatch, planned(experiment, 5, 5), LAYER, nan)
-    _, said = train_run(tmp_path / "run", experiment)
-    assert f"update 5: loss nan and gradient norm nan are not both finite: {LAYER}: output is NaN in the " in said
-    assert "forward pass; update skipped (1 in all, 1 in a row)" in said
+    _, messages = train_run(tmp_path / "run", experiment)
+    assert f"update 5: loss nan and gradient norm nan are not both finite: {LAYER}: output is NaN in the " in messages
+    assert "forward pass; update skipped (1 in all, 1 in a row)" in messages
     before, after, later = (weights_of(tmp_path / "run", update) for update in (4, 5, 6))
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not all(torch.equal(before[name], later[name]) for name in before)
@@ -196,8 +196,8 @@ def test_before_the_first_checkpoint_it_rolls_back_to_the_start(
     changes = {"stop": {"updates": 6}, "checkpoint": {"every_updates": 5}, "patience": {"non_finite": 2}}
     experiment = tiny_experiment(tiny_folder, **settings(**changes))
     poison(monkeypatch, planned(experiment, 2, 3), LAYER, nan)
-    _, said = train_run(tmp_path / "run", experiment)
-    assert "rolled back to the weights after update 0" in said
+    _, messages = train_run(tmp_path / "run", experiment)
+    assert "rolled back to the weights after update 0" in messages
     folders = [folder.name for folder in checkpoint_folders(tmp_path / "run")]
     assert folders == ["step-00000005", "step-00000006"]  # the first good checkpoint replaced the start
     steps = load_checkpoint(tmp_path / "run" / "last").optimiser
@@ -226,9 +226,9 @@ def test_checkpoints_written_while_updates_fail_are_not_rolled_back_to(
     changes = {"stop": {"updates": 9}, "checkpoint": {"every_updates": 2, "keep_last": 1}}
     experiment = tiny_experiment(tiny_folder, **settings(**changes, patience={"non_finite": 5}))
     poison(monkeypatch, planned(experiment, 3, 7), LAYER, nan)
-    _, said = train_run(tmp_path / "run", experiment)
-    assert "update 7: 5 bad updates in a row" in said
-    assert "rolled back to the weights after update 2," in said
+    _, messages = train_run(tmp_path / "run", experiment)
+    assert "update 7: 5 bad updates in a row" in messages
+    assert "rolled back to the weights after update 2," in messages
 
 
 @pytest.fixture
@@ -247,8 +247,8 @@ def test_a_damaged_good_checkpoint_ends_the_run_until_it_is_readable_or_gone(
 ) -> None:
     run, longer = about_to_roll_back
     shutil.copytree(run, tmp_path / "whole", symlinks=True)
-    _, said = train_run(tmp_path / "whole", longer, resume=True)
-    assert "rolled back to the weights after update 6," in said
+    _, messages = train_run(tmp_path / "whole", longer, resume=True)
+    assert "rolled back to the weights after update 6," in messages
     good = run / "checkpoints" / "step-00000006"
     content = bytearray((good / "model.safetensors").read_bytes())
     content[-3] ^= 1
@@ -266,9 +266,9 @@ def test_a_damaged_good_checkpoint_ends_the_run_until_it_is_readable_or_gone(
 
     shutil.copytree(run, tmp_path / "without", symlinks=True)
     shutil.rmtree(tmp_path / "without" / "checkpoints" / good.name)
-    _, said = train_run(tmp_path / "without", longer, resume=True)
-    assert "step-00000006 is gone; rolling back to the checkpoint before it" in said
-    assert "rolled back to the weights after update 4," in said
+    _, messages = train_run(tmp_path / "without", longer, resume=True)
+    assert "step-00000006 is gone; rolling back to the checkpoint before it" in messages
+    assert "rolled back to the weights after update 4," in messages
 
     content[-3] ^= 1
     (good / "model.safetensors").write_bytes(content)
@@ -299,9 +299,9 @@ def test_a_newest_checkpoint_unfit_for_roll_back_is_recreated(
     assert checkpoint_folders(run)[-1].name == "step-00000006"
     if removed:
         shutil.rmtree(run / "checkpoints" / "step-00000006")
-    _, said = train_run(run, experiment, resume=True)
-    assert "resumed after update 4" in said
-    assert "rolled back to the weights after update 6," in said
+    _, messages = train_run(run, experiment, resume=True)
+    assert "resumed after update 4" in messages
+    assert "rolled back to the weights after update 6," in messages
     assert final_bytes(run, 10) == final_bytes(tmp_path / "whole", 10)
 
 
@@ -319,8 +319,8 @@ def test_the_only_checkpoint_for_a_roll_back_is_not_removed(
         patch.setattr("ziggurat.train.recovery.load_checkpoint", unreadable)
         with pytest.raises(CheckpointError, match=r"`--resume` again; if the folder is damaged, start a new run$"):
             train_run(tmp_path / "run", experiment)
-    _, said = train_run(tmp_path / "run", experiment, resume=True)
-    assert "rolled back to the weights after update 0" in said
+    _, messages = train_run(tmp_path / "run", experiment, resume=True)
+    assert "rolled back to the weights after update 0" in messages
 
 
 @pytest.mark.slow
@@ -339,8 +339,8 @@ def test_a_good_checkpoint_with_infinite_weights_is_skipped(
     next(iter(weights.values())).view(-1)[0] = math.inf
     checksum = write_tensors(file, weights)
     write_meta(good, {**meta, "checksums": {**meta["checksums"], file.name: checksum}})
-    _, said = train_run(run, longer, resume=True)
-    assert f"rolled back to the weights after update {update}," in said
+    _, messages = train_run(run, longer, resume=True)
+    assert f"rolled back to the weights after update {update}," in messages
 
 
 def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
@@ -387,9 +387,9 @@ def test_a_grown_encoder_rolls_back_to_the_depth_of_the_checkpoint_and_grows_aga
     growth = {"stages": [{"layers": 1, "updates": 5}], "keep_stages": False}
     experiment = tiny_experiment(tiny_folder, **settings(growth=growth))
     poison(monkeypatch, planned(experiment, 6, 8), "decoder.layers.0.ffn.in_proj", nan)
-    _, said = train_run(tmp_path / "run", experiment)
-    assert said.count("the model grows, the encoder from 1 to 2 layers") == 2
-    assert "rolled back to the weights after update 4," in said
+    _, messages = train_run(tmp_path / "run", experiment)
+    assert messages.count("the model grows, the encoder from 1 to 2 layers") == 2
+    assert "rolled back to the weights after update 4," in messages
     assert read_progress(tmp_path / "run" / "last").stage == 1
     killed_at(monkeypatch, 9, tmp_path / "parts", experiment)
     train_run(tmp_path / "parts", experiment, resume=True)
@@ -407,10 +407,10 @@ def test_a_loss_spike_is_skipped_and_counted_apart(
     bad = planned(experiment, 2, 2) + planned(experiment, 5, 5)  # update 2 comes before there is a median
     poison(monkeypatch, bad, "decoder.final_norm", lambda output: output * -20)
     run = tmp_path / "run"
-    _, said = train_run(run, experiment)
-    assert "update 5: loss of" in said
-    assert "nats per target token is far above its running median: run again, every state and gradient is" in said
-    assert said.count("update skipped") == 1
+    _, messages = train_run(run, experiment)
+    assert "update 5: loss of" in messages
+    assert "nats per target token is far above its running median: run again, every state and gradient is" in messages
+    assert messages.count("update skipped") == 1
     before, after = weights_of(run, 4), weights_of(run, 5)
     assert all(torch.equal(before[name], after[name]) for name in before)
     (record,) = records(run, "train")
@@ -447,10 +447,10 @@ def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many
     monkeypatch.setattr("ziggurat.train.setup.refuse_too_large", lambda *_, **__: None)
     with monkeypatch.context() as patch:
         poison(patch, planned(experiment, 2, 3), LAYER, no_memory)
-        _, said = train_run(tmp_path / "run", experiment)
-    assert "update 3: out of memory on " in said
-    assert "4.0 KiB more needed, with " in said
-    assert "update skipped (2 in all, 2 in a row)" in said
+        _, messages = train_run(tmp_path / "run", experiment)
+    assert "update 3: out of memory on " in messages
+    assert "4.0 KiB more needed, with " in messages
+    assert "update skipped (2 in all, 2 in a row)" in messages
     before, after, later = (weights_of(tmp_path / "run", update) for update in (1, 3, 4))
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not all(torch.equal(before[name], later[name]) for name in before)

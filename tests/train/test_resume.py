@@ -542,9 +542,9 @@ def test_changed_settings_and_jumps_of_the_rate_are_reported_on_resuming(
 
 
 def test_an_unchanged_resume_reports_no_changes(short_run: Path, tmp_path: Path) -> None:
-    said = resumed(short_run, tmp_path / "run")
-    assert "resumed after update 4" in said
-    assert not [line for line in said if line.startswith(("changed since", "another environment"))]
+    message = resumed(short_run, tmp_path / "run")
+    assert "resumed after update 4" in message
+    assert not [line for line in message if line.startswith(("changed since", "another environment"))]
 
 
 def test_a_changed_environment_is_reported_on_resuming(short_run: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_damage_found_during_training_ends_it_before_the_next_save(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("seed: 1", "seed: 2", r"training\.seed: 1 -> 2"),
         ("attention: 0.1", "attention: 0.3", r"model\.dropout\.attention: 0\.1 -> 0\.3"),
@@ -109,12 +109,14 @@ def test_damage_found_during_training_ends_it_before_the_next_save(
         ("sampling_temperature: 1.0", "sampling_temperature: 2.0", r"data\.sampling_temperature: 1\.0 -> 2\.0"),
     ],
 )
-def test_an_edited_configuration_is_refused_like_an_override(old: str, new: str, said: str, run: Path) -> None:
+def test_an_edited_configuration_is_refused_like_an_override(old: str, new: str, message: str, run: Path) -> None:
     path = run / "config.yaml"
     text = path.read_text()
     assert text.count(old) == 1, text
     path.write_text(text.replace(old, new))
-    with pytest.raises(ConfigError, match=rf"config\.yaml: changed since step-00000004 was written: {said}\. .*back"):
+    with pytest.raises(
+        ConfigError, match=rf"config\.yaml: changed since step-00000004 was written: {message}\. .*back"
+    ):
         reopen_run(run, [])
 
 

@@ -154,10 +154,10 @@ def test_neighbours_of_the_best_are_kept(losses: str, tmp_path: Path) -> None:
         after = len(scores) - 1 - place
         with pytest.raises(CheckpointError, match=f"{min(place, 2)} .* before the best one .* of 2 each: ") as refused:
             selected_checkpoints(tmp_path, config, CheckpointSelection("around-best", 5))
-        said = str(refused.value)
-        assert ("`around-best:3`" in said) == (min(place, after) == 1)
-        assert ("train on" in said) == (after < 2)
-        assert "keep_around_best=5" in said
+        message = str(refused.value)
+        assert ("`around-best:3`" in message) == (min(place, after) == 1)
+        assert ("train on" in message) == (after < 2)
+        assert "keep_around_best=5" in message
         keeping = config.model_copy(update={"checkpoint": CheckpointConfig(every_updates=10, keep_around_best=5)})
         with pytest.raises(CheckpointError) as refused:  # its option is already given
             selected_checkpoints(tmp_path, keeping, CheckpointSelection("around-best", 5))

@@ -77,16 +77,16 @@ def test_warnings_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("nonsense\n", "line 2: damaged"),
         (json.dumps({"format": 1, "kind": "warning"}) + "\n", "line 2: damaged"),
         (WARNED.line().replace('"format": 1', '"format": 9'), "line 2: format 9"),
     ],
 )
-def test_damage_is_reported_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+def test_damage_is_reported_with_its_line(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / WARNINGS_FILE
     path.parent.mkdir()
     path.write_text(WARNED.line() + line + WARNED.line())
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read_warnings(tmp_path)

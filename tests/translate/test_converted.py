@@ -232,13 +232,13 @@ HARM: dict[str, tuple[Callable[[Path], object], type[ZigguratError], str]] = {
 
 @pytest.mark.parametrize("name", HARM)
 def test_what_is_missing_is_reported_with_the_way_out(name: str, made: Made) -> None:
-    harm, kind, said = HARM[name]
+    harm, kind, message = HARM[name]
     path = made()
     harm(path)
     assert is_converted(path)
     with pytest.raises(kind) as caught:
         CTranslate2Translator(path, threads=1)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -315,16 +315,16 @@ def test_the_verb_takes_models_of_both_sides(ziggurat: Ziggurat, made: Made, tmp
     text = tmp_path / "text"
     text.write_text("A dog runs.\n")
     arguments: list[Any] = ["translate", path, "--input", text, "--threads", 1]
-    status, _, said = ziggurat(*arguments)
-    assert (status, "--source-model" in said) == (2, True)
-    status, out, said = ziggurat(*arguments, "--source-model", model)
+    status, _, message = ziggurat(*arguments)
+    assert (status, "--source-model" in message) == (2, True)
+    status, out, message = ziggurat(*arguments, "--source-model", model)
     assert (status, len(out.splitlines())) == (0, 1)
-    assert "another toolkit's model" in said
+    assert "another toolkit's model" in message
     assert ziggurat(*arguments, "--source-model", model, "--target-model", model)[1] == out
-    status, _, said = ziggurat("bulk", "--job", tmp_path / "job", *arguments, "--source-model", model)
-    assert (status, "without `bulk`" in said) == (2, True)
-    status, _, said = ziggurat("evaluate", path, "--source", text, "--reference", text)
-    assert (status, "--source-model" in said) == (2, True)
+    status, _, message = ziggurat("bulk", "--job", tmp_path / "job", *arguments, "--source-model", model)
+    assert (status, "without `bulk`" in message) == (2, True)
+    status, _, message = ziggurat("evaluate", path, "--source", text, "--reference", text)
+    assert (status, "--source-model" in message) == (2, True)
 
 
 def test_other_verbs_refuse_such_a_folder(made: Made) -> None:

@@ -365,21 +365,21 @@ def test_maps_of_all_members_are_checked_in_the_precision_of_translation(
 
 @pytest.mark.parametrize("side", ["source", "target"])
 @pytest.mark.parametrize(
-    ("tags", "unicode", "said"),
+    ("tags", "unicode", "message"),
     [
         (["<new>", "<bt>"], "none", "its {side} vocabulary is not that of"),  # the same size, but different ids
         (["<bt>", "<new>"], "nfkc", "normalised by `data.unicode: nfkc`, but that of .* by `none`"),
     ],
 )
 def test_other_vocabularies_are_refused(
-    tmp_path: Path, tokenizer: SentencePieceTokenizer, side: str, tags: list[str], unicode: UnicodeForm, said: str
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, side: str, tags: list[str], unicode: UnicodeForm, message: str
 ) -> None:
     tokenizer = SentencePieceTokenizer(tokenizer.model, tags=["<bt>", "<new>"])
     other = SentencePieceTokenizer(tokenizer.model, unicode, tags)
     assert other.size == tokenizer.size
     sides = {"source": tokenizer, "target": tokenizer, side: other}
     paths = [directory(tmp_path / "a", tokenizer, tokenizer, 1), directory(tmp_path / "b", **sides, layers=1)]
-    with pytest.raises(ConfigError, match=said.format(side=side)) as refused:
+    with pytest.raises(ConfigError, match=message.format(side=side)) as refused:
         load_translator(paths, device="cpu")
     assert all(str(path) in str(refused.value) for path in paths)
     assert len(load_translator([paths[1]] * 2, device="cpu").models) == 2

@@ -176,8 +176,8 @@ def test_terms_are_whole_words_and_the_longest_wins() -> None:
 def test_files_of_terms_and_constraints() -> None:
     assert read_terminology(["a b\tc", "", "d \t e"], "terms") == {"a b": "c", "d": "e"}
     assert list(read_constraints(["a\t b c \t", ""])) == [["a", "b c"], []]
-    for lines, said in ((["a"], "terms, line 1: not a source term"), (["a\tb", "a\tc"], "line 2: 'a' has another")):
-        with pytest.raises(DataError, match=said):
+    for lines, message in ((["a"], "terms, line 1: not a source term"), (["a\tb", "a\tc"], "line 2: 'a' has another")):
+        with pytest.raises(DataError, match=message):
             read_terminology(lines, "terms")
 
 
@@ -274,7 +274,7 @@ def test_diverse_groups_give_different_translations(translator: Translator) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"temperature": 0.5}, "`temperature`: for sampling only"),
         ({"mbr": 4}, "`mbr`: for sampling only"),
@@ -289,11 +289,11 @@ def test_diverse_groups_give_different_translations(translator: Translator) -> N
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_at_once(
-    translator: Translator, changes: dict[str, Any], said: str
+    translator: Translator, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         translator.translate([], **changes)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         translator.translate_stream([], **changes)
 
 

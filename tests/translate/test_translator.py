@@ -211,24 +211,26 @@ def test_control_ids_tags_and_filler_rows_are_never_generated(tokenizer: Sentenc
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"beam_size": 2, "n_best": 3}, r"`n_best` \(3\) is larger than `beam_size` \(2\)"),
         ({"beam_size": 0}, r"`decoding.beam_size`: .*greater than or equal to 1"),
         ({"batch_tokens": 0}, r"`decoding.batch_tokens`"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(copying: Translator, changes: dict[str, int], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_cannot_work_are_refused(copying: Translator, changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         copying.translate(["a"], **changes)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         copying.translate_stream(["a"], **changes)
 
 
 def test_unknown_settings_of_a_stream_are_refused_at_once(copying: Translator) -> None:
     for wrong, meant in (("taag", "tag"), ("constraint", "constraints"), ("prefix", "prefixes"), ("terms", None)):
-        said = f"unknown argument `{wrong}`; did you mean `{meant}`, or" if meant else f"unknown key `decoding.{wrong}`"
-        with pytest.raises(ConfigError, match=re.escape(said)):
+        message = (
+            f"unknown argument `{wrong}`; did you mean `{meant}`, or" if meant else f"unknown key `decoding.{wrong}`"
+        )
+        with pytest.raises(ConfigError, match=re.escape(message)):
             copying.translate_stream(["a"], **{wrong: "x"})
     with pytest.raises(ConfigError, match=r"unknown key `decoding\.beam`; did you mean `decoding\.beam_size`\?"):
         copying.translate_stream(["a"], beam=3)
@@ -273,12 +275,12 @@ def test_forced_text_stays_within_the_limit(copying: Translator) -> None:
     """Every forced token is a step of the search, so a prefix of 200,000 letters took hours and gigabytes."""
     limit = {"max_length": {"limit": 30}, "max_source_pieces": 20}
     assert copying.translate(["A dog"], prefixes=["A dog"], **limit)[0].text.startswith("A dog")
-    said = (
+    message = (
         r"line 2: its prefix and constraints have \d+ tokens, but at most 30 can be asked for; shorten them, or raise"
     )
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         copying.translate(["A dog", "runs"], prefixes=["", "A dog runs! " * 10], **limit)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         copying.translate(["A dog", "runs"], constraints=[[], ["A dog runs! " * 10]], beam_size=4, **limit)
 
 

@@ -77,8 +77,8 @@ def test_attempts_that_transfer_something_do_not_count_as_failed(
 def test_one_byte_per_attempt_does_not_go_on_for_ever(
     server: Server, tmp_path: Path, network: Network, first: behaving.Behaviour
 ) -> None:
-    said = failed(server.add("a", TEXT, first, *[behaving.dropping(1)] * 99), tmp_path, network)
-    assert "4 times in a row; 60" in said
+    message = failed(server.add("a", TEXT, first, *[behaving.dropping(1)] * 99), tmp_path, network)
+    assert "4 times in a row; 60" in message
     assert len(server.requests) <= 5
 
 
@@ -211,8 +211,8 @@ def test_a_length_that_is_too_large(server: Server, tmp_path: Path, network: Net
         assert got(url, tmp_path / str(number), network) == TEXT
         assert len(server.requests) == 2 * number
     url = server.add("b", TEXT, *[behaving.claiming(len(TEXT) + 9)] * 9, ranges=False)
-    said = failed(url, tmp_path, network)
-    assert "ended after 200,000 of 200,009 bytes, 4 times in a row" in said
+    message = failed(url, tmp_path, network)
+    assert "ended after 200,000 of 200,009 bytes, 4 times in a row" in message
     assert pauses[-3:] == [1, 2, 4]
 
 
@@ -248,9 +248,9 @@ def test_a_part_of_unknown_origin_is_not_continued(
 
 @pytest.mark.parametrize("name", ["file", "file.gz", "file.zip", "file.txt"])
 def test_a_page_in_place_of_the_file(server: Server, tmp_path: Path, network: Network, name: str) -> None:
-    said = failed(server.add(name, TEXT, behaving.page), tmp_path, network, name=name)
-    assert "sent a web page (Sign in & go)" in said
-    assert "--mirror" in said
+    message = failed(server.add(name, TEXT, behaving.page), tmp_path, network, name=name)
+    assert "sent a web page (Sign in & go)" in message
+    assert "--mirror" in message
     assert not list(tmp_path.iterdir())
 
 
@@ -304,9 +304,9 @@ def test_content_that_does_not_match_the_name(server: Server, tmp_path: Path, ne
     ],
 )
 def test_permanent_errors(server: Server, tmp_path: Path, network: Network, code: int, says: str) -> None:
-    said = failed(server.add("a", TEXT, behaving.status(code)), tmp_path, network)
-    assert says in said
-    assert "--registry" in said
+    message = failed(server.add("a", TEXT, behaving.status(code)), tmp_path, network)
+    assert says in message
+    assert "--registry" in message
     assert len(server.requests) == 1
 
 
@@ -314,8 +314,8 @@ def test_transient_errors(server: Server, tmp_path: Path, network: Network, paus
     url = server.add("a", TEXT, behaving.status(503), behaving.status(429, Retry_After="7"), behaving.status(500))
     assert got(url, tmp_path, network) == TEXT
     assert pauses == [1, 7, 4]
-    said = failed(server.add("b", TEXT, *[behaving.status(503)] * 9), tmp_path, network)
-    assert "answered 503 (Service Unavailable), 4 times in a row" in said
+    message = failed(server.add("b", TEXT, *[behaving.status(503)] * 9), tmp_path, network)
+    assert "answered 503 (Service Unavailable), 4 times in a row" in message
 
 
 def test_redirects(server: Server, tmp_path: Path, network: Network) -> None:
@@ -344,16 +344,16 @@ def test_no_redirect_leads_away_from_https() -> None:
 def test_unreachable_servers(tmp_path: Path, network: Network, pauses: list[float]) -> None:
     with serving() as gone:
         address = gone.address
-    said = failed(f"{address}/a", tmp_path, network)
-    assert "cannot be reached (" in said
-    assert "refused" in said
+    message = failed(f"{address}/a", tmp_path, network)
+    assert "cannot be reached (" in message
+    assert "refused" in message
     assert len(pauses) == 2, "with no network nobody wants to wait for long"
 
 
 def test_a_server_that_sends_single_bytes(server: Server, tmp_path: Path) -> None:
     network = Network(proxy="", retries=0, timeout_seconds=0.2)
-    said = failed(server.add("a", TEXT, behaving.trickling), tmp_path, network)
-    assert "bytes in 0 seconds" in said
+    message = failed(server.add("a", TEXT, behaving.trickling), tmp_path, network)
+    assert "bytes in 0 seconds" in message
 
 
 STATUS = b"HTTP/1.1 200 OK\r\n"
@@ -376,8 +376,8 @@ def test_a_server_that_drips(where: str, server: Server, tmp_path: Path) -> None
     """No single read waits long, but the whole would never end."""
     network = Network(proxy="", retries=0, timeout_seconds=0.3)
     started = time.monotonic()
-    said = failed(server.add("a", TEXT, behaving.dripping(*DRIPS[where])), tmp_path, network)
-    assert "bytes in 0 seconds" in said or "503" in said
+    message = failed(server.add("a", TEXT, behaving.dripping(*DRIPS[where])), tmp_path, network)
+    assert "bytes in 0 seconds" in message or "503" in message
     assert time.monotonic() - started < 10
     assert size_of(server.add("a", TEXT, behaving.dripping(*DRIPS[where])), network) is None
 
@@ -401,8 +401,8 @@ def test_an_empty_file_is_refused(server: Server, tmp_path: Path, network: Netwo
 
 
 def test_too_large_for_the_disk(server: Server, tmp_path: Path, network: Network) -> None:
-    said = failed(server.add("a", TEXT, behaving.claiming(10**17)), tmp_path, network)
-    assert "do not fit on the disk" in said
+    message = failed(server.add("a", TEXT, behaving.claiming(10**17)), tmp_path, network)
+    assert "do not fit on the disk" in message
 
 
 def test_through_a_proxy(server: Server, tmp_path: Path) -> None:

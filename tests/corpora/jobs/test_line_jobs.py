@@ -142,19 +142,19 @@ def test_settings_and_inputs_of_a_job_stay(
     command = ("translate", trained, *SHORT, "-i", pairs[0], *out)
     assert ziggurat(*bulk(tmp_path / "job", "--shard", "1/2"), *command).status == 0
     before = tree(tmp_path / "job")
-    for other, said in (
+    for other, message in (
         ((*command, "beam_size=3"), "decoding.beam_size (4 -> 3)"),
         ((*command, "--quality"), 'form ("text" -> "quality")'),
         (("translate", trained, *SHORT, "-i", pairs[1], *out), "inputs.0.files: other content"),
         (("score", trained, "--source", pairs[0], "--target", pairs[1], *out), 'verb ("translate" -> "score")'),
     ):
         told = ziggurat(*bulk(tmp_path / "job"), *other)
-        assert (told.status, said in " ".join(told.err.split())) == (2, True), told.err
+        assert (told.status, message in " ".join(told.err.split())) == (2, True), told.err
     assert tree(tmp_path / "job") == before
 
 
 @pytest.mark.parametrize(
-    ("bulk_options", "more", "said"),
+    ("bulk_options", "more", "message"),
     [
         (("--shard", "1/2"), (), "`--job FOLDER` is missing before `translate`"),
         (("--ray", "auto"), (), "`--job FOLDER` is missing before `translate`"),
@@ -177,7 +177,7 @@ def test_settings_and_inputs_of_a_job_stay(
 def test_mistakes_are_reported_before_anything_is_done(
     bulk_options: tuple[str, ...],
     more: tuple[str, ...],
-    said: str,
+    message: str,
     ziggurat: Ziggurat,
     trained: Path,
     tmp_path: Path,
@@ -191,7 +191,7 @@ def test_mistakes_are_reported_before_anything_is_done(
     before = tree(tmp_path)
     text = () if {"-i", "--document"} & set(more) else ("-i", "text")
     told = ziggurat("bulk", *bulk_options, "translate", trained, *text, "-o", "out", *more)
-    assert (told.status, said in " ".join(told.err.split())) == (2, True), told.err
+    assert (told.status, message in " ".join(told.err.split())) == (2, True), told.err
     assert tree(tmp_path) == before
 
 
@@ -266,7 +266,7 @@ def test_lines_are_numbered_through_all_shards(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (("--job", "job", "perturb", "run"), "`bulk` works with the verbs align, backtranslate, evaluate"),
         (("--job", "job", "backtranslate", "run"), "`backtranslate` keeps its parts in its `--output`"),
@@ -276,11 +276,11 @@ def test_lines_are_numbered_through_all_shards(trained: Path) -> None:
     ],
 )
 def test_options_that_exclude_bulk_work(
-    call: tuple[str, ...], said: str, ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: tuple[str, ...], message: str, ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     told = ziggurat("bulk", *call)
-    assert (told.status, told.out, said in " ".join(told.err.split())) == (2, "", True), told.err
+    assert (told.status, told.out, message in " ".join(told.err.split())) == (2, "", True), told.err
     assert not Path("job").exists()
 
 

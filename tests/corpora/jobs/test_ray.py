@@ -193,12 +193,12 @@ def deadly(shard: Shard[Any]) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    ("do", "said"), [(refused, "^shard 0 cannot be$"), (deadly, "shard 0 ended its worker 5 times")]
+    ("do", "message"), [(refused, "^shard 0 cannot be$"), (deadly, "shard 0 ended its worker 5 times")]
 )
 def test_errors_in_workers_are_errors_of_the_package(
-    do: Callable[[Shard[Any]], Manifest], said: str, nodes: Any
+    do: Callable[[Shard[Any]], Manifest], message: str, nodes: Any
 ) -> None:
-    with ray_actors(nodes.address, 1) as run, pytest.raises(DataError, match=said):
+    with ray_actors(nodes.address, 1) as run, pytest.raises(DataError, match=message):
         list(run(do, iter([Shard(0, 0, [])]), lambda: False))
 
 

@@ -48,7 +48,7 @@ def test_the_bitext_is_measured_by_the_same_rule(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "lost", "pairs", "said"),
+    ("kept", "lost", "pairs", "message"),
     [
         (90, {"ratio": 10}, [(2, 9)], None),
         (80, {"ratio": 18, "copy": 2}, [(2, 9)] + 9 * [(2, 3)],
@@ -59,11 +59,11 @@ def test_the_bitext_is_measured_by_the_same_rule(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_warning(
-    kept: int, lost: dict[str, int], pairs: list[tuple[int, int]], said: str | None, tmp_path: Path
+    kept: int, lost: dict[str, int], pairs: list[tuple[int, int]], message: str | None, tmp_path: Path
 ) -> None:
     report = Report(100, kept, lost, {})
     notice = drop_warning(report, PairFilter(), "distillation", [bitext(tmp_path, *pairs)], tmp_path)
-    assert notice is None if said is None else notice is not None and notice.endswith(said)
+    assert notice is None if message is None else notice is not None and notice.endswith(message)
 
 
 def test_the_report_repeats_the_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_errors_name_file_line_and_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("studnet={}", "unknown key `studnet`; did you mean `student`?"),
         ("student.model.width=2", "unknown key `student.model.width`; did you mean `student.model.d_model`?"),
@@ -139,9 +139,9 @@ def test_errors_name_file_line_and_key() -> None:
         ("folder=$HOME/w", "`folder`: `$HOME` is not expanded here as in a shell"),
     ],
 )  # fmt: skip
-def test_what_is_refused(override: str, said: str) -> None:
+def test_what_is_refused(override: str, message: str) -> None:
     changes = re.split(r" (?=\w+\.\w+)", override)
-    assert said in refused(whole(), *changes)
+    assert message in refused(whole(), *changes)
 
 
 def test_rules_of_the_whole_file_are_reported_at_the_key_that_they_name() -> None:
@@ -156,16 +156,16 @@ def test_rules_of_the_whole_file_are_reported_at_the_key_that_they_name() -> Non
         assert refused(content).startswith(f"{place(f'{user}:', content)}: `{section}` is missing: `{user}`")
     content = whole(alignment=None)
     assert refused(content).startswith(f"{place('alignment: {}', content)}: `student.training.loss.alignment` needs")
-    said = f"{place('backtranslation:', whole())}, with your overrides: `backward` is missing"
-    assert refused(whole(), "backward=null").startswith(said)
+    message = f"{place('backtranslation:', whole())}, with your overrides: `backward` is missing"
+    assert refused(whole(), "backward=null").startswith(message)
     assert refused(whole(format=2)).startswith("my.yaml: pipeline format 2 is unknown")
 
 
 def test_everything_missing_is_reported_at_once() -> None:
     content = whole(test=None)
     del content["bitext"]["dev"]
-    said = refused(content)
-    assert "`bitext.hold_out: {dev: 1000}`; `test` is missing: `evaluation` needs a test set" in said
+    message = refused(content)
+    assert "`bitext.hold_out: {dev: 1000}`; `test` is missing: `evaluation` needs a test set" in message
 
 
 def test_a_text_occurs_only_once(place: Path, context: MakeContext) -> None:
@@ -184,7 +184,7 @@ def test_a_text_occurs_only_once(place: Path, context: MakeContext) -> None:
     }
     public = {"train": [{"fetch": "x/de-en"}], "dev": [{"fetch": "x/de-en"}]}
     twice = {**bitext(), "train": [{"path": "a.tsv"}, {"path": "./a.tsv", "name": "b", "weight": 2}]}
-    for sections, said in (
+    for sections, message in (
         (
             {"bitext": bitext(source=f"{place}/data/../data/test.qlo")},
             f"`test.0.source`: the same text as `bitext.dev.0.source`, data/test.qlo: {tested}",
@@ -210,7 +210,7 @@ def test_a_text_occurs_only_once(place: Path, context: MakeContext) -> None:
     ):
         with pytest.raises(ConfigError) as error:
             steps_of(context(whole(**sections)))
-        assert said in str(error.value)
+        assert message in str(error.value)
     # A second reference, another tag, other columns of a table, a name that looks like a pattern.
     steps_of(context(whole(test=[test, {**test, "name": "b", "target": "u.qhi"}])))
     plain = {"source": "a[1]", "target": "a[2]"}
@@ -407,13 +407,13 @@ def test_the_shipped_model_is_named_with_its_translate_command() -> None:
 
 
 def test_missing_files_are_named_with_their_keys(place: Path, context: MakeContext) -> None:
-    for change, said in (
+    for change, message in (
         ("bitext.train.0.source=data/none", r"bitext.train.0.source: no such file: data/none"),
         ("monolingual.target.0.path=data/none*", r"monolingual.target.0.path: no file matches 'data/none\*'"),
         ("test.0.target=data/none", r"test.0.target: no such file: data/none"),
         ("teacher={existing: runs/none}", r"runs/none: no such run or model directory"),
     ):
-        with pytest.raises(ZigguratError, match=said):
+        with pytest.raises(ZigguratError, match=message):
             pipeline_of(context(whole(), change)).run()
     assert not list((place / "w").glob("*/begun.json"))
 

@@ -154,8 +154,12 @@ def test_steps_before_it_must_be_done(begun: Path) -> None:
 
 
 def test_only_jobs_have_parts() -> None:
-    for name, said in ((None, "add `--only STEP`; those that"), ("last", "done as a whole"), ("none", "no such step")):
-        with pytest.raises(ConfigError, match=f"{said}.*can be done in parts are: job"):
+    for name, message in (
+        (None, "add `--only STEP`; those that"),
+        ("last", "done as a whole"),
+        ("none", "no such step"),
+    ):
+        with pytest.raises(ConfigError, match=f"{message}.*can be done in parts are: job"):
             shared_step(steps([]), name)
 
 

@@ -17,15 +17,17 @@ def test_errors_name_the_models_section() -> None:
             key="data.subword",
             named=["data.subword.vocabulary_size", "model.embedding.sharing"],
         )
-    said = "teacher.subword: no model; raise teacher.subword.vocabulary_size or set `teacher.model.embedding.sharing`"
-    assert str(error.value) == said
+    message = (
+        "teacher.subword: no model; raise teacher.subword.vocabulary_size or set `teacher.model.embedding.sharing`"
+    )
+    assert str(error.value) == message
 
 
 PIECES = "data.filters.max_pieces"
 
 
 @pytest.mark.parametrize(
-    ("problem", "model", "said"),
+    ("problem", "model", "message"),
     [
         (Problem("data.train.0", "data.train.0: no pairs"), "teacher", "bitext.train.0: no pairs"),
         (Problem("data.train.1", "data.train.1: 3 pairs; `data.filters.identical`", named=("data.filters.identical",)),
@@ -50,11 +52,11 @@ PIECES = "data.filters.max_pieces"
          "w/training.loss/best/model.safetensors: damaged"),
     ],
 )  # fmt: skip
-def test_keys_and_ways_out_are_those_of_a_pipeline(problem: Problem, model: ModelName, said: str) -> None:
+def test_keys_and_ways_out_are_those_of_a_pipeline(problem: Problem, model: ModelName, message: str) -> None:
     content = whole(student=trained(), teacher=trained())
     content["bitext"]["hold_out"] = {"dev": 1}
     found = problem.shown(pipeline_names(model, Corpora(PipelineContext(parsed(content))).keys(model)))
-    assert found.startswith(said)
+    assert found.startswith(message)
     assert "data." not in found
     assert "ziggurat prepare" not in found
 

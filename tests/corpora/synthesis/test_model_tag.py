@@ -103,7 +103,7 @@ def test_the_corpus_tag_is_not_the_models_tag(many: Path, text: Path, tmp_path: 
 
 
 def test_an_export_warns_that_it_is_compared_without_a_tag(model: Translator) -> None:
-    said = r"tags name several languages \(<2de>, <2fr>\), and the export is compared without"
-    with pytest.warns(UserWarning, match=said):
+    message = r"tags name several languages \(<2de>, <2fr>\), and the export is compared without"
+    with pytest.warns(UserWarning, match=message):
         found = compare(model, model, LINES[:1], search_settings(64, 20))
     assert found.identical == 1

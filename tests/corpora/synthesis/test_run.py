@@ -224,8 +224,8 @@ def test_other_settings_are_refused_by_name(make_job: MakeJob, in_process: BackT
     job = make_job()
     in_process(job, part=(0, 2))
     before = tree(job.out)
-    for changes, said in OTHER_SETTINGS:
-        with pytest.raises(DataError, match=re.escape(said)):
+    for changes, message in OTHER_SETTINGS:
+        with pytest.raises(DataError, match=re.escape(message)):
             in_process(replace(job, **changes))
         assert tree(job.out) == before
     in_process(replace(job, which="60"))  # the same weights under another name

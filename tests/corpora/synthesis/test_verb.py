@@ -87,7 +87,7 @@ def test_parts_and_their_merge(ziggurat: Ziggurat, reverse: Path, mono: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--out", "o"], "`--input FILE` is missing"),
         (["--input", "x"], "`--out FOLDER` is missing"),
@@ -101,13 +101,13 @@ def test_parts_and_their_merge(ziggurat: Ziggurat, reverse: Path, mono: Path, tm
     ],
 )
 def test_mistakes_are_reported(
-    arguments: list[str], said: str, ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path,
+    arguments: list[str], message: str, ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     status, _, errors = ziggurat("backtranslate", reverse, *(a.replace("{mono}", str(mono)) for a in arguments))
     assert status == 2
-    assert said in errors
+    assert message in errors
     assert list(tmp_path.iterdir()) == []
 
 
