@@ -184,7 +184,7 @@ def test_the_page_has_a_line_for_every_package() -> None:
         assert f"\n| `ziggurat/{package}` | " in page, f"{package} is not in the table of docs/architecture.md"
 
 
-def test_test_modules_have_names_of_their_own() -> None:
+def test_test_modules_have_unique_names() -> None:
     """Test folders are not packages: pytest collects only one of two modules with the same name."""
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)

@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_file_of_each_kind_comes_through(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_each_kind_survives(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["faults"], said["refused"]) == ([], [])

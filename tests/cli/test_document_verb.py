@@ -136,7 +136,7 @@ def test_a_model_without_attention_weights_translates_by_segment(
     assert out.read_text(encoding="utf-8").count("<b>") == 1
 
 
-def test_a_second_document_without_its_option_is_reported_where_it_belongs(
+def test_a_second_document_without_its_option_is_reported_with_the_fix(
     ziggurat: Ziggurat, trained: Path, tmp_path: Path
 ) -> None:
     for name in ("a.txt", "b.txt"):

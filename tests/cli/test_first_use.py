@@ -301,7 +301,7 @@ def test_a_pipe_without_a_reader_ends_every_verb_quietly(arguments: list[str]) -
 
 
 @pytest.mark.parametrize("recipe", ["multi30k-de-en", "multi30k-en-de"])
-def test_the_data_page_says_where_the_corpora_of_the_recipes_come_from(recipe: str) -> None:
+def test_the_data_page_names_the_sources_of_recipes_corpora(recipe: str) -> None:
     written = (DOCS / "data.md").read_text(encoding="utf-8")
     data = load_named(recipe).data
     for corpus in (*data.train, *data.dev):
@@ -361,7 +361,7 @@ def test_paths_that_the_shell_did_not_expand(
 
 
 @pytest.mark.parametrize("paper", paper_keys())
-def test_recipes_of_papers_say_where_their_corpora_come_from(paper: str) -> None:
+def test_recipes_of_papers_name_the_sources_of_their_corpora(paper: str) -> None:
     for name, recipe in paper_recipes(paper).items():
         text = recipe.text()
         assert f"# {recipe.data_source.split(' of ')[0]}" in text, name

@@ -99,7 +99,7 @@ def test_parts_add_up_and_layers_are_counted(name: str, ziggurat: Ziggurat) -> N
         assert f"{count:,}" in text
 
 
-def test_shared_matrices_count_as_embeddings_and_others_where_they_are_used() -> None:
+def test_shared_matrices_count_as_embeddings_others_by_their_use() -> None:
     apart = inspect_experiment(load_once("transparent-en-de-base-6-6")).parts
     assert (apart["embeddings"], apart["output"]) == (2 * 32_000 * 512, 32_000 * 512 + 32_000)
     shared = inspect_experiment(load_once("dlcl-zh-en-small-base-6-6-pre")).parts
@@ -140,7 +140,7 @@ def test_methods_are_shown_with_their_paper(ziggurat: Ziggurat) -> None:
         ("sdt-en-de-base-24-6", [], False),
     ],
 )
-def test_the_published_saving_stands_next_to_the_counted_one(name: str, saving: list[str], explained: bool) -> None:
+def test_the_published_saving_is_shown_next_to_the_counted_one(name: str, saving: list[str], explained: bool) -> None:
     recipe = find_paper_recipe(name)
     assert recipe is not None
     lines = _published_saving(recipe)

@@ -125,7 +125,7 @@ def test_another_report_is_not_replaced(
     assert report(b, "--out", tmp_path / "elsewhere" / "report.html") == 2
 
 
-def test_json_says_where_the_page_is(ziggurat: Ziggurat, tmp_path: Path, tiny_folder: Path) -> None:
+def test_json_has_the_path_of_the_page(ziggurat: Ziggurat, tmp_path: Path, tiny_folder: Path) -> None:
     run = write_run(tmp_path / "a", experiment=tiny_experiment(tiny_folder))
     options = ["--translations", 0, "--json"]
     assert json.loads(ziggurat("report", run, *options).out)["report"] is None

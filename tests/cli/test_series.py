@@ -93,7 +93,7 @@ def test_checkpoints_have_their_scores_and_a_spread(
     assert "3 checkpoints, last:3" in shown[3]
 
 
-def test_average_takes_what_is_named(ziggurat: Ziggurat, several: Path, tmp_path: Path) -> None:
+def test_average_takes_the_named_checkpoints(ziggurat: Ziggurat, several: Path, tmp_path: Path) -> None:
     best = int((several / "best").resolve().name.removeprefix("step-"))
     around = ziggurat("average", several, "--checkpoints", "around-best:3", "--out", tmp_path / "mean", "--json")
     assert json.loads(around.out)["updates"] == [best - 1, best, best + 1]

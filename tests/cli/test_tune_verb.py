@@ -207,7 +207,7 @@ def test_a_best_rate_that_moves_with_the_depth_gets_a_warning(
         (["training.schedule={kind: noam, warmup_updates: 4}"], "noam"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_at_once(
+def test_settings_that_cannot_be_tuned_are_refused_at_once(
     config: Path, ziggurat: Ziggurat, arguments: list[str], message: str
 ) -> None:
     result = ziggurat("tune", config, *arguments)
@@ -216,7 +216,7 @@ def test_what_cannot_be_tuned_is_refused_at_once(
 
 
 @pytest.mark.slow
-def test_the_coordinate_check_tells_a_base_from_none(config: Path, ziggurat: Ziggurat) -> None:
+def test_the_coordinate_check_distinguishes_a_base_from_none(config: Path, ziggurat: Ziggurat) -> None:
     result = ziggurat("diagnose", config, "--coordinates", "--json")
     assert result.status == 0, result.err
     found = json.loads(result.out)

@@ -136,7 +136,7 @@ def test_a_rule_between_keys_is_reported_at_the_file_and_with_its_overrides(over
         ("", "data.train.0={path: a}", "`data.train` has no entries"),
     ],
 )
-def test_an_override_past_the_end_of_a_list_says_how_long_it_is(corpora: str, override: str, message: str) -> None:
+def test_an_override_past_the_end_of_a_list_reports_its_length(corpora: str, override: str, message: str) -> None:
     text = MINIMAL.replace("store: s", f"store: s, train: [{corpora}]")
     with pytest.raises(ConfigError) as error:
         parse_experiment(text, "x.yaml", [override])
@@ -288,7 +288,7 @@ def test_variables_of_the_shell_are_refused_in_paths(key: str, tmp_path: Path, m
     parse_experiment(content, "x.yaml", [f"{key}=$HOME/x"])
 
 
-def test_a_section_that_was_empty_is_reported_by_its_keys_alone() -> None:
+def test_a_formerly_empty_section_is_reported_only_by_its_keys() -> None:
     assert changed({"a": {}, "b": 1}, {"a": {"c": 2}, "b": 1}) == ["a.c: (not given) -> 2"]
     assert changed({"a": [1]}, {"a": []}) == ["a.0: 1 -> (not given)"]
     assert changed({"a": {}, "b": 1}, {"b": 1}) == ["a: {} -> (not given)"]

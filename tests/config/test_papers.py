@@ -153,7 +153,7 @@ def test_names_are_unique_and_every_fragment_is_used() -> None:
 
 
 @pytest.mark.parametrize("key", paper_keys())
-def test_recipes_are_what_their_names_say_and_read_back(key: str) -> None:
+def test_recipes_match_their_names_and_read_back(key: str) -> None:
     for number, name in enumerate(paper_recipes(key)):
         try:
             check_name(name, key)
@@ -199,7 +199,7 @@ def check_name(name: str, key: str) -> None:
             assert bool(re.search(rf"{word}(-|$)", tail)) == methods[word], word
 
 
-def test_stages_of_growth_save_what_the_paper_says_or_the_row_says_why_not() -> None:
+def test_stages_of_growth_save_as_much_as_in_the_paper_or_have_a_reason() -> None:
     told = 0
     for name, recipe in all_recipes().items():
         if (growth := load_once(name).training.growth) is None:
@@ -328,7 +328,7 @@ def test_peak_rates_match_the_schedules() -> None:
         )
 
 
-def test_a_paper_recipe_takes_overrides_and_says_where_they_are_wrong() -> None:
+def test_a_paper_recipe_takes_overrides_and_reports_wrong_ones() -> None:
     assert load_named("admin-en-fr-base-60-12-admin", ["model.encoder.layers=36"]).model.encoder.layers == 36
     with pytest.raises(ConfigError, match=r"command line: unknown key `model\.encoder\.layer`"):
         load_named("admin-en-fr-base-60-12-admin", ["model.encoder.layer=36"])

@@ -111,7 +111,7 @@ def test_marks_of_different_sorts_do_not_match() -> None:
 
 
 @given(st.text("ab@.-_ é", max_size=30))
-def test_email_addresses_are_what_the_plain_pattern_finds(text: str) -> None:
+def test_email_addresses_are_those_the_plain_pattern_finds(text: str) -> None:
     plain = regex.findall(r"[\p{L}\p{N}._%+-]+@[\p{L}\p{N}-]+(?:\.[\p{L}\p{N}-]+)+", text)
     assert email_addresses(text) == Counter(found.lower() for found in plain)
 

@@ -35,7 +35,7 @@ def test_normalise_equals_its_definition_and_is_idempotent(texts: list[str], for
 @pytest.mark.parametrize(
     "texts", [["a ", "b"], ["a", " b"], [" a", "b"], ["a", "b "], ["a  b"], ["a\tb"], ["a\rb"], [" "]]
 )
-def test_each_spare_blank_is_found_alone(texts: list[str]) -> None:
+def test_each_kind_of_extra_blank_is_found(texts: list[str]) -> None:
     """The shortcut looks for every kind of extra blank; each must be enough by itself."""
     assert normalise(texts, "none") == [" ".join(text.split()) for text in texts]
 
@@ -114,7 +114,7 @@ def test_too_long_counts_characters_of_the_longer_side() -> None:
 
 
 @given(st.lists(st.tuples(st.text("ab \u3000", max_size=12), st.text("ab \u3000", max_size=12))), st.integers(1, 4))
-def test_too_many_words_counts_what_white_space_separates(pairs: list[tuple[str, str]], limit: int) -> None:
+def test_too_many_words_counts_words_separated_by_white_space(pairs: list[tuple[str, str]], limit: int) -> None:
     def words(text: str) -> int:
         return sum(a != " " and b == " " for a, b in pairwise(text.replace("\u3000", " ") + " ")) if text else 0
 

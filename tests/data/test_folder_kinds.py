@@ -63,7 +63,7 @@ def test_folders_of_other_programs(tmp_path: Path) -> None:
     assert f"`ziggurat translate {other}` translates" in str(folder_kind(other))
 
 
-def test_runs_and_stores_are_told_apart(tmp_path: Path) -> None:
+def test_runs_and_stores_are_distinguished(tmp_path: Path) -> None:
     store = filled(tmp_path / "store", manifest_json={"tables": {}, "prepared_from": {}})
     run = filled(tmp_path / "runs" / "a", config_yaml="")
     filled(run / "checkpoints" / "step-00000001", model_safetensors="")

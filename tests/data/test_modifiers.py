@@ -162,7 +162,7 @@ TRANSLATION = "The dog, “big” and tired, sleeps."
         ("terms", {"template": "{src}<{trg}>"}, "Der Hund<dog>, »groß<big>« und müde, schläft.", TRANSLATION),
     ],
 )
-def test_what_modifiers_do(name: str, options: dict[str, Any], source: str, target: str) -> None:
+def test_effects_of_modifiers(name: str, options: dict[str, Any], source: str, target: str) -> None:
     links = [((4, 8), (4, 7)), ((11, 15), (10, 13))]
     assert [SENTENCE[slice(*s)] for s, _ in links] == ["Hund", "groß"]
     pair = EditablePair(SENTENCE, TRANSLATION, links)
@@ -307,7 +307,7 @@ def test_noise_has_the_given_number_and_lengths_of_words(shortest: int, longest:
 
 
 @pytest.mark.parametrize(("least", "most"), [(2, 5), (1, 1), (6, 8)])
-def test_a_prefix_has_as_many_words_as_asked_for(least: int, most: int) -> None:
+def test_a_prefix_has_the_requested_number_of_words(least: int, most: int) -> None:
     options = {"min_words": least, "max_words": most, "template": "{trg}|"}
     found = [modified("prefix", LETTERS, Random(seed), options).texts[0].split("|") for seed in range(60)]
     assert {len(words.split()) for words, _ in found} == set(range(least, most + 1))

@@ -67,7 +67,7 @@ def test_wrong_pairs_have_lower_scores(scorer: PairScorer, corpus: tuple[Pairs, 
 
 
 @pytest.mark.slow
-def test_score_is_a_function_of_the_pair_alone(
+def test_the_score_depends_only_on_the_pair(
     scorer: PairScorer, corpus: tuple[Pairs, NDArray[np.int64]], tmp_path: Path
 ) -> None:
     pairs = corpus[0][:300]

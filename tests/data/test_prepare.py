@@ -223,7 +223,7 @@ class TestExistingStore:
             ["manifest.json"],
         ],
     )
-    def test_what_is_not_a_store_is_never_replaced(self, project: Project, names: list[str]) -> None:
+    def test_folders_that_are_no_stores_are_never_replaced(self, project: Project, names: list[str]) -> None:
         """For example years of work, SentencePiece vocabularies, or another program's manifest."""
         project.add_plain("train", 20)
         project.store.mkdir()
@@ -400,7 +400,7 @@ def test_existing_models_of_another_store(project: Project, tmp_path: Path) -> N
         assert [ids.tolist() for ids in one] == [ids.tolist() for ids in two]
 
 
-def test_sample_is_even_over_corpora_and_skips_what_filters_drop(project: Project) -> None:
+def test_the_sample_is_even_over_corpora_and_skips_filtered_pairs(project: Project) -> None:
     project.add("train", [f"a{n}" for n in range(100)], ["x"] * 100)
     project.add("train", [f"b{n}" for n in range(10)], ["x"] * 10)
     project.add("train", [f"c{n}" if n % 2 else "" for n in range(400)], ["x"] * 400)

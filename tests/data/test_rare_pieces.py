@@ -101,7 +101,7 @@ def test_prepare_reports_them(size: int, notices: int, tmp_path: Path) -> None:
         ({"kind": "existing", "source_model": "some.spm"}, []),
     ],
 )
-def test_fewer_pieces_than_asked_for(subword: dict[str, Any], said: list[str]) -> None:
+def test_fewer_pieces_than_requested(subword: dict[str, Any], said: list[str]) -> None:
     found = size_notices(SubwordConfig(**subword), (9, 9 if subword.get("joint", True) else 10))
     assert len(found) == len(said)
     assert all(part in str(one) for part, one in zip(said, found, strict=True))

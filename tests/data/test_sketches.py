@@ -37,7 +37,7 @@ def _similarity(first: tuple[str, str], second: tuple[str, str]) -> float:
     return len(one & other) / len(one | other)
 
 
-def test_bands_agree_as_often_as_the_similarity_says() -> None:
+def test_bands_agree_as_often_as_the_similarity_predicts() -> None:
     """The probability that bands of one row are equal is the Jaccard similarity, over many pairs of pairs."""
     generator = np.random.default_rng(0)
     letters = np.array([*"abcdefghijklmnop"])

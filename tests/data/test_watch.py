@@ -51,7 +51,7 @@ def test_a_store_removed_before_it_is_watched_is_an_error(store: Store) -> None:
         StoreWatch(store)
 
 
-def test_a_file_changed_where_it_lies_is_an_error(store: Store) -> None:
+def test_a_file_changed_in_place_is_an_error(store: Store) -> None:
     watch, file = StoreWatch(store), arrow(store)
     with file.open("r+b") as handle:
         handle.seek(-9, os.SEEK_END)

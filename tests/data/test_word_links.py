@@ -216,7 +216,7 @@ def test_faulty_alignments_are_refused_before_anything_is_made(
     assert not (corpora.folder / "store").exists()
 
 
-def test_development_text_has_alignments_of_its_own(corpora: Corpora) -> None:
+def test_development_text_has_its_own_alignments(corpora: Corpora) -> None:
     corpora.add(PAIRS[:200], sure(PAIRS[:200]))
     corpora.add(PAIRS[200:], sure(PAIRS[200:]))
     corpora.settings["dev"] = [corpora.settings["train"].pop()]

@@ -27,7 +27,7 @@ def run_page(updates: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_page_runs_equals_the_toolkit_and_shows_what_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_runs_and_equals_the_toolkit(capsys: pytest.CaptureFixture[str]) -> None:
     names = run_page(updates=3)  # the page itself compares logits of five kinds with the toolkit's
     printed, shown = capsys.readouterr().out.splitlines(), blocks("text")[0].splitlines()
     for line, expected in zip(printed[: len(shown)], shown, strict=True):

@@ -59,7 +59,7 @@ def test_docstrings_become_markdown() -> None:
         ('<svg xmlns="http://www.w3.org/2000/svg"><use href="#a"/></svg>', False),
     ],
 )
-def test_what_browsers_fetch_from_elsewhere_is_found(tmp_path: Path, element: str, found: bool) -> None:
+def test_fetches_from_other_hosts_are_found(tmp_path: Path, element: str, found: bool) -> None:
     (tmp_path / "page.html").write_text(f"<!doctype html><title>x</title>{element}", encoding="utf-8")
     assert bool(fetched_elsewhere(tmp_path)) is found
 

@@ -54,7 +54,7 @@ def test_the_signature_says_how_words_were_matched() -> None:
     assert TestSet([["Hunden"]], target_language="de").metric("meteor").statistics([["hunde"]])[0][0][0] > 0
 
 
-def test_wordnet_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wordnet_is_used_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lemma:
         def name(self) -> str:
             return "hound"

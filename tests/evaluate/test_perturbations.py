@@ -97,7 +97,7 @@ def test_choices_depend_on_the_number_of_a_line() -> None:
     assert len({case.inputs for case in disturbed("emoji", lines, [lines], LANGUAGES, 0)}) > 1
 
 
-def test_typing_errors_are_few_and_in_the_source_alone() -> None:
+def test_typing_errors_are_few_and_only_in_the_source() -> None:
     for seed in range(10):
         for (number,), case in cases("typos", seed).items():
             assert case.references == (REFERENCES[number],)

@@ -94,7 +94,7 @@ def test_matrices_are_still_shared_when_read_back(
 
 
 @pytest.mark.usefixtures("without_marian")
-def test_the_folder_is_one_that_marian_and_import_read(written: Written, tmp_path: Path) -> None:
+def test_marian_and_import_can_read_the_folder(written: Written, tmp_path: Path) -> None:
     decoding = {"beam_size": 3, "length_penalty": {"kind": "power", "alpha": 0.5}}
     folder, _ = exported(written, tmp_path, POST | SSRU | {"decoding": decoding})
     files = {path.name for path in folder.iterdir()}

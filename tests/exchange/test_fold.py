@@ -324,7 +324,7 @@ def test_a_trained_first_omega_is_refused_with_every_reason() -> None:
         ("pre", {"decoder": {"ranges": [{"layers": 1, "residual": "post"}]}}, "decoder: `ranges`: layers of several"),
     ],
 )
-def test_what_cannot_be_folded_is_refused(residual: str, more: dict[str, Any], reason: str) -> None:
+def test_models_that_cannot_be_folded_are_refused(residual: str, more: dict[str, Any], reason: str) -> None:
     config = config_of(residual, **more)
     with pytest.raises(ConfigError) as refused:
         fold(config, weights(random_model(config)))

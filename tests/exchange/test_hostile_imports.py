@@ -237,7 +237,7 @@ def test_links_may_only_lead_to_files_in_the_folder(kind: str, tmp_path: Path) -
                 import_checkpoint(folder, tmp_path / "out", force=True)
 
 
-def test_of_two_models_the_other_is_named(tmp_path: Path) -> None:
+def test_with_two_models_the_other_is_named(tmp_path: Path) -> None:
     for number, other in enumerate(("pytorch_model.bin", "opus.npz", "tf_model.h5", "model.fp16.safetensors")):
         folder = of_kind("transformers", tmp_path / f"{number}")
         (folder / other).write_bytes(b"x")
@@ -252,7 +252,7 @@ def test_of_two_models_the_other_is_named(tmp_path: Path) -> None:
         import_checkpoint(folder, tmp_path / "out", force=True)
 
 
-def test_of_two_models_of_marian_the_other_is_named(tmp_path: Path) -> None:
+def test_with_two_marian_models_the_other_is_named(tmp_path: Path) -> None:
     folder = of_kind("marian", tmp_path / "in")
     (folder / "model.bin").write_bytes(struct.pack("<Q", 1) + b"x")
     (folder / "decoder.yml").unlink()

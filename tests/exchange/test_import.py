@@ -93,7 +93,7 @@ def test_a_model_of_transformers_computes_the_same(
     torch.testing.assert_close(found[:, : len(order)], wanted[:, order], **CLOSE)
 
 
-def test_m2m100_is_refused_where_its_tokenizer_has_the_languages(
+def test_m2m100_is_refused_if_its_tokenizer_has_the_languages(
     tokenizer: SentencePieceTokenizer, transformers: ModuleType, tmp_path: Path
 ) -> None:
     """The model's own tokenizer writes the folder, so vocab.json has no language code."""
@@ -220,7 +220,7 @@ def test_a_fairseq_checkpoint_computes_the_same(
     torch.testing.assert_close(found, wanted[:, order].log_softmax(-1), **CLOSE)
 
 
-def test_a_line_of_fairseqs_dictionary_ends_with_a_line_feed_alone(tmp_path: Path) -> None:
+def test_only_a_line_feed_ends_a_line_of_fairseqs_dictionary(tmp_path: Path) -> None:
     tokens = ["the", "\u2028", "a\x85b", "\x0b", "bar"]
     content = "".join(f"{token} 1{end}" for token, end in zip(tokens, ("\n", "\r\n", *"\n\n\n"), strict=True))
     control = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}

@@ -269,7 +269,7 @@ def test_vocabularies_of_any_tokens(tmp_path_factory: pytest.TempPathFactory, to
 
 
 @pytest.mark.slow
-def test_what_is_not_plain_is_refused_with_all_reasons(folder: Folder, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused_with_all_reasons(folder: Folder, tmp_path: Path) -> None:
     path = folder()
     arrays = arrays_of(path / "opus.npz")
 

@@ -48,7 +48,7 @@ def test_given_translations_have_marians_scores(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "rms"])  # pre-norm: docs/export.md
-def test_the_search_finds_what_marians_finds(name: str, tmp_path: Path) -> None:
+def test_the_search_finds_marians_results(name: str, tmp_path: Path) -> None:
     translator, expected = opened(name, tmp_path)
     assert (translator.decoding.endings, translator.decoding.unknown) == ("marian", False)
     for search in expected["searches"]:
@@ -91,7 +91,7 @@ def test_odd_models(tmp_path: Path) -> None:
     assert model.encoder.d_ff == 2 * model.d_model, "one map without an activation, as two"
 
 
-def test_the_final_model_of_a_folder_and_vocabularies_from_where_marian_was_started(tmp_path: Path) -> None:
+def test_the_final_model_and_vocabularies_relative_to_marians_working_folder(tmp_path: Path) -> None:
     folder = tmp_path / "odd"
     folder.mkdir()
     (tmp_path / "v.spm").write_bytes((GOLDEN / "odd" / "v.spm").read_bytes())

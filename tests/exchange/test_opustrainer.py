@@ -256,7 +256,7 @@ def test_rows_cannot_be_left_out_of_only_one_of_two_files(corpus: dict[str, Any]
             BitextCorpus.model_validate({"path": "a.tsv", **corpus})
 
 
-def test_the_verb_prints_the_section_and_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_prints_the_section_and_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def status(*arguments: object) -> int:
         with pytest.raises(SystemExit) as stop:
             main(["recipes", *map(str, arguments)])

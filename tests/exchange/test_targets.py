@@ -253,7 +253,7 @@ def test_all_reasons_are_reported_together(choices: dict[str, object], target: s
 
 
 @pytest.mark.parametrize("target", ["ctranslate2", "argos"])
-def test_without_ctranslate2_the_smallest_extra_that_has_it_is_named(
+def test_without_ctranslate2_its_smallest_extra_is_named(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in ("transformers", "onnx", "onnxruntime", "onnxscript"):

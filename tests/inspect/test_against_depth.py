@@ -96,7 +96,7 @@ def test_the_axis_is_the_depth_that_varies() -> None:
         ),
     ],
 )
-def test_a_method_is_what_differs_apart_from_depth_and_seed(overrides: list[str], labels: list[str]) -> None:
+def test_a_method_is_any_difference_except_depth_and_seed(overrides: list[str], labels: list[str]) -> None:
     both = [changed(n, 6, *more) for more in ([], overrides) for n in (6, 12)]
     seeds = [changed(6, 6, "training.seed=2", "training.threads=1", "data.store=elsewhere")]
     found = grouped(*both, *seeds)[1]
@@ -217,7 +217,7 @@ def test_damaged_scores_and_speeds_are_refused_with_the_file(tmp_path: Path, fil
         read_run(folder)
 
 
-def test_more_runs_than_colours_are_drawn_against_depth_alone() -> None:
+def test_more_runs_than_colours_are_drawn_only_against_depth() -> None:
     many = [changed(n, 2, f"training.seed={seed}") for n in (2, 4, 6) for seed in range(4)]
     assert len(many) > MAX_DRAWN
     assert [figure.key for figure in figures_of(several(*many))] == ["against-depth"]

@@ -216,7 +216,7 @@ def test_the_estimate_scales_with_the_batches_of_an_update(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("_known_speed")
-def test_a_checkpoint_of_low_rank_updates_takes_their_memory_alone(tmp_path: Path) -> None:
+def test_a_checkpoint_of_low_rank_updates_takes_only_their_memory(tmp_path: Path) -> None:
     small = ["model.encoder.layers=1", "model.decoder.layers=1", f"data.store={tmp_path}"]
     config = experiment(*small, "training.batch.max_tokens=30", "training.start_from=a", "training.lora={rank: 2}")
     found = estimate_cost(config, (50, 50)).memory

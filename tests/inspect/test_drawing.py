@@ -259,7 +259,7 @@ def oklab(rgb: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("colours", "background"), [(LIGHT, "#ffffff"), (DARK, "#16181d")], ids=["light", "dark"])
-def test_runs_can_be_told_apart_by_everybody(colours: dict[str, str], background: str) -> None:
+def test_runs_can_be_distinguished_by_everybody(colours: dict[str, str], background: str) -> None:
     def luminance(colour: str) -> float:
         return float(linear(colour) @ [0.2126, 0.7152, 0.0722])
 

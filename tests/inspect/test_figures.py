@@ -110,7 +110,7 @@ def test_long_lines_are_thinned_to_means(values: list[float]) -> None:
         assert mean == pytest.approx(sum(values[start:end]) / (end - start), abs=1e-9)
 
 
-def test_thinning_leaves_out_what_is_not_finite() -> None:
+def test_thinning_leaves_out_non_finite_values() -> None:
     line = line_over_training("a", 0, range(800), (None, None) + (1.0, None) * 399)
     assert line.y == (None,) + (1.0,) * 399
 

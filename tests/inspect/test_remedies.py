@@ -39,7 +39,7 @@ def test_every_remedy_applies_to_deep_post_norm_and_differs(post: Experiment) ->
         assert experiment.model.encoder.layers == 18
 
 
-def test_what_remedies_set(post: Experiment) -> None:
+def test_settings_of_remedies(post: Experiment) -> None:
     admin = applied(BY_NAME["ADMIN"], post)
     assert admin is not None
     assert (admin.model.residual, admin.model.init.kind) == ("admin", "admin")

@@ -80,7 +80,7 @@ def test_names_tell_runs_apart_and_colours_follow_their_order(tmp_path: Path) ->
     assert [run.name for run in read_runs(folders[1:])] == ["run", "z"]
 
 
-def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
+def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     with pytest.raises(ConfigError, match="named twice"):
         read_runs([folder, folder / ".." / "a"])

@@ -88,7 +88,7 @@ def test_only_measures_of_the_second_half_judge_a_run(
     assert (its.verdict, len(its.complaints)) == (verdict, unhealthy)
 
 
-def test_what_went_wrong_is_counted(tmp_path: Path) -> None:
+def test_failures_are_counted(tmp_path: Path) -> None:
     metrics = [train_record(10, skipped=2, data_wait_share=0.5), train_record(20, skipped=1, roll_backs=1)]
     its = standing(read_run(write_run(tmp_path / "a", metrics)), 5.9)
     messages = " ".join(its.complaints)

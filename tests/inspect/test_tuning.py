@@ -180,7 +180,7 @@ def test_coordinates_begin_at_the_start_and_grow(experiment: Experiment, store: 
     assert len(found.states["decoder_stream"]) == 4
 
 
-def test_coordinates_are_of_the_model_as_it_is_trained(
+def test_coordinates_are_measured_on_the_model_as_trained(
     experiment: Experiment, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin = change_section(experiment, {"model": {"residual": "admin", "init": {"kind": "admin"}}}, "")

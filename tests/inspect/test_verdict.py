@@ -77,7 +77,7 @@ def test_the_pace_is_meaningless_if_the_reference_has_not_learnt() -> None:
     assert judge(trial(7.8), Reference(10, ENOUGH * 0.99)).label == "too early to tell"
 
 
-def test_a_failed_update_decides_alone() -> None:
+def test_a_failed_update_decides_the_verdict() -> None:
     failed = trial(1.0, failed=7, updates=7, points={0: {}})
     verdict = judge(failed, SHALLOW)
     assert verdict.label == "will not train"

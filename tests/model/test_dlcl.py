@@ -235,14 +235,14 @@ def test_growth_keeps_the_weights_of_old_layers_and_adds_uniform_ones(options: d
     assert torch.equal(run(new, stack, stream())[0][2], run(old, stack[:2], stream())[1])
 
 
-def test_growth_of_fixed_weights_gives_the_norms_alone() -> None:
+def test_growth_of_fixed_weights_gives_only_the_norms() -> None:
     old, new = stirred(dense(combining(2))), dense(combining(4)).double()
     after = new.extend(old_tensors(old), 2)
     assert after.keys() == dict(new.named_parameters()).keys()
     assert torch.equal(new.weight, torch.ones(5, 5, dtype=torch.float64).tril())
 
 
-def test_growth_from_another_history_says_what_is_missing() -> None:
+def test_growth_from_another_history_names_what_is_missing() -> None:
     new = Dlcl(combining(4))
     with pytest.raises(ConfigError, match=r"`norms\.1\.weight` of the shallow model's history is missing"):
         new.extend({}, 2)

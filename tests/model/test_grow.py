@@ -62,7 +62,7 @@ MAPS: list[tuple[CopyStrategy, int, list[int]]] = [
 
 
 @pytest.mark.parametrize(("strategy", "new", "map_"), MAPS)
-def test_each_layer_starts_as_the_strategy_says(strategy: CopyStrategy, new: int, map_: list[int]) -> None:
+def test_each_layer_starts_as_the_strategy_demands(strategy: CopyStrategy, new: int, map_: list[int]) -> None:
     shallow, grown, deep = pair({"residual": "pre"}, 4, new, strategy)
     for number, source in enumerate(map_):
         ours, theirs = layer(grown, number), layer(shallow, source)

@@ -169,13 +169,13 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("key", CHANGES)
 @pytest.mark.parametrize("kind", get_args(HistoryKind))
 def test_the_options_that_change_a_history_are_on_its_row(kind: HistoryKind, key: str) -> None:
-    def made(**options: Any) -> tuple[Any, Tensor]:
+    def history_with(**options: Any) -> tuple[Any, Tensor]:
         history = moved(HISTORY[kind].make(combining(DEPTH, **{"period": PERIOD, **options})))
         shapes = {name: values.shape for name, values in history.state_dict().items()}
         trained = [name for name, _ in history.named_parameters()]
         return (shapes, trained), run(history, layers(DEPTH), stream())[1]
 
-    (one, before), (other, after) = made(), made(**CHANGES[key])
+    (one, before), (other, after) = history_with(), history_with(**CHANGES[key])
     row, told = "HISTORIES (ziggurat/config/kinds.py)", f"combination.{key}" in HISTORIES[kind].options
     if one != other or not torch.equal(before, after):
         assert told, f"history `{kind}` goes by `{key}`: name it in {row}"

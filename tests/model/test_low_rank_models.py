@@ -28,14 +28,14 @@ QUICK = 5
 RNMT = {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}
 
 
-def updates_of(made: Seq2Seq) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in weights(made).items() if is_update(name)}
+def updates_of(network: Seq2Seq) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in weights(network).items() if is_update(name)}
 
 
 @torch.no_grad()
-def logits(made: Seq2Seq) -> Tensor:
+def logits(network: Seq2Seq) -> Tensor:
     batch = padded_batch()
-    return made.logits(made.decode(batch.target_in, made.encode(batch.source, batch.source_mask)))
+    return network.logits(network.decode(batch.target_in, network.encode(batch.source, batch.source_mask)))
 
 
 def check(config: ModelConfig, *, steps: bool) -> None:
@@ -92,9 +92,9 @@ def test_maps_that_are_used_in_other_ways(choices: dict[str, Any]) -> None:
 
 
 def test_roles_choose_the_parts_of_fused_maps() -> None:
-    made = build_model(small_config(1, 1), VOCABULARY, VOCABULARY)
-    adapt(made, LoraConfig(rank=2, maps=["query", "value"]), seed=1)
-    found = {name: tuple(tensor.shape) for name, tensor in updates_of(made).items() if name.startswith("decoder")}
+    network = build_model(small_config(1, 1), VOCABULARY, VOCABULARY)
+    adapt(network, LoraConfig(rank=2, maps=["query", "value"]), seed=1)
+    found = {name: tuple(tensor.shape) for name, tensor in updates_of(network).items() if name.startswith("decoder")}
     layer = "decoder.layers.0"
     wanted = {
         f"{layer}.self_attn.qkv_proj.low_rank.0": 8,
@@ -112,10 +112,10 @@ def test_maps_that_the_model_lacks_are_refused_by_name() -> None:
 
 
 def test_updates_that_do_not_fit_are_refused() -> None:
-    made = build_model(small_config(1, 1), VOCABULARY, VOCABULARY)
-    base = {name: tensor.clone() for name, tensor in weights(made).items()}
-    adapt(made, LORA, seed=1)
-    updates = updates_of(made)
+    network = build_model(small_config(1, 1), VOCABULARY, VOCABULARY)
+    base = {name: tensor.clone() for name, tensor in weights(network).items()}
+    adapt(network, LORA, seed=1)
+    updates = updates_of(network)
     name = "encoder.layers.0.self_attn.qkv_proj.low_rank"
     for changed in (
         {f"{name}.0.down": torch.zeros(3, 7)},
@@ -132,4 +132,4 @@ def test_updates_that_do_not_fit_are_refused() -> None:
         merged(base, alone, SCALE, "x")
     with pytest.raises(CheckpointError, match="belongs to no map"):
         merged(base, {"encoder.layers.7.ffn.in_proj.low_rank.0.up": torch.zeros(1)}, SCALE, "x")
-    assert torch.equal(base["encoder.layers.0.self_attn.qkv_proj.weight"], weights(made)[name[:-9] + ".weight"])
+    assert torch.equal(base["encoder.layers.0.self_attn.qkv_proj.weight"], weights(network)[name[:-9] + ".weight"])

@@ -190,7 +190,7 @@ def test_auto_is_the_faster_one_and_notices_name_it(rates: dict[str, float]) -> 
 @pytest.mark.parametrize(
     ("chosen", "has_bf16", "said"), [("fp32", True, True), ("fp32", False, False), ("bf16", True, False)]
 )
-def test_a_gpu_is_faster_in_bf16_where_it_has_it(
+def test_a_gpu_with_bf16_is_faster_in_bf16(
     chosen: str, has_bf16: bool, said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_bf16)
@@ -200,7 +200,7 @@ def test_a_gpu_is_faster_in_bf16_where_it_has_it(
 
 
 @pytest.mark.slow
-def test_a_run_keeps_what_auto_has_chosen(rates: dict[str, float], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_run_keeps_the_choice_of_auto(rates: dict[str, float], tmp_path_factory: pytest.TempPathFactory) -> None:
     """A run keeps its precision on a machine where the other one is faster."""
     folder = tmp_path_factory.mktemp("auto")
     (folder / "data").mkdir()

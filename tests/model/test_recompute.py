@@ -111,7 +111,7 @@ def test_runs_are_all_layers_in_their_order(layers: int, rule: Recompute) -> Non
     assert all(run.layers for run in found)
 
 
-def test_every_kth_layer_is_a_run_of_its_own() -> None:
+def test_every_kth_layer_starts_a_run() -> None:
     assert runs(5, None) == [LayerRange(range(5), False)]
     assert runs(2, 1) == [LayerRange(range(1), True), LayerRange(range(1, 2), True)]
     kept, again = (
@@ -197,10 +197,10 @@ def test_the_same_with_compiled_layers(rule: tuple[Recompute, Recompute]) -> Non
         for layer in stack.layers:  # type: ignore[union-attr]
             layer.compile(dynamic=True, backend=keep)
     expected = gradients(model)
-    made = len(graphs)
-    assert made
+    graphs_before = len(graphs)
+    assert graphs_before
     assert_same(gradients(model, *rule), expected)
-    assert len(graphs) == made, "recomputing compiled something again"
+    assert len(graphs) == graphs_before, "recomputing compiled something again"
 
 
 def test_recomputed_layers_run_twice_in_training_and_once_elsewhere() -> None:

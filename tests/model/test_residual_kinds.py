@@ -187,14 +187,14 @@ def test_every_kind_has_a_formula_and_the_documented_start(kind: ResidualKind) -
     make, shared = RESIDUAL[kind].make, material()
     formulas = [getattr(residual, name) for name in REFERENCES]
     assert make in formulas, f"residual `{kind}` has no formula: write it, with dropout, into REFERENCES ({HERE})"
-    made = [dict(make(place(i, "decoder"), shared).named_parameters(recurse=False)) for i in range(3)]
-    for learned in made:
+    per_position = [dict(make(place(i, "decoder"), shared).named_parameters(recurse=False)) for i in range(3)]
+    for learned in per_position:
         told = STARTS.get(kind, {})
         assert learned.keys() == told.keys(), f"residual `{kind}` learns {[*learned]}, not {[*told]}: STARTS ({HERE})"
         for name, values in learned.items():
             torch.testing.assert_close(values.detach(), torch.full(values.shape, told[name]))
-    own = {id(values) for learned in made for values in learned.values()}
-    expected = 1 if kind in ONE_PER_LAYER else sum(map(len, made))
+    own = {id(values) for learned in per_position for values in learned.values()}
+    expected = 1 if kind in ONE_PER_LAYER else sum(map(len, per_position))
     assert len(own) == expected, f"residual `{kind}` learns {len(own)} parameters per layer: ONE_PER_LAYER ({HERE})"
 
 
@@ -204,23 +204,23 @@ def test_the_row_of_a_kind_states_what_its_constants_depend_on(kind: ResidualKin
     x, fx, below = stream(2, 3, 2) if kind in STREAMS else stream(2, 3), stream(2, 3), stream(2, 3) + 1
     shared = material(streams=2)
 
-    def made(layer: int, times: int = 1) -> list[Residual]:
+    def residuals_of(layer: int, times: int = 1) -> list[Residual]:
         places = [SublayerPosition(decoder, layer, i, 2, i == 0, times * N, times * M) for i in range(2)]
         return [RESIDUAL[kind].make(place, shared).double() for place in places]
 
     def results(residuals: list[Residual]) -> Tensor:
-        for one, like in zip(residuals, made(3), strict=True):
+        for one, like in zip(residuals, residuals_of(3), strict=True):
             one.load_state_dict(like.state_dict())
         return torch.cat([part.flatten() for r in residuals for part in (r.enter(x), r(x, fx, below))])
 
     def parameters(layer: int) -> list[list[str]]:
-        return [[*one.state_dict()] for one in made(layer)]
+        return [[*one.state_dict()] for one in residuals_of(layer)]
 
     facts = {
-        "depth_constants": not torch.equal(results(made(3)), results(made(3, times=2))),
-        "layer_constants": not torch.equal(results(made(3)), results(made(4))),
+        "depth_constants": not torch.equal(results(residuals_of(3)), results(residuals_of(3, times=2))),
+        "layer_constants": not torch.equal(results(residuals_of(3)), results(residuals_of(4))),
         "first_differs": parameters(1) != parameters(3),
-        "layer_input": any(residual.bypass for residual in made(3)),
+        "layer_input": any(residual.bypass for residual in residuals_of(3)),
     }
     for fact, true in facts.items():
         assert getattr(RESIDUALS[kind], fact) == true, (
@@ -245,7 +245,7 @@ def test_deepnorm_constants_of_60_12() -> None:
 
 
 @pytest.mark.parametrize(("update", "factor"), [(1, 0.01), (37, 0.37), (100, 1.0), (4000, 1.0)])
-def test_branch_norm_grows_its_branches_in_training_alone(update: int, factor: float) -> None:
+def test_branch_norm_grows_its_branches_only_in_training(update: int, factor: float) -> None:
     """LN(x + min(1, t / T) f(x)); in evaluation it is post-norm, and t is not saved with it."""
     kind = residual.branch_norm(place(0), material(branch_updates=100)).double()
     assert isinstance(kind, residual.BranchNorm)

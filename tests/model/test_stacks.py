@@ -120,8 +120,8 @@ def joined(
             return x + f(x)
         case "hyper":
             h, (read, keep) = x.transpose(-1, -2), r.alpha.split([1, 2], dim=1)  # h [..., d, n]
-            made = f(ln((h @ read).squeeze(-1), r.in_norm))
-            return (h @ keep + made[..., None] * r.beta).transpose(-1, -2)
+            branch_output = f(ln((h @ read).squeeze(-1), r.in_norm))
+            return (h @ keep + branch_output[..., None] * r.beta).transpose(-1, -2)
         case "manifold_hyper":
             return manifold(x, f, r)
         case "siamese":
@@ -162,9 +162,9 @@ def manifold(x: Tensor, f: Callable[[Tensor], Tensor], r: Any) -> Tensor:
     for _ in range(20):
         mix = mix / mix.sum(-2, keepdim=True)
         mix = mix / mix.sum(-1, keepdim=True)
-    made = f(ln((read[..., None] * x).sum(-2), r.in_norm))
+    branch_output = f(ln((read[..., None] * x).sum(-2), r.in_norm))
     streams = [mix[..., i, 0, None] * x[..., 0, :] + mix[..., i, 1, None] * x[..., 1, :] for i in range(2)]
-    return torch.stack([stream + write[..., i, None] * made for i, stream in enumerate(streams)], -2)
+    return torch.stack([stream + write[..., i, None] * branch_output for i, stream in enumerate(streams)], -2)
 
 
 def encoder_layer(kind: str, layer: Any) -> Callable[[Tensor], Tensor]:

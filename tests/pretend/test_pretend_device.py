@@ -48,7 +48,7 @@ def test_two_devices_do_not_mix(mix: Callable[[], Tensor]) -> None:
         mix()
 
 
-def test_what_needs_the_host_is_refused() -> None:
+def test_operations_that_need_the_host_are_refused() -> None:
     with pytest.raises(TypeError, match="numpy"):
         there(3).numpy()
     with pytest.raises(TypeError, match="numpy"):

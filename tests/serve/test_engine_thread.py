@@ -79,15 +79,15 @@ Make = Callable[..., Asker]
 
 @pytest.fixture
 def make(copying: Translator) -> Iterator[Make]:
-    made: list[Engine] = []
+    engines: list[Engine] = []
 
     def build(opening: Callable[[], Opened] | None = None, version: Callable[[], object] = lambda: 1) -> Asker:
         engine = Engine("m", opening or (lambda: Opened(copying, 1)), version, FairQueue(1000))
-        made.append(engine)
+        engines.append(engine)
         return Asker(engine)
 
     yield build
-    for engine in made:
+    for engine in engines:
         assert engine.close(30)
 
 

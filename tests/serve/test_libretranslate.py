@@ -136,7 +136,9 @@ def test_the_language_is_detected(serve: Serve) -> None:
         ),
     ],
 )
-def test_what_cannot_be_translated_is_refused(serve: Serve, request_: dict[str, Any], status: int, said: str) -> None:
+def test_texts_that_cannot_be_translated_are_refused(
+    serve: Serve, request_: dict[str, Any], status: int, said: str
+) -> None:
     client = serve(limits={"characters": 200, "texts": 3, "body_bytes": 2000})
     answer = client.post("/translate", **request_)
     assert answer.status_code == status, answer.text

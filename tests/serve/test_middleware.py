@@ -119,9 +119,9 @@ def test_a_full_disk_is_not_a_fault_of_the_program(
 def test_pages_of_other_origins_cannot_use_glossaries_without_keys(start: Start, tmp_path: Path) -> None:
     client, _ = start()
     own, other = {"Origin": "http://testserver"}, {"Origin": "https://elsewhere.example"}
-    made = client.post("/v2/glossaries", json=TERMS)  # as DeepL's clients do, without an origin
-    assert made.status_code == 201
-    path = f"/v2/glossaries/{made.json()['glossary_id']}"
+    created = client.post("/v2/glossaries", json=TERMS)  # as DeepL's clients do, without an origin
+    assert created.status_code == 201
+    path = f"/v2/glossaries/{created.json()['glossary_id']}"
     for headers in (other, {"Origin": "null"}, {"Origin": "http://testserver:81"}, {"Origin": ""}):
         calls = [("POST", "/v2/glossaries"), ("DELETE", path), ("GET", path), ("GET", f"{path}/entries")]
         refused = [client.request(method, where, headers=headers) for method, where in calls]

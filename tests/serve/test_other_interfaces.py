@@ -98,7 +98,7 @@ def test_deepl(serve: Serve, wanted: list[str], tmp_path: Path) -> None:
         ({"text": ["a"] * 501, "target_lang": "DE"}, 413, "At most 500 texts"),
     ],
 )
-def test_what_deepl_refuses(serve: Serve, fields: dict[str, object], status: int, said: str) -> None:
+def test_requests_that_deepl_refuses(serve: Serve, fields: dict[str, object], status: int, said: str) -> None:
     answer = serve().post("/v2/translate", json=fields)
     assert answer.status_code == status
     assert said in answer.json()["message"]
@@ -290,7 +290,7 @@ def test_parts_of_a_message_are_translated_as_one(serve: Serve) -> None:
         ({"messages": [{"role": "user", "content": ["a"]}]}, "`messages`"),
     ],
 )
-def test_what_openai_refuses(serve: Serve, fields: dict[str, object], named: str) -> None:
+def test_requests_that_openai_refuses(serve: Serve, fields: dict[str, object], named: str) -> None:
     answer = serve().post(CHAT, json={"model": "en-de", "messages": [{"role": "user", "content": "A dog"}], **fields})
     assert answer.status_code == 400, answer.text
     assert named in answer.json()["error"]["message"]
@@ -331,7 +331,7 @@ def test_openai(serve: Serve, wanted: list[str]) -> None:
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_openai_s_model_is_the_one_that_translates(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
+def test_openai_s_model_names_the_translating_model(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
     """With two models for a pair, other interfaces use the first; here each model has its name."""
     path = str(folders["en", "de"])
     models = [{"path": path, "name": "live"}, {"path": path, "name": "slow", "decoding": {"beam_size": 1}}]

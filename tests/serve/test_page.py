@@ -152,7 +152,7 @@ def menu(window: Shown) -> list[str]:
 # Typing
 
 
-def test_what_is_typed_is_translated_after_a_pause_and_once(visit: Visit, fake: FakeServer) -> None:
+def test_typed_text_is_translated_once_after_a_pause(visit: Visit, fake: FakeServer) -> None:
     window = visit(fast=False)
     window.page.evaluate(TYPED, "Er bellt laut.")  # the text has the focus
     shows(window, "It barks loudly.")
@@ -238,7 +238,7 @@ def test_text_is_never_markup_and_a_text_in_the_target_language_is_reported(visi
 # Words
 
 
-def test_the_pointer_shows_what_corresponds_on_either_side(visit: Visit) -> None:
+def test_the_pointer_highlights_corresponding_words(visit: Visit) -> None:
     window = visit()
     translate(window)
     window.page.hover("#target .word >> text=runs")  # after a character of two units
@@ -327,7 +327,7 @@ def test_words_and_sentences_are_chosen_with_the_keyboard(visit: Visit, fake: Fa
     assert lit(window, "mirror") == ["Er"]
 
 
-def test_a_word_that_cannot_be_chosen_says_why(visit: Visit, fake: FakeServer) -> None:
+def test_a_word_that_cannot_be_chosen_shows_the_reason(visit: Visit, fake: FakeServer) -> None:
     window = visit()
     translate(window)
     fake.failures = 2 * [(400, "no prefix through a third language.", {})]  # with alignments, and without
@@ -538,7 +538,7 @@ def test_a_document_is_dropped_and_cancelled(visit: Visit, fake: FakeServer) -> 
 
 
 @pytest.mark.slow
-def test_text_is_in_a_link_only_if_asked_for(visit: Visit, fake: FakeServer) -> None:
+def test_text_is_in_a_link_only_on_request(visit: Visit, fake: FakeServer) -> None:
     window = visit()
     translate(window)
     window.page.keyboard.press("Alt+Shift+KeyC")

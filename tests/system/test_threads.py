@@ -177,7 +177,7 @@ def test_long_computations_share_cores(
         torch.set_num_threads(before)
 
 
-def test_cpus_where_processes_cannot_be_bound_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpus_on_systems_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3})
     assert usable_cpus() == 2
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS

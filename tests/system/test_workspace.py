@@ -64,7 +64,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_set_aside_while_its_writer_lives_is_waited_for(tmp_path: Path) -> None:
+def test_a_folder_set_aside_by_a_live_writer_is_waited_for(tmp_path: Path) -> None:
     build(tmp_path / "x", "old")
     other = held_by_another(
         tmp_path, "place = Staging(Path('x')); place.begin(); import os; os.rename('x', '.x.building.tmp/old')"

@@ -137,7 +137,7 @@ def _update() -> UpdateResult:
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int) -> None:
+def test_the_bar_and_the_log_show_progress(tmp_path: Path, width: int) -> None:
     depth, _, said, metrics, log = parts(tmp_path)
     screen = io.StringIO()
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)

@@ -241,7 +241,7 @@ def test_scores_of_deleted_checkpoints_are_forgotten() -> None:
     }
 
 
-def test_links_stay_where_scores_were_forgotten(tiny_folder: Path, tmp_path: Path) -> None:
+def test_links_stay_if_scores_were_forgotten(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(run, tiny_experiment(tiny_folder, stop={"updates": 3}, checkpoint={"every_updates": 1}), console=QUIET)
     folders = checkpoint_folders(run)

@@ -67,7 +67,7 @@ def test_a_non_finite_parameter_is_reported_first() -> None:
     assert fault(model) == "parameter decoder.layers.2.ffn.out_proj.bias is inf"
 
 
-def test_the_gradient_named_is_where_the_backward_pass_first_fails() -> None:
+def test_the_named_gradient_is_the_first_that_fails() -> None:
     """Everything below inherits it, so the last layer in module order is the culprit."""
     model = small()
 

@@ -91,7 +91,7 @@ def test_updates_are_the_same_and_shapes_are_recorded_when_they_come_again(model
     assert Work.replayed == 2 * (2 + 1 + 2 + 2)
 
 
-def test_a_replay_reads_what_it_is_given(model: Seq2Seq) -> None:
+def test_a_replay_reads_its_own_batch(model: Seq2Seq) -> None:
     passes, (batch,) = GraphedPasses(model, 9), batches([7])
     with passes:
         for seed in range(4):
@@ -165,7 +165,9 @@ def with_graphs(folder: Path, model: dict[str, Any] | None = None, **training: A
         ("cuda", {"loss": {"alignment": {}}}, "a recording does not return attention"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused(device: str, choices: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_recorded_are_refused(
+    device: str, choices: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"training.cuda_graphs.*cannot be used.*set it to 0") as caught:
         refuse_unrecordable(with_graphs(tmp_path, **choices), torch.device(device))
     assert message in str(caught.value)

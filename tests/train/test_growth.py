@@ -254,7 +254,7 @@ def test_copied_moments_are_those_of_the_layer_that_was_copied(
     assert kept == [set(weights), set(fresh)]
 
 
-def test_moments_restart_where_they_are_not_copied() -> None:
+def test_moments_restart_unless_they_are_copied() -> None:
     (shallow, theirs), (deep, ours) = learner(1, 1), learner(2, 2)
     for p in theirs.parameters:
         p.grad = torch.ones_like(p)

@@ -324,7 +324,7 @@ def test_a_run_without_guidance_ignores_alignments(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_guided_is_refused(guided: Experiment, changes: dict[str, Any], complaint: str) -> None:
+def test_models_that_cannot_be_guided_are_refused(guided: Experiment, changes: dict[str, Any], complaint: str) -> None:
     values = guided.model_dump()
     values["model"]["encoder"]["layers"] = values["model"]["decoder"]["layers"] = 2
     for section, keys in changes.items():

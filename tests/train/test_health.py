@@ -80,7 +80,7 @@ def test_bands(values: dict[str, Any], measure: str, healthy: bool) -> None:
     assert not others, "one cause, one warning"
 
 
-def test_a_reading_has_the_number_the_band_and_what_to_do() -> None:
+def test_a_reading_has_its_number_band_and_advice() -> None:
     reading = judged(record(gradient_norm=norms([1.0], [2e-5, 0.4])))["gradient_ratio.decoder"]
     assert (reading.value, reading.low, reading.high) == (pytest.approx(5e-5), FADING, None)
     for said in ("5.0e-05", "first decoder layer", "at least 0.001", "model.residual"):

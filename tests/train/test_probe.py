@@ -272,7 +272,7 @@ def test_rnmt_has_gradients_and_no_sublayers() -> None:
     close([values["r"]["encoder"], values["r"]["decoder"]], [norms[0] / norms[1], norms[2] / norms[3]])
 
 
-def test_in_training_mode_what_is_recomputed_is_seen_once_and_what_is_dropped_is_nan() -> None:
+def test_in_training_mode_recomputed_layers_count_once_and_dropped_ones_are_nan() -> None:
     model = built(dropout={"residual": 0.0, "attention": 0.0, "activation": 0.0, "embedding": 0.0})
     plain = everything(model)
     model.train()

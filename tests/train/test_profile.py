@@ -121,7 +121,7 @@ def test_the_omegas_of_one_stack_are_profiled(tiny_folder: Path, side: str) -> N
             assert (omega[0] == 1) == (name == "decoder.layers.0.self_attn_residual.skip"), name
 
 
-def test_profiling_depends_on_data_and_seed_alone(tiny_folder: Path) -> None:
+def test_profiling_depends_only_on_data_and_seed(tiny_folder: Path) -> None:
     """Profiling must not depend on batches, accumulation or earlier random draws, which differ between processes."""
     store, found = store_of(tiny_folder), []
     for number, training in enumerate([{}, {}, {"batch": {"max_tokens": 90, "accumulate": 3}}, {"seed": 2}]):

@@ -288,7 +288,7 @@ def _child_at(barrier: Any, run: str, document: str) -> None:
 
 
 @pytest.mark.slow
-def test_of_two_processes_that_start_the_same_run_at_once_one_is_refused(
+def test_one_of_two_processes_that_start_the_same_run_at_once_is_refused(
     experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
 ) -> None:
     context = forkserver()

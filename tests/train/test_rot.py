@@ -120,7 +120,7 @@ def test_an_edited_configuration_is_refused_like_an_override(old: str, new: str,
         reopen_run(run, [])
 
 
-def test_a_run_without_its_configuration_says_where_a_copy_is(run: Path) -> None:
+def test_a_run_without_its_configuration_points_to_a_copy(run: Path) -> None:
     (run / "config.yaml").unlink()
     with pytest.raises(ConfigError, match=r"config\.yaml: missing.*`configuration`.*meta\.json"):
         reopen_run(run, [])

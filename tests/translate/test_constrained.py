@@ -73,7 +73,7 @@ def test_every_output_holds_its_phrases_and_others_are_not_disturbed(data: st.Da
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("row", [((2,),), ((2, 3), (4,)), ((2, 3), (4, 2)), ((2, 3), (2, 4)), ((2,), (2, 3)),
                                  ((3,), (3,)), ((2, 2, 3),), ((4,), (4,), (4, 3)), ((3, 2), (3, 2))])  # fmt: skip
-def test_with_wide_beams_the_best_of_all_outputs_that_hold_the_phrases_is_found(seed: int, row: Phrases) -> None:
+def test_wide_beams_find_the_best_output_with_all_phrases(seed: int, row: Phrases) -> None:
     table = random_log_probabilities(seed, 5, 1.0)
     every = []
     for length in range(5):

@@ -207,7 +207,7 @@ def test_unsupported_settings_of_a_device_are_refused(monkeypatch: pytest.Monkey
         make_fast(built, "bfloat16")
 
 
-def test_of_several_gpus_the_requested_one_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_requested_one_of_several_gpus_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one here is too old for bf16, the second is not."""
     current = [0]
 

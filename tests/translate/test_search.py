@@ -259,7 +259,7 @@ def test_half_precision_scores_are_summed_in_single_precision() -> None:
     assert found.log_probability == pytest.approx(sum(exact), abs=1e-5)
 
 
-def test_endings_are_counted_among_all_candidates_or_among_the_beams_alone() -> None:
+def test_endings_are_counted_among_all_candidates_or_only_the_beams() -> None:
     """With two beams, and end-of-sentence third at the first step, a hypothesis ends unless only beams may end one."""
     tokens = [t for t in range(5) if t not in (BOS, EOS)]
 

@@ -55,7 +55,7 @@ def test_a_single_string_is_not_taken_for_many_texts(copying: Translator) -> Non
 
 
 @pytest.mark.parametrize("wrong", [None, 1, 2.5, ["a", 1], [None, "a"]])
-def test_what_is_not_text_is_refused(copying: Translator, wrong: Any) -> None:
+def test_inputs_that_are_not_text_are_refused(copying: Translator, wrong: Any) -> None:
     texts = wrong if isinstance(wrong, list) else [wrong]
     for asked in ({"texts": texts}, {"texts": ["a"] * len(texts), "prefixes": texts}):
         with pytest.raises(TypeError, match=r"(texts|prefixes): .* is not text"):
@@ -181,7 +181,7 @@ def test_invisible_text_is_a_blank_line(copying: Translator, blank: str) -> None
         ("A dog e\u0323", "unknown", "lacks"),
     ],
 )
-def test_lines_that_are_not_what_the_model_reads_are_counted(text: str, kind: str, said: str) -> None:
+def test_lines_that_do_not_suit_the_model_are_counted(text: str, kind: str, said: str) -> None:
     tokenizer = trained_tokenizer([*SENTENCES, '"A dog" - now'], 60, ["<bt>", "<new>"], byte_fallback=False)
     model = CopyModel(tokenizer.size + 2, tokenizer.eos, frozenset(tokenizer.tags.values()))
     translator = Translator(model, tokenizer, tokenizer, DecodingConfig(beam_size=2))  # type: ignore[arg-type]

@@ -263,7 +263,7 @@ def test_a_page_in_place_of_the_file(server: Server, tmp_path: Path, network: Ne
     ],
     ids=["page", "too large", "empty"],
 )
-def test_what_is_refused_after_a_drop_leaves_the_part_as_it_is(
+def test_a_refusal_after_a_drop_leaves_the_part_unchanged(
     server: Server, tmp_path: Path, network: Network, answer: behaving.Behaviour, says: str
 ) -> None:
     url = server.add("a", TEXT, behaving.dropping(70_000), answer)

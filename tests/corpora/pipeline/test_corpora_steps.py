@@ -116,9 +116,7 @@ def test_several_processes_clean_like_one(
     assert dropped[1]["too_long"]
 
 
-def test_pairs_held_out_share_no_side_with_what_is_trained_on(
-    place: Path, context: MakeContext, said: list[str]
-) -> None:
+def test_held_out_pairs_share_no_side_with_training_pairs(place: Path, context: MakeContext, said: list[str]) -> None:
     low, high = ((place / f"data/train.{code}").read_text("utf-8") for code in ("qlo", "qhi"))
     (place / "data/train.qlo").write_text(low + low + low.replace(".", " !"), "utf-8")
     (place / "data/train.qhi").write_text(high + high.replace(".", " !") + high, "utf-8")

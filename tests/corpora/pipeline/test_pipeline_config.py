@@ -348,7 +348,7 @@ def test_sentences_without_a_tag_are_for_models_of_one_language(place: Path, con
         steps_of(context(whole(**least, bitext=tagged_bitext(None, "<2de>", "<2fr>"))))
 
 
-def test_corpora_of_one_name_get_files_of_their_own() -> None:
+def test_corpora_of_one_name_get_separate_files() -> None:
     corpora = [{"source": f"{place}/train.qlo.gz", "target": f"{place}/train.qhi.gz"} for place in "abcd"]
     train = [*corpora[:2], {**corpora[2], "name": "my own/text"}]
     config = parsed(whole(bitext={"train": train, "dev": corpora[3:]}))

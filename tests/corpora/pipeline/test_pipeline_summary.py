@@ -90,7 +90,7 @@ def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
     assert "fewer than 30 cases" in page
 
 
-def test_the_total_time_says_which_steps_it_covers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_time_names_the_steps_it_covers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "_models", lambda context: [])
     context = PipelineContext(parsed(whole(folder=str(tmp_path), teacher={"existing": "run"})))
     found = replace(

@@ -55,7 +55,7 @@ def launched(work: Work) -> tuple[Any, ...]:
     return (work.launch.func, *work.launch.args)
 
 
-def test_of_back_translation(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
+def test_settings_of_back_translation(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
     section = {**OF_STEP, "method": "top-k", "decoding": {"length_penalty": {"alpha": 0.3}}}
     step_of(whole(backtranslation=section), "backtranslate").work(tmp_path)
     ((job, work),) = jobs
@@ -73,7 +73,7 @@ def test_of_back_translation(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> No
 
 
 @pytest.mark.parametrize("name", ["distil", "distil-monolingual"])
-def test_of_distillation(name: str, tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
+def test_settings_of_distillation(name: str, tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
     decoding = {"beam_size": 6, "length_penalty": {"alpha": 0.3}}
     section = {**OF_STEP, "method": "noised-beam", "decoding": decoding}
     step_of(whole(distillation={**section, "n_best": 5, "nearest": "bleu"}), name).work(tmp_path)
@@ -154,7 +154,7 @@ def test_where_jobs_run(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
         step_of(whole(filter={"device": "cuda:1"}), "filter", ExecutionOptions("auto")).check()
 
 
-def test_of_the_filter(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
+def test_settings_of_the_filter(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
     """It drops no pair that distillation may produce, and the backward model translates targets into sources."""
     section = {"keep": 0.7, "threads": 2, "workers": 3, "device": "cuda:1"}
     step = step_of(whole(filter=section, distillation={"max_pieces": 500}), "filter")
@@ -175,7 +175,7 @@ def test_of_the_filter(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
     assert step.settings["max_pieces"] == 500
 
 
-def test_of_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, dict[str, Any]] = {}
 
     def export_model(path: Path, to: str, out: Path, **options: Any) -> None:
@@ -211,7 +211,7 @@ def test_of_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
 
 
-def test_of_the_shortlist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_shortlist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def estimate_shortlist(store: Path, **options: Any) -> str:
@@ -226,7 +226,7 @@ def test_of_the_shortlist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert asked == [(W / "student-data/store", section), (str(tmp_path / "student.shortlist"), "table")]
 
 
-def test_training_outputs_what_may_be_translated_with() -> None:
+def test_training_outputs_the_models_for_translation() -> None:
     """Whether the average is used is known only after it has been scored."""
     averaging = {"checkpoint": {"average_last": 2}}
     content = whole()
@@ -322,7 +322,7 @@ def test_options_that_may_change_a_result_are_settings(override: str, step: str,
 
 
 @pytest.mark.parametrize("name", ["distil", "filter"])
-def test_the_device_of_a_job_is_the_one_that_auto_is_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_of_a_job_is_resolved_from_auto(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step = step_of(whole(distillation={}, filter={}), name)
     for there in (False, True):
         found = torch.device("cuda") if there else None

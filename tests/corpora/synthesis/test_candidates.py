@@ -114,7 +114,7 @@ def test_without_references_a_plan_is_that_of_earlier_versions(
         {"search": "sample", "top_k": 10, "epsilon": 0.1},
     ],
 )
-def test_a_method_goes_with_every_saved_search(method: Method, saved: dict[str, Any]) -> None:
+def test_a_method_works_with_every_saved_search(method: Method, saved: dict[str, Any]) -> None:
     job = BackTranslationJob(models=("m",), inputs=("i",), out=Path("o"), method=method)
     decoding = job_decoding(DecodingConfig.model_validate(saved), job.settings())
     assert decoding.search == ("beam" if "beam" in method else "sample")

@@ -82,7 +82,7 @@ def test_tabs_in_links_and_fields_of_word() -> None:
     assert word(f"{begins}{one_run('Contents', '<w:tab/>', '1')}") == (["Contents"], "cONTENTS\t1")
 
 
-def test_a_paragraph_of_several_texts_keeps_its_source_where_nothing_changes() -> None:
+def test_an_unchanged_paragraph_of_several_texts_keeps_its_source() -> None:
     begins = '<w:r w:rsidR="01"><w:fldChar w:fldCharType="begin"/></w:r>'
     runs = '<w:r w:rsidR="1"><w:t>One </w:t></w:r><w:r w:rsidR="2"><w:t>two</w:t><w:tab/><w:t>3</w:t></w:r><w:r/>'
     for paragraph in (begins + runs, runs, runs + begins, f"<w:hyperlink>{runs}</w:hyperlink>{begins}"):

@@ -161,7 +161,7 @@ def test_entries_stay_entries_whatever_the_translation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("instruction", "told"),
+    ("instruction", "reported"),
     [
         (('IF 1 = 1 "Dear Sir" "Dear Madam"',), 1),
         (("IF ", '"x" = "y" "Dear', ' Sir"'), 1),
@@ -179,12 +179,12 @@ def test_entries_stay_entries_whatever_the_translation() -> None:
         ((' TOC \\o "1-3" \\t "My style,1" ',), 0),
     ],
 )
-def test_text_in_instructions_that_stays_is_reported(instruction: tuple[str, ...], told: int) -> None:
+def test_text_in_instructions_that_stays_is_reported(instruction: tuple[str, ...], reported: int) -> None:
     for body in (
         paragraph(run("Say "), field(*instruction, result="this"), run(" now.")),
         paragraph(f"<w:fldSimple w:instr='{''.join(instruction)}'>{run('this')}</w:fldSimple>"),
     ):
-        assert translated(body).notices == ({"left_out": 1} if told else {})
+        assert translated(body).notices == ({"left_out": 1} if reported else {})
 
 
 @pytest.mark.parametrize(
@@ -200,20 +200,20 @@ def test_instructions_are_read_in_linear_time(soup: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inside", "said", "told"),
+    ("inside", "said", "reported"),
     [
         ('<p:cNvPr id="1"><a:hlinkClick tooltip="Go there"/></p:cNvPr>', 'tooltip="gO THERE"', 0),
         ('<a:p><a:r><a:rPr><a:hlinkClick tooltip="Go there"/></a:rPr><a:t>x y</a:t></a:r></a:p>', "Go there", 1),
         ('<a:p><a:r><a:rPr><a:hlinkClick tooltip=""/></a:rPr><a:t>x y</a:t></a:r></a:p>', 'tooltip=""', 0),
     ],
 )
-def test_tooltips_of_slides(inside: str, said: str, told: int) -> None:
+def test_tooltips_of_slides(inside: str, said: str, reported: int) -> None:
     space = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" xmlns:p="urn:p"'
     part = "ppt/slides/slide1.xml"
     content = packed({"ppt/presentation.xml": "<x/>", part: f"<p:sld {space}>{inside}<a:p/></p:sld>"})
     outcome = run_work(document(content, "a.pptx", SETTINGS), upper)
     assert said in members(outcome.value)[part].decode()
-    assert outcome.notices["left_out"] == told
+    assert outcome.notices["left_out"] == reported
     assert run_work(document(content, "a.pptx", SETTINGS), identity).value == content
 
 
@@ -282,7 +282,7 @@ def test_a_framed_letter_begins_the_text_next_to_it(
         framed("7", run("th heaven.")),
     ],
 )
-def test_other_paragraphs_are_texts_alone(body: str) -> None:
+def test_other_paragraphs_are_separate_texts(body: str) -> None:
     assert not any(text.startswith(("Once", "7th")) for text in asked_for(body))
     assert translated(body, identity).value == docx(body)
 
@@ -381,7 +381,7 @@ def test_fields_of_opendocument(inside: str, asked: list[str], said: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("tag", "told"),
+    ("tag", "reported"),
     [
         ('<text:user-field-decls><text:user-field-decl office:string-value="Two words"/></text:user-field-decls>', 1),
         ('<text:user-field-decls><text:user-field-decl office:string-value="7"/></text:user-field-decls>', 0),
@@ -391,11 +391,11 @@ def test_fields_of_opendocument(inside: str, asked: list[str], said: str) -> Non
         ('<x style:num-prefix="a)"/>', 0),
     ],
 )
-def test_text_of_opendocument_that_stays_is_reported(tag: str, told: int) -> None:
+def test_text_of_opendocument_that_stays_is_reported(tag: str, reported: int) -> None:
     parts = members(odt())
     parts["styles.xml"] = parts["styles.xml"].replace(b"<style:footer>", f"{tag}<style:footer>".encode())
     outcome = run_work(document(packed(parts), "a.odt", SETTINGS), upper)
-    assert outcome.notices == ({"left_out": 1} if told else {})
+    assert outcome.notices == ({"left_out": 1} if reported else {})
 
 
 PROPERTY = "<dc:{0}>My report</dc:{0}>"

@@ -185,7 +185,7 @@ def test_runs_of_any_kind_come_back_whole(parts: list[tuple[str, str]], seed: in
         ('<p title="lang" lang = "en-GB" hreflang="en">', '<p title="LANG" lang = "de" hreflang="en">'),
     ],
 )
-def test_the_language_of_a_page_becomes_the_targets_where_it_is_the_sources(tag: str, said: str) -> None:
+def test_the_language_of_a_page_changes_from_source_to_target(tag: str, said: str) -> None:
     page = f"<!-- {tag} -->{tag}<body>One</body>"
     found = run(document(page.encode(), "a.html", Settings(Options(None), "en", "de")), upper).value
     assert found.decode() == f"<!-- {tag} -->{said}<body>ONE</body>"
@@ -293,7 +293,7 @@ def test_a_target_that_was_edited_stays(state: str | None) -> None:
     [("no", "yes", True), ("no", "", False), ("yes", "no", False), ("", "no", False), ("no", "other", False)],
 )
 @pytest.mark.parametrize("version", ["1.2", "2.1"])
-def test_the_nearest_element_of_xliff_says_whether_text_is_translated(
+def test_the_nearest_xliff_element_decides_whether_text_is_translated(
     version: str, group: str, unit: str, is_translated: bool
 ) -> None:
     def said(value: str) -> str:

@@ -127,7 +127,7 @@ def test_values_without_quotes_are_translated_and_get_quotes(page: str, after: s
 
 
 @pytest.mark.parametrize(
-    ("page", "after", "told"),
+    ("page", "after", "reported"),
     [
         ("<p lang=fr>Bonjour</p><p>One</p>", "<p lang=fr>Bonjour</p><p>oNE</p>", 1),
         ("<p lang=fr><b>Bon</b> <i>jour</i></p>", "<p lang=fr><b>Bon</b> <i>jour</i></p>", 1),
@@ -143,10 +143,10 @@ def test_values_without_quotes_are_translated_and_get_quotes(page: str, after: s
         ("<p translate=no lang=fr>A <b lang=en>b</b></p>", "<p translate=no lang=fr>A <b lang=en>b</b></p>", 1),
     ],
 )
-def test_text_in_another_language_stays_and_is_counted(page: str, after: str, told: int) -> None:
+def test_text_in_another_language_stays_and_is_counted(page: str, after: str, reported: int) -> None:
     outcome = translated(page)
     assert outcome.value.decode() == after
-    assert outcome.notices["other_languages"] == told
+    assert outcome.notices["other_languages"] == reported
     assert run(html(page, OPTIONS, PAGES), upper).notices["other_languages"] == 0  # the language is not known
 
 

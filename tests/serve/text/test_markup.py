@@ -122,7 +122,7 @@ def test_a_document_of_which_nothing_changes_comes_back_byte_for_byte(tree: str)
 
 @given(trees())
 @settings(max_examples=100)
-def test_words_stay_in_their_elements_where_order_stays(tree: str) -> None:
+def test_words_stay_in_their_elements_if_order_stays(tree: str) -> None:
     changed = translated(tree, upper, ONE_SENTENCE).value
     assert entities.unescape(changed) == entities.unescape("".join(swapped_text(tree)))
 
@@ -165,7 +165,7 @@ def faults(text: str) -> int:
 
 @given(trees())
 @settings(max_examples=100)
-def test_tags_are_those_of_the_standard_library(tree: str) -> None:
+def test_tags_equal_those_of_the_standard_library(tree: str) -> None:
     ours = [(t.kind, t.name) for t in html_tokens(tree) if t.kind in ("open", "close")]
     theirs = []
     reader = HTMLParser()

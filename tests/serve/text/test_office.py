@@ -59,7 +59,7 @@ MAIN = "wordprocessingml.document.main"
         ("content/text.xml", "", "wordprocessingml.template.main"),
     ],
 )
-def test_the_main_part_is_the_one_that_the_package_names(member: str, target: str, kind: str) -> None:
+def test_the_package_names_the_main_part(member: str, target: str, kind: str) -> None:
     parts = {member: BODY}
     if kind:
         parts["[Content_Types].xml"] = types(**{member: kind})
@@ -147,7 +147,7 @@ def test_documents_inserted_unchanged_are_reported(part: str, kind: str, content
     assert members(outcome.value)[part] == content
 
 
-def test_a_document_without_text_says_so() -> None:
+def test_a_document_without_text_is_reported() -> None:
     for name, content in (("a.txt", b"12\n\n34\n"), ("a.docx", packed({"word/document.xml": f"<w:document {W}/>"}))):
         assert run_work(document(content, name, SETTINGS), upper).notices == {"nothing_to_translate": 1}
 
@@ -202,7 +202,7 @@ TEXT = "<x><a:t xmlns:a='urn:a'>Some words</a:t></x>"
 
 
 @pytest.mark.parametrize(
-    ("part", "content", "told"),
+    ("part", "content", "reported"),
     [
         ("comments/comment1.xml", "<p:l xmlns:p='urn:p'><p:text>Look here</p:text></p:l>", 1),
         ("comments/modernComment_1.xml", TEXT, 1),
@@ -216,17 +216,17 @@ TEXT = "<x><a:t xmlns:a='urn:a'>Some words</a:t></x>"
         ("settings.xml", "<w:settings/>", 0),
     ],
 )
-def test_parts_with_text_that_are_not_read_are_reported(part: str, content: str, told: int) -> None:
+def test_parts_with_text_that_are_not_read_are_reported(part: str, content: str, reported: int) -> None:
     for main, body, name in (("word/document.xml", BODY, "a.docx"), ("ppt/presentation.xml", TEXT, "a.pptx")):
         place = f"{main.split('/')[0]}/{part}"
         outcome = read(name, {main: body, place: content})
-        assert outcome.notices["left_out"] == told
-        assert not told or outcome.notices.places["left_out"] == place
+        assert outcome.notices["left_out"] == reported
+        assert not reported or outcome.notices.places["left_out"] == place
         assert members(outcome.value)[place].decode() == content
 
 
 @pytest.mark.parametrize(
-    ("paragraph", "told"),
+    ("paragraph", "reported"),
     [
         (f"<mc:AlternateContent><mc:Choice>{run('Some text')}</mc:Choice></mc:AlternateContent>", 1),
         (f"<w:r><mc:AlternateContent><mc:Choice>{run('Some text')}</mc:Choice></mc:AlternateContent></w:r>", 1),
@@ -236,11 +236,11 @@ def test_parts_with_text_that_are_not_read_are_reported(part: str, content: str,
         (f"<w:ins>{run('Some text')}</w:ins>", 0),
     ],
 )
-def test_text_that_is_not_read_is_reported(paragraph: str, told: int) -> None:
+def test_text_that_is_not_read_is_reported(paragraph: str, reported: int) -> None:
     space = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
     body = f"<w:document {W} {space}><w:p>{run('The dog.')}{paragraph}</w:p></w:document>"
     outcome = read("a.docx", {"word/document.xml": body})
-    assert outcome.notices == ({"left_out": 1} if told else {})
+    assert outcome.notices == ({"left_out": 1} if reported else {})
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_nothing_but_sentences_changes(text: str) -> None:
     assert changed == swapped(text)  # same length, other letters: every blank and sign stays in place
 
 
-def test_sentences_are_asked_for_once_and_without_their_white_space() -> None:
+def test_sentences_are_translated_once_and_without_their_white_space() -> None:
     text = "  First one.  Second one!\r\n\r\n\tFirst one.\n"
     assert asked_for(text) == ["First one.", "Second one!"]
 
@@ -153,7 +153,7 @@ def test_a_translated_format_takes_the_arguments_of_its_source(parts: list[str],
         assert len(said % ((7,) * len(wanted))) >= len(parts)  # Python reads it as C does
 
 
-def test_a_lost_item_is_put_back_where_the_alignment_says_and_counted() -> None:
+def test_a_lost_item_is_restored_by_the_alignment_and_counted() -> None:
     def without_items(sentences: list[str]) -> list[SentenceTranslation]:
         said = {"Open {0} now.": "Jetzt öffnen.", "Open now.": "Jetzt öffnen."}
         links = [Link(5, 8, 0, 5), Link(0, 4, 6, 12), Link(8, 9, 12, 13)]

@@ -201,12 +201,12 @@ def test_text_that_mentions_times_is_text(line: str) -> None:
 
 @pytest.mark.parametrize("name", ["a.srt", "a.vtt"])
 @pytest.mark.parametrize(
-    ("rest", "told"), [("Hello there", 1), ("X1:10 X2:20", 0), ("align:start line:0", 0), ("- Hello", 1)]
+    ("rest", "reported"), [("Hello there", 1), ("X1:10 X2:20", 0), ("align:start line:0", 0), ("- Hello", 1)]
 )
-def test_text_in_the_line_of_times_is_reported(name: str, rest: str, told: int) -> None:
+def test_text_in_the_line_of_times_is_reported(name: str, rest: str, reported: int) -> None:
     head = "1\n00:00:01.000 --> 00:00:02.000 " if name == "a.srt" else "WEBVTT\n\n00:01.000 --> 00:02.000 "
     outcome = read(name, f"{head}{rest}\nThe dog.\n")[1]
-    assert outcome.notices == ({"not_shown": 1} if told else {})
+    assert outcome.notices == ({"not_shown": 1} if reported else {})
     assert rest in outcome.value.decode()
 
 
