@@ -1,4 +1,4 @@
-"""The processes that train one run together: waiting for them, and killing them at a given moment."""
+"""The processes that train one run together, how to wait for them and how to kill them at a given moment."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ CONVERTED = {"float32": "float32", "int8": "intgemm8"}
 
 
 def pieces(work: Path, name: str, sides: tuple[str, ...] = ("qlo", "qhi")) -> Path:
-    """Return the SentencePiece model of the training text of some sides, made if it is missing."""
+    """Return the SentencePiece model for the training text of some sides; train it if it is missing."""
     made = work / f"{name}.spm"
     if not made.exists():
         sentencepiece.SentencePieceTrainer.train(
@@ -163,7 +163,7 @@ def convert(work: Path, name: str) -> None:
 
 
 def beside(work: Path, name: str, ending: str, file: str) -> Path:
-    """Make a folder for other weights of a model, and return the path of these."""
+    """Make a folder for other weights of a model, and return the path of the weights."""
     folder, out = work / "models" / name, work / "models" / f"{name}-{ending}"
     out.mkdir(exist_ok=True)
     (out / "joint.spm").write_bytes((folder / "joint.spm").read_bytes())

@@ -178,7 +178,7 @@ def make_ready(study: Study, name: str) -> None:
 
 
 def train(run: Path, config: Path, *changes: str, threads: int) -> None:
-    """Train a run to its end from its current state."""
+    """Train a run from its current state to the end."""
     if not run.exists():
         ziggurat("train", config, "--run", run, "--threads", str(threads), *changes)
         return

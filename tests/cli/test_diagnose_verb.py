@@ -70,7 +70,7 @@ def test_a_model_directory(measured_run: Path, tmp_path: Path, ziggurat: Ziggura
     (record,) = read_records(model)
     assert record.update == 0
     assert record.values["nll"] == pytest.approx(read_records(measured_run)[-1].values["nll"], rel=1e-6)
-    assert ziggurat("diagnose", model).status == 0  # its own record may be replaced, but not those of training
+    assert ziggurat("diagnose", model).status == 0  # the verb may replace its own record, but not those of training
     write_records(model, read_records(measured_run))
     refused = ziggurat("diagnose", model)
     assert refused.status == 2

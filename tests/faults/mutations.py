@@ -204,7 +204,7 @@ def _token(rng: random.Random) -> bytes:
 
 
 def _number(rng: random.Random, content: bytes) -> bytes:
-    """Put something in place of one number."""
+    """Replace one number by something else."""
     found = list(_NUMBER.finditer(content))
     if not found:
         return _insert(rng, content)

@@ -1,9 +1,9 @@
 """File operations of a process, counted; at the n-th one it is killed, or the operation fails.
 
 Python's audit events report opening, renaming, creating and removing. Writing and syncing have no events, so
-replacements of `open` and `os.fsync` count them: so a file can also be cut off in the middle of a write, as by a full
-disk or a kill. Writes by C++ libraries (Arrow) are not seen; small file systems (experiments/faults/disks.py) and kills
-at random times cover those.
+replacements of `open` and `os.fsync` count them, and can cut a file off in the middle of a write, as a full disk or a
+kill does. Writes by C++ libraries (Arrow) are not seen; small file systems (experiments/faults/disks.py) and kills at
+random times cover those.
 
 An audit hook cannot be removed: use it in a process that ends afterwards (tests/faults/nursery.py).
 """

@@ -52,7 +52,7 @@ def deep(folder: Path, corpus: Path) -> Experiment:
     return change_section(plain, changed, "experiment")
 
 
-pytestmark = pytest.mark.slow  # slow, because it trains two runs
+pytestmark = pytest.mark.slow  # it trains two runs
 
 
 @pytest.fixture(scope="module")

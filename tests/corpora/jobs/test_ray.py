@@ -151,7 +151,7 @@ def test_workers_killed_at_random_give_the_same_corpus(nodes: Any, reverse: Path
 
 
 def actors() -> list[int]:
-    """Return the processes of actors on our nodes, by the title that Ray gives them."""
+    """Return the processes of actors on our nodes, found by the title that Ray gives them."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
