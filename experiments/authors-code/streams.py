@@ -89,7 +89,7 @@ def _case(name: str, what: str, at: tuple[str, str], ours: Encoder, theirs: nn.M
     return Case(name, f"{what}, stack of 6 sub-layers", *at, ours, theirs, pairs, run, theirs, D, gammas, started)
 
 
-# Their weights, [new, old] of ours being [old, new] in theirs.
+# Their weights are transposed: our [new, old] is their [old, new].
 def _turned(values: Tensor) -> Tensor:
     return values[2 * N :].unflatten(0, (N, N)).transpose(0, 1).flatten(0, 1)
 

@@ -155,7 +155,7 @@ def losses_at(method: str, depth: str) -> dict[float, float]:
 
 
 def climbing(method: str, depth: str) -> list[Run]:
-    """Return the next full run that looks for the rate of a method at a depth, if there is one.
+    """Return the next full run in the search for a method's rate at a depth, if there is one.
 
     The rate of its trials comes first (at other depths: the rate of the main depth), then lower ones as long as they
     improve, then higher ones that trials do not rule out.

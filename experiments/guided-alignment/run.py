@@ -212,7 +212,7 @@ def attended_errors(run: Path, pairs: Sequence[AlignedPair]) -> dict[str, Any]:
 
 
 Side = tuple[list[int], list[set[int]]]
-"""Side is the ids of a text with end-of-sentence, and the word to which each of its pieces belongs."""
+"""Side is the ids of a text with end-of-sentence, and the word of each piece."""
 
 
 def _read(tokenizers: tuple[Tokenizer, Tokenizer], pair: AlignedPair) -> tuple[Side, Side, int]:

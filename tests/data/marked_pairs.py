@@ -51,7 +51,7 @@ def _known(text: str, letters: str) -> list[str]:
 
 
 def check(before: EditablePair, after: EditablePair, letters: Letters = MARKS) -> None:
-    """Assert that `after` has exactly those links of `before` of whose words something is left on both sides.
+    """Assert that `after` has exactly the links of `before` whose words have something left on both sides.
 
     Further links in `after` must join text that is the same on both sides (copies and hints), or belong to a word whose
     translation is replaced by a hint.

@@ -55,7 +55,7 @@ def test_wrong_pairs_have_lower_scores(scorer: PairScorer, corpus: tuple[Pairs, 
     scores = _scores(scorer, pairs)
     assert ((scores >= 0) & (scores <= 1)).all()
     for kind in (1, 2):
-        # The share of pairs of a wrong and a right pair in which the wrong one has the lower score.
+        # How often a wrong pair scores lower than a right one.
         wrong, right = scores[kinds == kind], scores[kinds == 0]
         assert (wrong[:, None] < right[None, :]).mean() > 0.97
     assert (scores[kinds == 0] >= 0.5).mean() > 0.9

@@ -104,7 +104,7 @@ def _meta(path: Path) -> dict[str, Any]:
 
 
 def _page(path: Path) -> str:
-    """Return a report without the minute in which it was made."""
+    """Return a report without the time at which it was made."""
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "", path.read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Growing the stacks: which layer starts as which, what stays the same, and what the deeper model computes."""
+"""Growing the stacks: how each layer starts, what stays the same, and what the deeper model computes."""
 
 from __future__ import annotations
 

@@ -359,7 +359,7 @@ def test_growth_stages_keep_the_taught_layer(guided: Experiment) -> None:
 
 
 def words_of_pieces(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[set[int]]]:
-    """Return the ids of a text, and the word to which each of its pieces belongs."""
+    """Return the ids of a text, and the word of each piece."""
     spans, _ = WordCounter("split", tokenizer).units(text, text)
     ids = np.array(tokenizer.encode([text])[0], np.int32)
     begin, end = PieceUnits(tokenizer).find([ids], np.zeros(len(spans), np.int64), np.array(spans))

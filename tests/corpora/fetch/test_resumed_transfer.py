@@ -122,7 +122,7 @@ def test_dropped_connections_and_changed_files_never_mix_versions(data: st.DataO
         contents = data.draw(st.lists(st.binary(min_size=600, max_size=3000), min_size=1, max_size=4))
         how = st.sampled_from(["dropping", "heedless", "elsewhere", "chunked", "unavailable", "change"])
         steps = data.draw(st.lists(st.tuples(how, st.integers(1, 2500)), max_size=8))
-        url = server.add("a", contents[0], etag='"0"')  # each version has a tag of its own
+        url = server.add("a", contents[0], etag='"0"')  # each version has its own tag
         version = 0
 
         def step(kind: str, number: int) -> behaving.Behaviour:

@@ -136,7 +136,7 @@ class Ray:
         self.room: float = math.inf
         self.sizes: list[dict[str, float]] = [{"CPU": 4.0, "memory": 1e9}]
         self.actors: list[Handle] = []
-        self._folder = folder  # in which its workers start
+        self._folder = folder  # its workers start there
         self._connected = False
         self.turn = 0
 
